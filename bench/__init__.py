@@ -1,1 +1,1 @@
-"""The same work on notifyq and on other queues, on one PostgreSQL server, in one run."""
+"""Benchmarks: notifyq and other queues do the same work on one PostgreSQL server in one run."""

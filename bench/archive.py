@@ -1,10 +1,9 @@
-"""What looks at a huge archive cost beside one of a small: `python -m bench.archive`.
+"""The cost of queries on a large archive and on a small one: `python -m bench.archive`.
 
-Two databases are filled, with messages finished over as many days: the one with a hundredth of the
-rows of the other. Then each statement behind `notifyq ls`, `show`, `dead`, `top`, the pages of the
-dashboard, a scrape, a finish and the upkeep is explained in both. What is printed is the time of
-the server, the median of some runs, and the pages that it read, which other work on the machine
-does not change.
+It fills two databases with messages finished over the same days, one with a hundredth of the rows
+of the other, and explains in both the statements of `notifyq ls`, `show`, `dead`, `top`, the pages
+of the dashboard, a scrape, a finish and maintenance. It prints the median time of the server and
+the pages read, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import asyncpg
 
 from notifyq import schema
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.operations.dashboard import statements as dashboard
 from notifyq.operations.monitor import statements as monitor
 
@@ -66,7 +65,7 @@ from generate_series(1, 2000) as i
 
 
 class Case(NamedTuple):
-    """A statement, and what it is behind."""
+    """A statement, and the command or page that runs it."""
 
     of: str
     statement: str
@@ -74,7 +73,7 @@ class Case(NamedTuple):
 
 
 async def fill(connection: asyncpg.Connection[Any], rows: int, days: int) -> None:
-    """Archive as many rows over the days before now, and publish a few that wait."""
+    """Archive rows over the days before now, and publish 2,000 live messages."""
     await schema.install(connection)
     for queue in ("orders", "mail", "images", "reports", "rare", "closed"):
         await connection.execute("select messages.create_queue($1, retention => '1 year')", queue)
@@ -103,7 +102,7 @@ async def fill(connection: asyncpg.Connection[Any], rows: int, days: int) -> Non
 
 
 async def cases(connection: asyncpg.Connection[Any]) -> list[Case]:
-    """All statements, with arguments that fit what the archive has."""
+    """Return all statements with arguments that exist in the archive."""
     now = await connection.fetchval("select clock_timestamp()")
     [done, dead, rare, old] = [
         await connection.fetchval(f"select id from messages.message_archive where {it} limit 1")
@@ -114,7 +113,7 @@ async def cases(connection: asyncpg.Connection[Any]) -> list[Case]:
             "queue = 'closed'",
         )
     ]
-    return [*_commands(now, done, dead, rare, old), *_pages(now, dead), *_upkeep()]
+    return [*_commands(now, done, dead, rare, old), *_pages(now, dead), *_maintenance()]
 
 
 def _commands(now: datetime, done: int, dead: int, rare: int, old: int) -> Iterator[Case]:
@@ -172,13 +171,13 @@ def _pages(now: datetime, dead: int) -> Iterator[Case]:
     yield Case("queue list", dashboard.QUEUE_LIST, (None,))
 
 
-def _upkeep() -> Iterator[Case]:
+def _maintenance() -> Iterator[Case]:
     yield Case("finish", "select messages.finish(c.id, c.lock_token) from messages.claim() as c")
-    yield Case("upkeep", "select messages.maintain()")
+    yield Case("maintenance", "select messages.maintain()")
 
 
 async def cost(connection: asyncpg.Connection[Any], case: Case, runs: int) -> tuple[float, int]:
-    """How many milliseconds the server took, and how many pages it read; all is rolled back."""
+    """Return the milliseconds and the pages read of a statement, which is rolled back."""
     explain = f"explain (analyze, buffers, timing off, format json) {case.statement}"
     taken: list[tuple[float, int]] = []
     for _ in range(runs + 1):
@@ -188,12 +187,12 @@ async def cost(connection: asyncpg.Connection[Any], case: Case, runs: int) -> tu
         await transaction.rollback()
         pages = found["Plan"]["Shared Hit Blocks"] + found["Plan"]["Shared Read Blocks"]
         taken.append((found["Planning Time"] + found["Execution Time"], pages))
-    # The first one fills the caches of the session.
+    # The first run fills the caches of the session.
     return median(it[0] for it in taken[1:]), round(median(it[1] for it in taken[1:]))
 
 
 async def measure(dsn: str, rows: int, days: int, runs: int) -> dict[str, list[tuple[float, int]]]:
-    """Fill two databases of the server, drop them, and give what each case costs in either."""
+    """Fill two databases of the server, return the costs of each case in both, and drop them."""
     costs: dict[str, list[tuple[float, int]]] = {}
     async with Host.open(dsn) as host:
         for name, number in (("small", rows // 100), ("large", rows)):
@@ -208,8 +207,8 @@ async def measure(dsn: str, rows: int, days: int, runs: int) -> dict[str, list[t
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.archive", description=__doc__)
-    parser.add_argument("--dsn", help="a server to fill databases of; else one is made")
-    parser.add_argument("--rows", type=int, default=6_000_000, help="of the huge archive")
+    parser.add_argument("--dsn", help="a server to create databases on; default: a private one")
+    parser.add_argument("--rows", type=int, default=6_000_000, help="of the large archive")
     parser.add_argument("--days", type=int, default=60)
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What is measured. Each case measures one system, alone on the server, in one round."""
+"""The cases. Each measures one system, alone on the server, in one round."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .flow import measure_flow
-from .place import LOST, Measured, Place, Sizes, latency, one_by_one, publish
+from .limits import measure_queue_limits
 from .processes import run_pgbench
-from .results import OURS, percentiles
+from .results import NOTIFYQ, percentiles
 from .streams import (
     has_streams,
     measure_stream_held,
@@ -20,6 +19,7 @@ from .streams import (
     measure_stream_read,
 )
 from .systems import LIMIT
+from .workspace import LOST, Measured, Sizes, Workspace, latency, one_by_one, publish
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """What pgbench does for a while."""
+    """The load of a run of pgbench."""
 
     variant: str
     name: str
     script: str
     clients: int
     messages: int = 1
-    """Of a statement."""
+    """Messages of a statement."""
 
 
-async def measure_publish(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """Single rows by 1, 16 and 64 clients, and bulk, by pgbench: nobody attends, or a worker."""
-    async for measured in _published(place, sizes, sizes.clients, sizes.bulk):
+async def measure_publish(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """Single rows by 1, 16 and 64 clients, and bulk, by pgbench: without and with a worker."""
+    async for measured in _published(workspace, sizes, sizes.clients, sizes.bulk):
         yield measured
 
 
 async def _published(
-    place: Place, sizes: Sizes, clients: tuple[int, ...], bulk: int = 0
+    workspace: Workspace, sizes: Sizes, clients: tuple[int, ...], bulk: int = 0
 ) -> AsyncIterator[Measured]:
-    """Publish with nobody attending, then with a worker; `bulk` messages a statement at last."""
-    statements = place.statements
+    """Publish without a worker, then with one; at the end `bulk` messages a statement."""
+    statements = workspace.statements
     loads = [
         _Load(str(count), name, statements.one("'{}'::text", name), count)
         for count in clients
@@ -58,121 +58,118 @@ async def _published(
     if bulk:
         loads.append(_Load("bulk", next(iter(statements.publish)), statements.many(bulk), 1, bulk))
     for load in loads:
-        await place.clear()
-        yield await _carried(place, sizes, load, "alone")
-    if place.system.processes == 0:
+        await workspace.clear()
+        yield await _measured(workspace, sizes, load, "alone")
+    if workspace.system.processes == 0:
         return
-    await place.clear()
-    async with place.working() as crew, place.connect() as connection:
+    await workspace.clear()
+    async with workspace.working() as workers, workspace.connect() as connection:
         for load in loads:
-            yield await _carried(place, sizes, load, "worker")
-            await place.drained(connection, crew, sizes.patience)
+            yield await _measured(workspace, sizes, load, "worker")
+            await workspace.drained(connection, workers, sizes.patience)
 
 
-async def _carried(place: Place, sizes: Sizes, load: _Load, beside: str) -> Measured:
-    before = await place.host.counters()
+async def _measured(workspace: Workspace, sizes: Sizes, load: _Load, beside: str) -> Measured:
+    before = await workspace.host.used()
     done = await run_pgbench(
-        place.dsn, f"{load.script};", clients=load.clients, seconds=sizes.seconds
+        workspace.dsn, f"{load.script};", clients=load.clients, seconds=sizes.seconds
     )
-    after = await place.host.counters()
-    used = after.per_message(before, done.transactions * load.messages)
+    used = await workspace.host.per_message(before, done.transactions * load.messages)
     values = {"rate": done.rate * load.messages, **used}
     return Measured(f"{load.variant}, {beside}", load.name, values)
 
 
-async def measure_drain(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """One worker process, handlers that do nothing, a backlog published at once."""
-    await place.clear()
-    async with place.working() as crew:
-        values = await place.drain(crew, sizes.backlog, sizes.patience)
-    yield Measured("1 process", place.system.name, values)
+async def measure_drain(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """One worker process drains a backlog; handlers do nothing."""
+    await workspace.clear()
+    async with workspace.working() as workers:
+        values = await workspace.drain(workers, sizes.backlog, sizes.patience)
+    yield Measured("1 process", workspace.system.name, values)
 
 
-async def measure_scale(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """The same backlog with more worker processes."""
+async def measure_scale(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """More worker processes drain the same backlog."""
     for processes in sizes.processes:
-        if processes > place.system.processes:
+        if processes > workspace.system.processes:
             continue
-        await place.clear()
-        async with place.working(processes) as crew:
-            values = await place.drain(crew, sizes.backlog, sizes.patience)
-        yield Measured(f"{processes} processes", place.system.name, values)
+        await workspace.clear()
+        async with workspace.working(processes) as workers:
+            values = await workspace.drain(workers, sizes.backlog, sizes.patience)
+        yield Measured(f"{processes} processes", workspace.system.name, values)
 
 
-async def measure_steady(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """A steady rate of messages: how long from the publisher's commit to the handler's start."""
-    await place.clear()
+async def measure_steady(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """A steady rate of messages: latency from the publisher's commit to the handler's start."""
+    await workspace.clear()
     number = sizes.rate * sizes.steady
     committed: dict[int, float] = {}
-    async with place.working() as crew, contextlib.AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(place.connect()) for _ in range(4)]
+    async with workspace.working() as workers, contextlib.AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(workspace.connect()) for _ in range(4)]
         begun = time.monotonic()
 
         async def publish_share(share: int) -> None:
             for n in range(share, number, len(connections)):
-                # By the schedule, not by the publication before: one that was slow is caught up.
+                # By the clock: publications after a slow one catch up.
                 await asyncio.sleep(max(0, begun + n / sizes.rate - time.monotonic()))
-                committed[n] = await publish(connections[share], place.statements, n)
+                committed[n] = await publish(connections[share], workspace.statements, n)
 
-        before, worked = await place.host.counters(), crew.cpu()
+        before = await workspace.host.used(workers)
         await asyncio.gather(*map(publish_share, range(len(connections))))
         for n in range(number):
-            if n not in crew.begun and not await crew.wait(n, LOST):
+            if n not in workers.begun and not await workers.wait(n, LOST):
                 break
-        after, ended = await place.host.counters(), crew.cpu()
-        latencies = [latency(crew, n, committed[n]) for n in range(number)]
-    values = percentiles(latencies) | after.per_message(before, number)
-    if worked is not None and ended is not None:
-        values["worker_cpu"] = (ended - worked) / number
-    if lost := sum(n not in crew.begun for n in range(number)):
+        used = await workspace.host.per_message(before, number, workers)
+        latencies = [latency(workers, n, committed[n]) for n in range(number)]
+    values = percentiles(latencies) | used
+    if lost := sum(n not in workers.begun for n in range(number)):
         values["left"] = lost
-    yield Measured(f"{sizes.rate}/s", place.system.name, values, latencies)
+    yield Measured(f"{sizes.rate}/s", workspace.system.name, values, latencies)
 
 
-async def measure_idle(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """One message at a time: each is published when the one before has long been handled."""
-    await place.clear()
-    async with place.working() as crew:
-        latencies = await one_by_one(place, crew, range(sizes.idle))
-    yield Measured("idle", place.system.name, percentiles(latencies), latencies)
+async def measure_idle(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """One message at a time, each published after the one before was handled."""
+    await workspace.clear()
+    async with workspace.working() as workers:
+        latencies = await one_by_one(workspace, workers, range(sizes.idle))
+    yield Measured("idle", workspace.system.name, percentiles(latencies), latencies)
 
 
-async def measure_held(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """A transaction keeps an old snapshot, so that dead rows stay: a drain and latency on top."""
-    await place.clear()
+async def measure_held(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """A transaction holds a snapshot, so that dead rows stay: rate of a drain, and latency."""
+    await workspace.clear()
     part = max(sizes.dead_rows // 4, 1)
-    async with place.connect() as holder, place.working() as crew:
-        first = await place.drain(crew, part, sizes.patience)
-        idle = await one_by_one(place, crew, range(10))
-        yield Measured("fresh", place.system.name, first | percentiles(idle), idle)
+    async with workspace.connect() as holder, workspace.working() as workers:
+        first = await workspace.drain(workers, part, sizes.patience)
+        idle = await one_by_one(workspace, workers, range(10))
+        yield Measured("fresh", workspace.system.name, first | percentiles(idle), idle)
         await holder.execute("begin isolation level repeatable read; select txid_current()")
         deadline = time.monotonic() + 3 * sizes.patience
         for _ in range(sizes.dead_rows // part):
-            await place.drain(crew, part, sizes.patience)
+            await workspace.drain(workers, part, sizes.patience)
             if time.monotonic() > deadline:
                 break
-        last = await place.drain(crew, part, sizes.patience)
-        async with place.connect() as connection:
-            await place.drained(connection, crew, 3 * sizes.patience)
-        idle = await one_by_one(place, crew, range(10, 20))
+        last = await workspace.drain(workers, part, sizes.patience)
+        async with workspace.connect() as connection:
+            await workspace.drained(connection, workers, 3 * sizes.patience)
+        idle = await one_by_one(workspace, workers, range(10, 20))
         await holder.execute("rollback")
-    yield Measured("snapshot held", place.system.name, last | percentiles(idle), idle)
+    yield Measured("snapshot held", workspace.system.name, last | percentiles(idle), idle)
 
 
-async def measure_flush(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """Publish and drain while each flush of the WAL takes two milliseconds more."""
-    await place.host.slow_flush()
+async def measure_flush(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """Publish and drain while each flush of the WAL takes 2 ms more."""
+    await workspace.host.slow_flush()
     try:
-        async for measured in _published(place, sizes, sizes.clients[-1:]):
+        async for measured in _published(workspace, sizes, sizes.clients[-1:]):
             measured.variant = f"publish {measured.variant}"
             yield measured
-        if place.system.processes:
-            await place.clear()
-            async with place.working() as crew:
-                values = await place.drain(crew, sizes.backlog // 2, sizes.patience)
-            yield Measured("drain", place.system.name, values)
+        if workspace.system.processes:
+            await workspace.clear()
+            async with workspace.working() as workers:
+                values = await workspace.drain(workers, sizes.backlog // 2, sizes.patience)
+            yield Measured("drain", workspace.system.name, values)
     finally:
-        await place.host.reset()
+        await workspace.host.reset()
 
 
 _CLAIM = r"""
@@ -184,38 +181,37 @@ select count(*) from messages.finish_many(:ids::bigint[], :tokens::bigint[],
 """
 
 
-async def measure_limits(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """Notifyq's claim and finish alone: pgbench calls the two functions, each commits."""
+async def measure_ceiling(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """Notifyq's claim and finish without a worker: pgbench calls the two functions."""
     for quantity in (100, 500):
-        await place.clear()
-        async with place.connect() as connection:
+        await workspace.clear()
+        async with workspace.connect() as connection:
             await connection.execute(
                 f"select messages.publish_many('bench', array_fill('{{}}'::jsonb, "
                 f"array[{sizes.backlog}]))"
             )
-            before = await place.host.counters()
+            before = await workspace.host.used()
             calls = max(sizes.backlog // quantity, 1)
             script = _CLAIM.format(quantity=quantity)
-            done = await run_pgbench(place.dsn, script, transactions=calls, protocol="simple")
-            after = await place.host.counters()
+            done = await run_pgbench(workspace.dsn, script, transactions=calls, protocol="simple")
             left = await connection.fetchval("select count(*) from messages.message")
-        number = sizes.backlog - left
-        rate = done.rate * number / done.transactions
-        values = {"rate": rate, **after.per_message(before, number)}
-        yield Measured(f"claim and finish {quantity}", place.system.name, values)
+            number = sizes.backlog - left
+            used = await workspace.host.per_message(before, number)
+        values = {"rate": done.rate * number / done.transactions, **used}
+        yield Measured(f"claim and finish {quantity}", workspace.system.name, values)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case by its name."""
+    """A case, and the systems that it applies to."""
 
     name: str
-    measure: Callable[[Place, Sizes], AsyncIterator[Measured]]
+    measure: Callable[[Workspace, Sizes], AsyncIterator[Measured]]
     applies: Callable[[System], bool]
 
     @property
     def title(self) -> str:
-        """What it measures, in a sentence."""
+        """The first line of its docstring."""
         return (self.measure.__doc__ or "").splitlines()[0]
 
 
@@ -237,7 +233,7 @@ CASES = {
         Case("stream-read", measure_stream_read, has_streams),
         Case("stream-idle", measure_stream_idle, has_streams),
         Case("stream-held", measure_stream_held, has_streams),
-        Case("limits", measure_limits, lambda system: system.name == LIMIT),
-        Case("flow", measure_flow, lambda system: system.name == OURS),
+        Case("ceiling", measure_ceiling, lambda system: system.name == LIMIT),
+        Case("limits", measure_queue_limits, lambda system: system.name == NOTIFYQ),
     )
 }

@@ -1,4 +1,4 @@
-"""The results as pictures: one PNG file for each case and headline metric."""
+"""The results as charts: a PNG file for each case and headline metric."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-
 _FAR = 10
-"""From this ratio of the longest bar to the shortest on, the scale is logarithmic."""
+"""The scale is logarithmic from this ratio of the longest bar to the shortest."""
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw into the folder and return the files; raise where matplotlib is missing."""
+    """Draw into the folder and return the files; raises ConfigurationError without matplotlib."""
     _prepare()
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -32,7 +31,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 
 def draw_rates(rates: Mapping[str, float], title: str, path: Path) -> None:
-    """Draw rows in a second, a bar for each way; raise where matplotlib is missing."""
+    """Draw a bar of rows a second for each way; raises ConfigurationError without matplotlib."""
     _prepare()
     from matplotlib.figure import Figure
 
@@ -41,7 +40,7 @@ def draw_rates(rates: Mapping[str, float], title: str, path: Path) -> None:
     drawn = axes.barh(list(rates)[::-1], list(rates.values())[::-1])  # from below
     axes.bar_label(drawn, [f"{rate:,.0f}" for rate in list(rates.values())[::-1]], padding=2)
     axes.margins(x=0.12, y=0.01)
-    axes.set_xlabel("rows in a second")
+    axes.set_xlabel("rows/s")
     axes.set_title(title)
     figure.tight_layout()
     figure.savefig(path, dpi=150, metadata={"Software": None})
@@ -52,7 +51,7 @@ def _prepare() -> None:
         import matplotlib as mpl
     except ImportError as error:
         raise ConfigurationError("charts need matplotlib: pip install 'notifyq[bench]'") from error
-    mpl.use("Agg")  # no screen is needed
+    mpl.use("Agg")  # works without a screen
 
 
 def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | None:
@@ -70,9 +69,9 @@ def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | N
     height = 0.8 / len(bars)
     figure = Figure(figsize=(9, 1.5 + 0.35 * len(systems) * max(1, len(bars) / 2)))
     axes = figure.add_subplot()
-    for place, (variant, values) in enumerate(bars.items()):
+    for index, (variant, values) in enumerate(bars.items()):
         drawn = axes.barh(
-            [row + 0.4 - height * (place + 0.5) for row in range(len(systems))],
+            [row + 0.4 - height * (index + 0.5) for row in range(len(systems))],
             [(value or 0) * metric.scale for value in values],
             height,
             label=variant,

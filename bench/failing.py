@@ -1,7 +1,7 @@
-"""Messages that fail, each on a key of its own of an ordered queue: how many are settled a second.
+"""Messages that fail, each with its own key in an ordered queue: settled messages a second.
 
 `python bench/failing.py DSN [MESSAGES [RUNS]]`, with the schema in the database, prints the median
-for each way to end.
+rate for each outcome.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from notifyq.telemetry import MessageFinished
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from notifyq.telemetry import Event
+    from notifyq.telemetry import TelemetryEvent
 
 
 async def seconds(dsn: str, way: str, messages: int) -> float:
-    """Fill a queue, let one worker end all of it, and return how long that took."""
+    """Fill a queue, let one worker settle all messages, and return the seconds."""
     app, queue = App(dsn), f"failing_{way}"
     seen: set[str] = set()
 
     async def success(_payload: str) -> None: ...
 
     async def dead(_payload: str) -> None:
-        raise ValueError("it fails")
+        raise ValueError("always fails")
 
     async def rejected(_payload: str) -> None:
-        raise Reject("it never works")
+        raise Reject("always rejected")
 
     async def again(payload: str) -> None:
         if payload not in seen:
             seen.add(payload)
-            raise ValueError("it fails once")
+            raise ValueError("fails once")
 
     ways: dict[str, Callable[[str], Awaitable[None]]] = {
         "success": success, "dead": dead, "rejected": rejected, "again": again
@@ -46,7 +46,7 @@ async def seconds(dsn: str, way: str, messages: int) -> float:
     left = messages * attempts
     done = asyncio.Event()
 
-    def count(event: Event) -> None:
+    def count(event: TelemetryEvent) -> None:
         nonlocal left
         left -= isinstance(event, MessageFinished)
         if not left:
@@ -56,7 +56,7 @@ async def seconds(dsn: str, way: str, messages: int) -> float:
     async with app:
         await app.create_queues([queue])
         await app.publish_many(queue, [f"k{n}" for n in range(messages)], key=lambda text: text)
-        worker = app.worker(queues=[queue], concurrency=100, sink=count)
+        worker = app.worker(queues=[queue], concurrency=100, telemetry=count)
         began = time.monotonic()
         running = asyncio.create_task(worker.run())
         await done.wait()
@@ -68,7 +68,7 @@ async def seconds(dsn: str, way: str, messages: int) -> float:
 
 
 def main() -> None:
-    """Measure the ways in turns."""
+    """Measure the outcomes in turn."""
     dsn, messages, runs = sys.argv[1], *map(int, (*sys.argv[2:], "5000", "3")[:2])
     rates: dict[str, list[float]] = {}
     for _ in range(runs):

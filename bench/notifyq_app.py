@@ -1,4 +1,4 @@
-"""The app whose worker is measured: a handler that does nothing."""
+"""The app of the measured worker: its handler does nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = notifyq.App()
 
 @app.handler("bench")
 async def handle(payload: dict[str, Any]) -> None:
-    """Do nothing, but say when it began if that is asked for."""
+    """Do nothing; print the start time of a message with a number."""
     begun = time.time()
     if (number := payload.get("n")) is not None:
         print("BENCH", os.getpid(), number, begun, flush=True)  # noqa: T201  bench reads this

@@ -1,4 +1,4 @@
-"""The processes that are measured: workers, whose traces are read, and pgbench, which publishes."""
+"""The measured processes: workers, whose output is read, and pgbench, which publishes."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ if TYPE_CHECKING:
 
 _TIE = Tie.thread if sys.platform == "linux" else Tie.pipe
 _LAST_LINES = 5
-_FAREWELL = 3.0
+_GRACE = 3.0
 """Seconds that a process has after a signal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program to start: its arguments, folder, and variables beside those of this process."""
+    """A program to start: its arguments, folder, and additional variables."""
 
     arguments: Sequence[str]
     folder: Path
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-class Crew:
-    """Worker processes of one system, and what their handlers say.
+class Workers:
+    """Worker processes of one system, and the output of their handlers.
 
-    A handler says `BENCH pid n time` when it begins a message with the key n.
+    A handler prints `BENCH pid n time` when it begins the message with number n.
     """
 
     def __init__(self) -> None:
         self.begun: dict[int, float] = {}
         """When the handler of message n began, by this machine's clock."""
         self.seen: set[int] = set()
-        """The worker processes that have handled such a message."""
-        self._heard = asyncio.Condition()
+        """The worker processes that handled such a message."""
+        self._begun_one = asyncio.Condition()
         self._processes: list[asyncio.subprocess.Process] = []
-        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output: deque[str] = deque(maxlen=_LAST_LINES)
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, commands: Sequence[Command]) -> AsyncIterator[Crew]:
-        """Start the workers; they end with this block, and with this process however it ends."""
-        crew = cls()
+    async def start(cls, commands: Sequence[Command]) -> AsyncIterator[Workers]:
+        """Start the workers; they end with the block or with this process."""
+        workers = cls()
         readers: list[asyncio.Task[None]] = []
         try:
             for command in commands:
                 process = await _start(command)
-                crew._processes.append(process)
-                readers.append(asyncio.create_task(crew._read(process)))
-            yield crew
+                workers._processes.append(process)
+                readers.append(asyncio.create_task(workers._read(process)))
+            yield workers
         finally:
-            await asyncio.gather(*(_end(process) for process in crew._processes))
+            await asyncio.gather(*(_end(process) for process in workers._processes))
             await asyncio.gather(*readers, return_exceptions=True)
 
     def cpu(self) -> float | None:
@@ -75,34 +75,34 @@ class Crew:
         return machine.cpu_seconds([process.pid for process in self._processes])
 
     @property
-    def said(self) -> str:
-        """The last lines of the workers, for an error."""
-        return " / ".join(self._said) or "no reason"
+    def output(self) -> str:
+        """The last lines of output, for an error."""
+        return " / ".join(self._output) or "no output"
 
     def check(self) -> None:
         """Raise if a worker has ended."""
         for process in self._processes:
             if process.returncode is not None:
-                raise NotifyqError(f"a worker has ended: {self.said}")
+                raise NotifyqError(f"a worker has ended: {self.output}")
 
     async def wait(self, number: int, timeout: float) -> bool:
-        """Tell whether the handler of message `number` began within `timeout` seconds."""
+        """Return whether the handler of message `number` began within `timeout` seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout), self._heard:
-                await self._heard.wait_for(lambda: number in self.begun)
+            async with asyncio.timeout(timeout), self._begun_one:
+                await self._begun_one.wait_for(lambda: number in self.begun)
         return number in self.begun
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None  # noqa: S101  it was asked for
+        assert process.stdout is not None  # noqa: S101  it is a pipe
         async for line in process.stdout:
             words = line.decode(errors="replace").split()
             if words[:1] != ["BENCH"]:
-                self._said.append(" ".join(words))
+                self._output.append(" ".join(words))
                 continue
-            async with self._heard:
+            async with self._begun_one:
                 self.seen.add(int(words[1]))
                 self.begun.setdefault(int(words[2]), float(words[3]))
-                self._heard.notify_all()
+                self._begun_one.notify_all()
 
 
 async def _start(command: Command) -> asyncio.subprocess.Process:
@@ -114,38 +114,38 @@ async def _start(command: Command) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         limit=2**20,
-        start_new_session=True,  # a group of its own, so that _end() ends its children, too
+        start_new_session=True,  # its own process group, so that _end() ends its children
     )
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process and all that it has started: by SIGTERM, and soon by SIGKILL."""
-    for number, patience in ((signal.SIGTERM, _FAREWELL), (signal.SIGKILL, _FAREWELL)):
+    """End a process group by SIGTERM, then by SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(_GRACE):
                 await process.wait()
 
 
-async def call(command: Command, timeout: float = 60) -> str:
-    """Run a program to its end and return its last line of output."""
+async def call(command: Command, timeout: float | None = 60) -> str:
+    """Run a program to its end and return its output."""
     process = await _start(command)
     try:
         async with asyncio.timeout(timeout):
             output, _ = await process.communicate()
     finally:
         await _end(process)
-    lines = output.decode(errors="replace").strip().splitlines()
+    text = output.decode(errors="replace").strip()
     if process.returncode:
-        said = " / ".join(lines[-_LAST_LINES:]) or "no reason"
-        raise NotifyqError(f"{Path(command.arguments[0]).name} has failed: {said}")
-    return lines[-1] if lines else ""
+        last = " / ".join(text.splitlines()[-_LAST_LINES:]) or "no output"
+        raise NotifyqError(f"{Path(command.arguments[0]).name} has failed: {last}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """What pgbench says about its run."""
+class PgbenchResult:
+    """The result of a run of pgbench."""
 
     transactions: int
     rate: float
@@ -160,8 +160,8 @@ async def run_pgbench(
     seconds: float | None = None,
     transactions: int | None = None,
     protocol: str = "prepared",
-) -> Bench:
-    """Run a script with so many clients for a time, or for a number of transactions in all."""
+) -> PgbenchResult:
+    """Run a script with so many clients, for a time or a total number of transactions."""
     parts = urlsplit(dsn)
     length = ["-T", f"{seconds:.0f}"] if seconds else ["-t", str((transactions or 1) // clients)]
     where = ["-h", parts.hostname or "", "-p", str(parts.port or 5432), "-U", parts.username or ""]
@@ -175,15 +175,10 @@ async def run_pgbench(
             Path(folder),
             {"PGPASSWORD": unquote(parts.password or ""), "LC_ALL": "C"},
         )
-        process = await _start(command)
-        try:
-            output = (await process.communicate())[0].decode(errors="replace")
-        finally:
-            await _end(process)
+        output = await call(command, timeout=None)
     number = re.search(r"^number of transactions actually processed: (\d+)", output, re.MULTILINE)
     rate = re.search(r"^tps = ([\d.]+)", output, re.MULTILINE)
-    if process.returncode or not number:
-        said = " / ".join(output.strip().splitlines()[-_LAST_LINES:])
-        raise NotifyqError(f"pgbench has failed: {said}")
-    # It names no rate where nothing was committed in its time.
-    return Bench(int(number[1]), float(rate[1]) if rate else 0.0)
+    if not number:
+        raise NotifyqError(f"pgbench printed no result: {output}")
+    # pgbench prints no rate if nothing was committed in time.
+    return PgbenchResult(int(number[1]), float(rate[1]) if rate else 0.0)

@@ -1,4 +1,4 @@
-"""The results as tables: drawn from the file alone, so they can be drawn again at any time."""
+"""The results as tables, made from the file alone."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .cases import CASES
-from .results import METRICS, OURS, Metric, Results
+from .results import METRICS, NOTIFYQ, Metric, Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 _NOTABLE = 1.05
-"""How many times better a peer must be to be named; less is noise."""
+"""How many times better a peer must be to be listed; less is noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: a title, the names of its columns, and its rows, the first cell a system."""
+    """A table; the first cell of a row is a system."""
 
     title: str
     columns: list[str]
@@ -26,7 +26,7 @@ class Table:
 
 
 def machine_line(results: Results) -> str:
-    """Return what was measured on, in one line."""
+    """Describe machine and server in one line."""
     facts, settings = results.machine, results.settings
     shown = ", ".join(
         f"{name}={value}" for name, value in settings.items() if name != "server_version"
@@ -39,7 +39,7 @@ def machine_line(results: Results) -> str:
 
 
 def tables(results: Results) -> Iterator[Table]:
-    """Give the tables of all cases: one for each metric, or one in all for a single variant."""
+    """Yield the tables of all cases: one for each metric, or one for a case with one variant."""
     for case in results.names("case"):
         variants = results.names("variant", case)
         metrics = _metrics(results, case)
@@ -73,35 +73,35 @@ def _table(
 
 
 def cell(results: Results, case: str, variant: str, system: str, metric: str) -> str:
-    """Return the median as it is shown, with its ratio to notifyq's."""
+    """Return the text of a median, with its ratio to notifyq's."""
     value = results.median(case, variant, system, metric)
     if value is None:
         return ""
     ratio = results.ratio(case, variant, system, metric)
     shown = number(METRICS[metric], value)
-    return shown if ratio is None or system == OURS else f"{shown} ({ratio:.2f})"
+    return shown if ratio is None or system == NOTIFYQ else f"{shown} ({ratio:.2f})"
 
 
 def number(metric: Metric, value: float) -> str:
-    """Return a value in the metric's unit, with three digits that count."""
+    """Return a value in the metric's unit, with three significant digits."""
     scaled = value * metric.scale
     return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.3g}"
 
 
 def lists(results: Results) -> dict[str, list[str]]:
-    """Return what is told in lines, by its heading; a heading without lines is left out."""
+    """Return lists of lines by heading; empty lists are left out."""
     measured = [CASES[name] for name in results.names("case") if name in CASES]
-    told = {
+    lines = {
         "cases": [f"{case.name}: {case.title}" for case in measured],
-        "where a peer is ahead (divided by notifyq's)": list(_ahead(results)),
+        "where a peer is better (divided by notifyq's)": list(_better(results)),
         "systems": [f"{name} {about}" for name, about in results.systems.items()],
         "not run": [f"{name}: {reason}" for name, reason in results.not_run.items()],
     }
-    return {title: lines for title, lines in told.items() if lines}
+    return {title: found for title, found in lines.items() if found}
 
 
-def _ahead(results: Results) -> Iterator[str]:
-    """Give a line for each headline number in which a peer is better."""
+def _better(results: Results) -> Iterator[str]:
+    """Yield a line for each headline metric in which a peer is better."""
     for case in results.names("case"):
         for variant in results.names("variant", case):
             for name, metric in METRICS.items():
@@ -110,7 +110,7 @@ def _ahead(results: Results) -> Iterator[str]:
                 better = [
                     f"{system} {ratio:.2f}"
                     for system in results.names("system", case)
-                    if not system.startswith((OURS, "bare", "limit"))
+                    if not system.startswith((NOTIFYQ, "bare", "limit"))
                     and (ratio := results.ratio(case, variant, system, name)) is not None
                     and (ratio if metric.larger_is_better else 1 / max(ratio, 1e-9)) > _NOTABLE
                 ]

@@ -1,4 +1,4 @@
-"""What a run measured: every raw sample, kept as JSON, and the sums that are made of them."""
+"""The results of a run: raw samples as JSON, and their medians and percentiles."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
-"""Of the file; a reader refuses others."""
-OURS = "notifyq"
+"""The version of the file; others are refused."""
+NOTIFYQ = "notifyq"
 """The system that all others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A quantity that samples have, and how a table shows it."""
+    """A measured quantity and its presentation."""
 
     label: str
     unit: str
     scale: float = 1
-    """What the value, in SI units, is multiplied by to be shown in `unit`."""
+    """The factor from SI units to `unit`."""
     larger_is_better: bool = False
     is_headline: bool = False
-    """Whether a table of its own and the list of who is ahead are made of it."""
+    """Whether charts and the list of better peers show it."""
 
 
 METRICS = {
@@ -61,30 +61,30 @@ class Sample:
 
 @dataclass(slots=True)
 class Results:
-    """All of a run."""
+    """The results of a run."""
 
     started: str
     """ISO 8601, UTC."""
     machine: dict[str, str]
     settings: dict[str, str]
-    """Of the server."""
+    """Settings of the server."""
     options: dict[str, Any]
-    """Of the run: sizes, rounds, cases."""
+    """Options of the run: sizes, rounds, cases."""
     systems: dict[str, str] = field(default_factory=dict)
-    """Each system's version and settings, in a line."""
+    """Version and settings of each system, in a line."""
     not_run: dict[str, str] = field(default_factory=dict)
-    """What was not measured, and why: a system, or a system in a case."""
+    """Systems, or systems in a case, that were not measured, with the reason."""
     samples: list[Sample] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         partial = path.with_name(f"{path.name}.partial")
         partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
         partial.rename(path)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file that `write` made."""
+        """Read a file of `write`."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data.pop("format") != FORMAT:
@@ -107,11 +107,16 @@ class Results:
     def ratio(self, case: str, variant: str, system: str, metric: str) -> float | None:
         """Return the system's median divided by notifyq's."""
         theirs = self.median(case, variant, system, metric)
-        ours = self.median(case, variant, OURS, metric)
+        ours = self.median(case, variant, NOTIFYQ, metric)
         return theirs / ours if theirs is not None and ours else None
 
+    def not_measured(self) -> list[str]:
+        """Return the cases of the run without a sample."""
+        measured = self.names("case")
+        return [case for case in self.options["cases"] if case not in measured]
+
     def names(self, attribute: str, case: str | None = None) -> list[str]:
-        """Return the cases, variants or systems that have samples, as they first appeared."""
+        """Return the cases, variants or systems that have samples, in the order of appearance."""
         chosen = (sample for sample in self.samples if case in {None, sample.case})
         return list(dict.fromkeys(str(getattr(sample, attribute)) for sample in chosen))
 
@@ -123,7 +128,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    """Return p50, p95 and p99, by those names; nothing of nothing."""
+    """Return p50, p95 and p99 by name; nothing without latencies."""
     if not latencies:
         return {}
     return {f"p{percent}": percentile(latencies, percent) for percent in (50, 95, 99)}

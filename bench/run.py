@@ -1,4 +1,4 @@
-"""One run: every case, in several rounds, the systems in an order that rotates."""
+"""A run: all cases in several rounds, with the systems in rotating order."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from notifyq.errors import ConfigurationError, NotifyqError
 
 from . import machine
 from .cases import CASES, Case
-from .place import Place, Sizes
 from .results import Results, Sample
 from .server import Host, private
 from .system import NotRunError, System
 from .systems import every
+from .workspace import Sizes, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Say = Callable[[str, int, int], None]
-"""Told what is done now, how many steps are done, and of how many."""
+Progress = Callable[[str, int, int], None]
+"""Called with the current step, the number of steps before it, and their total."""
 
 
 def cache() -> Path:
-    """Return the folder that keeps the peers' software from run to run."""
+    """Return the folder of the peers' software, which is kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "notifyq-bench"
 
@@ -41,20 +41,30 @@ def sizes(*, quick: bool, rounds: int | None) -> Sizes:
     return replace(chosen, rounds=rounds) if rounds else chosen
 
 
-def chosen_cases(names: Sequence[str]) -> list[Case]:
-    """Return the cases of these names; all, if none is given."""
-    if unknown := [name for name in names if name not in CASES]:
-        raise ConfigurationError(f"there is no case {unknown[0]!r}: there are {', '.join(CASES)}")
-    return [case for case in CASES.values() if not names or case.name in names]
+def choose(cases: Sequence[str], systems: Sequence[str]) -> tuple[list[Case], list[System]]:
+    """Return the cases and systems of these names; without names all that apply.
 
-
-def chosen_systems(names: Sequence[str]) -> list[System]:
-    """Return the systems of these names; all, if none is given."""
-    systems = every()
-    known = [system.name for system in systems]
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigurationError(f"there is no system {unknown[0]!r}: there are {', '.join(known)}")
-    return [system for system in systems if not names or system.name in names]
+    Raises ConfigurationError for an unknown name and for a named case that none of the systems has.
+    """
+    known = {system.name: system for system in every()}
+    for what, names, table in (("case", cases, CASES), ("system", systems, known)):
+        if unknown := [name for name in names if name not in table]:
+            raise ConfigurationError(
+                f"there is no {what} {unknown[0]!r}: there are {', '.join(table)}"
+            )
+    chosen = [system for name, system in known.items() if not systems or name in systems]
+    applicable = {
+        name: [system.name for system in known.values() if case.applies(system)]
+        for name, case in CASES.items()
+    }
+    runnable = [name for name in CASES if any(system.name in applicable[name] for system in chosen)]
+    for name in cases:
+        if name not in runnable:
+            raise ConfigurationError(
+                f"case {name!r} does not apply to {', '.join(it.name for it in chosen)}: it needs "
+                f"--system {' or '.join(applicable[name])}"
+            )
+    return [CASES[name] for name in runnable if not cases or name in cases], chosen
 
 
 async def run(
@@ -62,12 +72,12 @@ async def run(
     cases: Sequence[Case],
     systems: Sequence[System],
     sizes: Sizes,
-    say: Say,
+    progress: Progress,
     keep: Callable[[Results], None] = lambda _: None,
 ) -> Results:
-    """Measure and return the results; `keep` is given them after each round.
+    """Measure and return the results; call `keep` with them after each round.
 
-    Without a DSN a private server is made. Whatever was made is taken away again, however it ends.
+    Without a DSN it makes a private server. It removes all that it made, also after an error.
     """
     if dsn is not None and "://" not in dsn:
         raise ConfigurationError("--dsn is not a URL like postgresql://me@host/db")
@@ -79,66 +89,58 @@ async def run(
                 settings=await host.settings(),
                 options={"cases": [case.name for case in cases], **asdict(sizes)},
             )
-            places = await _prepare(host, systems, results, say)
-            await _measure(places, cases, sizes, results, say, keep)
+            workspaces = await _prepare(host, systems, results, progress)
+            await _measure(workspaces, cases, sizes, results, progress, keep)
     return results
 
 
 async def _prepare(
-    host: Host, systems: Sequence[System], results: Results, say: Say
-) -> list[Place]:
-    places = []
+    host: Host, systems: Sequence[System], results: Results, progress: Progress
+) -> list[Workspace]:
+    workspaces = []
     for number, system in enumerate(systems):
-        say(f"preparing {system.name}", number, len(systems))
+        progress(f"preparing {system.name}", number, len(systems))
         try:
             version = await system.install(cache())
             dsn = await host.create_database(system.name)
-            places.append(Place(host, system, dsn, await system.prepare(dsn)))
+            workspaces.append(Workspace(host, system, dsn, await system.prepare(dsn)))
             results.systems[system.name] = f"{version}: {system.about}"
         except NotRunError as error:
             results.not_run[system.name] = str(error)
         except (NotifyqError, asyncpg.PostgresError) as error:
             results.not_run[system.name] = f"cannot be prepared: {error}"
-    return places
+    return workspaces
 
 
 async def _measure(
-    places: Sequence[Place],
+    workspaces: Sequence[Workspace],
     cases: Sequence[Case],
     sizes: Sizes,
     results: Results,
-    say: Say,
+    progress: Progress,
     keep: Callable[[Results], None],
 ) -> None:
     steps = [
-        (number, case, place)
+        (number, case, workspace)
         for number in range(sizes.rounds)
         for case in cases
-        for place in _rotated(places, number)
-        if case.applies(place.system)
+        for workspace in _rotated(workspaces, number)
+        if case.applies(workspace.system)
     ]
-    for step, (number, case, place) in enumerate(steps):
-        name = place.system.name
-        say(f"round {number + 1} of {sizes.rounds}, {case.name}: {name}", step, len(steps))
+    for step, (number, case, workspace) in enumerate(steps):
+        name = workspace.system.name
+        progress(f"round {number + 1} of {sizes.rounds}, {case.name}: {name}", step, len(steps))
         try:
-            async for measured in case.measure(place, sizes):
-                results.samples.append(
-                    Sample(
-                        case=case.name,
-                        variant=measured.variant,
-                        system=measured.system,
-                        round=number,
-                        values=measured.values,
-                        latencies=measured.latencies,
-                    )
-                )
+            async for measured in case.measure(workspace, sizes):
+                sample = Sample(case=case.name, round=number, **asdict(measured))
+                results.samples.append(sample)
         except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
             results.not_run[f"{name}, {case.name}, round {number + 1}"] = str(error)
         if step + 1 == len(steps) or steps[step + 1][0] != number:
             keep(results)
 
 
-def _rotated(places: Sequence[Place], number: int) -> list[Place]:
-    """Nobody is always first, when the machine is coolest."""
-    turn = number * max(1, len(places) // 3) % max(1, len(places))
-    return [*places[turn:], *places[:turn]]
+def _rotated(workspaces: Sequence[Workspace], number: int) -> list[Workspace]:
+    """Return them in another order in each round: the first system runs on a cooler machine."""
+    first = number * max(1, len(workspaces) // 3) % max(1, len(workspaces))
+    return [*workspaces[first:], *workspaces[:first]]

@@ -1,4 +1,4 @@
-"""The server that all systems are measured on: one made for the run, or one that was given."""
+"""The server that all systems are measured on: a private one, or the one of --dsn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,12 @@ from notifyq.server import Server, debian_binaries, wheel_binaries
 from . import machine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
-# The same for all systems, and durable: what PostgreSQL ships with, but for a cache and a WAL that
-# keep checkpoints out of the short measurements. The private server of notifyq does not wait for
-# commits otherwise.
+    from .processes import Workers
+
+# The same durable settings for all systems: PostgreSQL's defaults, with a cache and a WAL that keep
+# checkpoints out of the short measurements. By default a private server does not wait for commits.
 SETTINGS = {
     "fsync": "on",
     "synchronous_commit": "on",
@@ -36,15 +36,15 @@ SETTINGS = {
 }
 SHOWN = (*SETTINGS, "server_version", "commit_delay", "wal_level", "wal_sync_method", "jit")
 SLOW_FLUSH = {"commit_delay": "2000", "commit_siblings": "0"}
-"""2 ms more for each flush of the WAL: as on a network disk, or with a replica waited for."""
+"""Adds 2 ms to each flush of the WAL, like a network disk or a synchronous replica."""
 
 
 @contextlib.contextmanager
 def private() -> Iterator[str]:
-    """Give the address of a server made for the run, deleted with its data after it."""
+    """Give the DSN of a private server; delete it with its data at the end."""
     binaries = debian_binaries() or wheel_binaries()
     with tempfile.TemporaryDirectory(prefix="notifyq-bench-", ignore_cleanup_errors=True) as folder:
-        # Run by root, the server is another user's and must be able to enter.
+        # Under root, the server runs as another user and must be able to enter.
         Path(folder).chmod(0o711)
         server = Server(Path(folder) / "server", binaries=binaries, settings=SETTINGS)
         try:
@@ -53,32 +53,13 @@ def private() -> Iterator[str]:
             server.stop()
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What the server has used so far."""
-
-    cpu: float | None
-    """Seconds, of all its processes; None on another machine."""
-    wal: int
-    """Bytes."""
-
-    def per_message(self, before: Counters, messages: int) -> dict[str, float]:
-        """Return the metrics of what was used since."""
-        if messages == 0:
-            return {}
-        used = {"wal": (self.wal - before.wal) / messages}
-        if self.cpu is not None and before.cpu is not None:
-            used["server_cpu"] = (self.cpu - before.cpu) / messages
-        return used
-
-
 class Host:
     """One server, with a database for each system."""
 
     def __init__(self, dsn: str, admin: asyncpg.Connection[Any]) -> None:
         self._dsn = dsn
         self._admin = admin
-        # Of this run alone: nothing of anybody is ever dropped.
+        # Contains the process id: only databases of this run are dropped.
         self._prefix = f"notifyq_bench_{os.getpid()}"
         self._postmaster: int | None = None
         self._is_slow = False
@@ -86,7 +67,7 @@ class Host:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, dsn: str) -> AsyncIterator[Host]:
-        """Connect; drop the databases and take back the settings of the run in the end."""
+        """Connect; at the end, drop the databases and reset the settings of the run."""
         admin = await asyncpg.connect(dsn)
         host = cls(dsn, admin)
         try:
@@ -101,37 +82,46 @@ class Host:
             await admin.close()
 
     async def create_database(self, system: str) -> str:
-        """Create the database of a system and return its address."""
+        """Create the database of a system and return its DSN."""
         name = f"{self._prefix}_{system}"
         await self._admin.execute(f'create database "{name}" template template0')
         return with_database(self._dsn, name)
 
     async def settings(self) -> dict[str, str]:
-        """Return the settings that matter."""
+        """Return the settings that affect results."""
         return {name: await self._admin.fetchval(f"show {name}") for name in SHOWN}
 
-    async def counters(self) -> Counters:
-        """Return what the server has used so far."""
+    async def used(self, workers: Workers | None = None) -> dict[str, float]:
+        """Return what the server and the workers have used so far, by metric, where it is known."""
         lsn = "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
-        roots = None if self._postmaster is None else [self._postmaster]
-        return Counters(
-            None if roots is None else machine.cpu_seconds(roots), await self._admin.fetchval(lsn)
-        )
+        used = {
+            "server_cpu": self._postmaster and machine.cpu_seconds([self._postmaster]),
+            "worker_cpu": workers and workers.cpu(),
+            "wal": await self._admin.fetchval(lsn),
+        }
+        return {name: value for name, value in used.items() if value is not None}
+
+    async def per_message(
+        self, before: Mapping[str, float], messages: int, workers: Workers | None = None
+    ) -> dict[str, float]:
+        """Return what was used since `before`, divided by the messages."""
+        after = await self.used(workers)
+        return {name: (after[name] - before[name]) / messages for name in before if messages}
 
     async def settle(self) -> None:
-        """Write out what the measurement before has left, so that this one does not pay for it."""
+        """Write a checkpoint, so that the writes of one measurement do not slow down the next."""
         with contextlib.suppress(asyncpg.InsufficientPrivilegeError):
             await self._admin.execute("checkpoint", timeout=120)
 
     async def slow_flush(self) -> None:
-        """Make each flush of the WAL take two milliseconds more, for all sessions."""
+        """Add two milliseconds to each flush of the WAL, for all sessions."""
         self._is_slow = True
         for name, value in SLOW_FLUSH.items():
             await self._admin.execute(f"alter system set {name} = '{value}'")
         await self._reload()
 
     async def reset(self) -> None:
-        """Take `slow_flush` back."""
+        """Undo `slow_flush`."""
         if self._is_slow:
             for name in SLOW_FLUSH:
                 await self._admin.execute(f"alter system reset {name}")
@@ -146,7 +136,7 @@ class Host:
 
 
 def pgbench() -> str:
-    """Return the program that publishes."""
+    """Return the path of pgbench."""
     for folder in (debian_binaries(), wheel_binaries()):
         if folder and (folder / "pgbench").exists():
             return str(folder / "pgbench")

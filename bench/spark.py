@@ -1,11 +1,10 @@
-"""The pipelines on Spark beside the ways there are without them: `python -m bench.spark`.
+"""The pipelines on Spark and their alternatives: `python -m bench.spark`.
 
-Not part of `notifyq bench`: it wants the extra `spark`, Java 17, and a database that it may fill
-with a sample. Each way runs in a process of its own, once cold and then `--rounds` times; what is
-printed is rows in a second of the median, the seconds of processors that the client and the server
-used (which other work on the machine changes less), and the most memory that its processes held
-together. All ways read the same columns. JDBC is measured where a driver is (Debian:
-libpostgresql-jdbc-java). For the lag of a stream see `python -m bench.spark_lag`.
+Not part of `notifyq bench`: it needs the extra `spark`, Java 17, and a database that it may fill
+with a sample. Each way runs in a process of its own, once cold and then `--rounds` times. It prints
+the median of rows a second, the CPU seconds of client and server (which other work on the machine
+affects less), and the peak memory of its processes. All ways read the same columns. JDBC needs a
+driver (Debian: libpostgresql-jdbc-java). For the lag of a stream see `python -m bench.spark_lag`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bench.charts import draw_rates
-from bench.footprint import memory, processors
+from bench.machine import cpu_seconds, memory, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,61 +37,62 @@ id, type, status::text as status, priority, attempts, max_attempts, key, dedup_k
 available_at, locked_at, archived_at, lock_token, xid::text::bigint as xid, handled_by, subscriber,
 event_id, message::text as message, headers::text as headers, details, result::text as result, queue
 """
-# Whatever a lake has: a way that reads less is not quicker, it does less.
+# The columns of a lake: a way that reads fewer is not comparable.
 _QUERY = f"select {_COLUMNS} from messages.message_archive"
 _PARTS = 4
 
 
 def limit(dsn: str, folder: Path) -> None:
-    """ADBC, Arrow, Parquet, in one thread: what no pipeline is quicker than."""
+    """ADBC, Arrow and Parquet in one thread: the upper bound for pipelines."""
     import pyarrow.parquet as pq
     from adbc_driver_postgresql import dbapi
 
     with dbapi.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute(_QUERY)
         reader = cursor.fetch_record_batch()
-        with pq.ParquetWriter(folder / "limit.parquet", reader.schema, compression="zstd") as sink:
+        file = folder / "limit.parquet"
+        with pq.ParquetWriter(file, reader.schema, compression="zstd") as writer:
             for batch in reader:
-                sink.write_batch(batch)
+                writer.write_batch(batch)
 
 
 def export_local(dsn: str, folder: Path) -> None:
-    """`notifyq spark export --engine local` into a lake of its own."""
-    from notifyq.spark.export import export
+    """`notifyq spark export --engine local` into a new lake."""
+    from notifyq.spark.lake.export import export
 
     export(dsn, folder / "lake")
 
 
 def export_spark(dsn: str, folder: Path) -> None:
-    """`notifyq spark export --engine spark`, after the start of the session."""
+    """`notifyq spark export --engine spark`, without the start of the session."""
     from notifyq.spark.engine import SparkEngine
-    from notifyq.spark.export import export
+    from notifyq.spark.lake.export import export
 
     export(dsn, folder / "lake", engine=SparkEngine(_session()))
 
 
 def jdbc_export(dsn: str, folder: Path) -> None:
-    """Spark's own reader by JDBC, written as Parquet."""
+    """Spark's JDBC reader, written as Parquet."""
     _jdbc(dsn).write.option("compression", "zstd").parquet(str(folder / "jdbc"))
 
 
 def jdbc_read(dsn: str, _: Path) -> None:
-    """Spark's own reader by JDBC, into nothing."""
+    """Spark's JDBC reader, without output."""
     _jdbc(dsn).write.format("noop").mode("overwrite").save()
 
 
 def source_read(dsn: str, _: Path) -> None:
-    """The data source `notifyq`, into nothing."""
+    """The data source `notifyq`, without output."""
     source = _session().read.format("notifyq").option("dsn", dsn)
     frame = source.option("partitions", str(_PARTS)).load()
     frame.write.format("noop").mode("overwrite").save()
 
 
 def publish_copy(dsn: str, folder: Path) -> float:
-    """COPY by psql into the table of messages."""
+    """COPY by psql into the message table."""
     file = folder / "rows.csv"
-    with file.open("w", encoding="utf-8") as sink:
-        csv.writer(sink).writerows(("bench", message) for message in _payloads())
+    with file.open("w", encoding="utf-8") as rows:
+        csv.writer(rows).writerows(("bench", message) for message in _payloads())
     return _published(
         dsn,
         lambda: subprocess.run(  # noqa: S603
@@ -103,7 +103,7 @@ def publish_copy(dsn: str, folder: Path) -> float:
 
 
 def publish_write(dsn: str, folder: Path) -> float:
-    """`df.write.format("notifyq")`, the rows from a Parquet file."""
+    """`df.write.format("notifyq")` of a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -115,9 +115,9 @@ def publish_write(dsn: str, folder: Path) -> float:
 
 
 def rollup(dsn: str, folder: Path) -> float:
-    """`notifyq spark rollup --engine spark` of a lake that has everything."""
+    """`notifyq spark rollup --engine spark` of a complete lake."""
+    from notifyq.spark.analysis.rollup import rollup
     from notifyq.spark.engine import SparkEngine
-    from notifyq.spark.rollup import rollup
 
     export_local(dsn, folder)
     return rollup(dsn, folder / "lake", engine=SparkEngine(_session())).seconds
@@ -129,7 +129,7 @@ def _payloads() -> list[str]:
 
 
 def _published(dsn: str, publish: Callable[[], Any]) -> float:
-    """How long it takes; the queue is empty before, and again after it."""
+    """Return the seconds of a publication; the queue is empty before and after it."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -141,7 +141,7 @@ def _published(dsn: str, publish: Callable[[], Any]) -> float:
         row = connection.execute("select count(*) from messages.message").fetchone()
         connection.execute("truncate messages.message")
     if row != (PUBLISHED,):
-        raise SystemExit(f"published were {row}")
+        raise SystemExit(f"expected {PUBLISHED} messages in the queue, found {row}")
     return seconds
 
 
@@ -156,7 +156,7 @@ WAYS: dict[str, Callable[[str, Path], float | None]] = {
     "publish-write": publish_write,
     "rollup": rollup,
 }
-"""Each returns the seconds that count, if not all of its own do."""
+"""Each returns the seconds to count, or None for all of its own."""
 
 
 def _session() -> Any:
@@ -168,7 +168,7 @@ def _session() -> Any:
 
 def _jdbc(dsn: str) -> Any:
     if not DRIVER.exists():
-        raise SystemExit(f"no driver of JDBC in {DRIVER}")
+        raise SystemExit(f"no JDBC driver in {DRIVER}")
     parts = urlsplit(dsn)
     options = {
         "url": f"jdbc:postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}",
@@ -184,69 +184,60 @@ def _jdbc(dsn: str) -> Any:
     return _session().read.format("jdbc").options(**options).load()
 
 
-def _rows(dsn: str) -> int:
+def _value(dsn: str, statement: str) -> Any:
     import psycopg
 
     with psycopg.connect(dsn) as connection:
-        row = connection.execute("select count(*) from messages.message_archive").fetchone()
-    return int(row[0]) if row else 0
+        row = connection.execute(statement).fetchone()
+    return row and row[0]
+
+
+def _rows(dsn: str) -> int:
+    return int(_value(dsn, "select count(*) from messages.message_archive"))
 
 
 def run(way: str, dsn: str, rounds: int) -> None:
-    """Run one way, and print of each round how long it took, and what it cost on either side."""
-    server = _postmaster(dsn)
+    """Run one way and print the seconds of each round, and the CPU seconds of both sides."""
+    import psycopg
 
-    def used() -> tuple[float, float]:
-        return processors(os.getpid()), processors(server) if server else 0.0
+    with psycopg.connect(dsn) as connection:
+        server = parent(connection.info.backend_pid)
+
+    def used() -> list[float]:
+        return [cpu_seconds([pid]) or 0.0 if pid else 0.0 for pid in (os.getpid(), server)]
 
     if way not in {"limit", "export-local", "publish-copy"}:
         _session()
-    told = []
+    measured = []
     for _ in range(rounds + 1):
         with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
             begun, before = time.monotonic(), used()
             counted = WAYS[way](dsn, Path(folder))
             seconds = counted or time.monotonic() - begun
-            told.append((seconds, *(b - a for a, b in zip(before, used(), strict=True))))
+            measured.append((seconds, *(b - a for a, b in zip(before, used(), strict=True))))
             _forget(dsn)
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(measured) + "\n")
 
 
 def _forget(dsn: str) -> None:
-    """The next export begins anew."""
-    import psycopg
-
-    with psycopg.connect(dsn) as connection:
-        connection.execute(
-            "select notifyq.forget_rollup(l.id), messages.forget_lake(l.id) "
-            "from messages.lakes() as l"
-        )
+    """Make the next export start from the beginning."""
+    _value(
+        dsn,
+        "select notifyq.forget_rollup(l.id), messages.forget_lake(l.id) from messages.lakes() as l",
+    )
 
 
 def _peak(process: subprocess.Popen[str], most: list[int]) -> None:
-    """Watch how much memory a process and all below it hold."""
+    """Record the peak memory of a process and its descendants."""
     while process.poll() is None:
         most[0] = max(most[0], memory(process.pid))
         time.sleep(0.2)
 
 
-def _postmaster(dsn: str) -> int | None:
-    """Find the process of the server, where it is one of this machine and tells."""
-    import psycopg
-
-    try:
-        with psycopg.connect(dsn) as connection:
-            row = connection.execute("select pg_read_file('postmaster.pid')").fetchone()
-    except psycopg.Error:
-        return None
-    pid = int(row[0].split()[0]) if row else 0
-    return pid if Path(f"/proc/{pid}").exists() else None
-
-
 def main() -> None:
     """Fill the database if it is empty, run each way, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
-    parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="else NOTIFYQ_DSN")
+    parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="default: NOTIFYQ_DSN")
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--way", action="append", choices=WAYS, help="only this; repeatable")
@@ -259,7 +250,7 @@ def main() -> None:
         run(given.in_process, given.dsn, given.rounds)
         return
     if not _rows(given.dsn):
-        from notifyq.spark.sample import sample
+        from notifyq.spark.analysis.sample import sample
 
         made = sample(given.dsn, messages=given.messages)
         sys.stdout.write(f"sample: {made.messages / made.seconds:.0f} rows/s\n")
@@ -275,17 +266,17 @@ def main() -> None:
         ) as ran:
             watcher = threading.Thread(target=_peak, args=(ran, most))
             watcher.start()
-            told, _ = ran.communicate()
+            output, _ = ran.communicate()
             watcher.join()
         if ran.returncode:
             sys.stdout.write(f"{way:>14}  failed\n")
             continue
-        cold, *warm = json.loads(told.splitlines()[-1])
+        cold, *warm = json.loads(output.splitlines()[-1])
         done = PUBLISHED if way.startswith("publish-") else rows
         taken, here, there = map(median, zip(*(warm or [cold]), strict=True))
         sys.stdout.write(
             f"{way:>14}  {done / taken:>9.0f} rows/s  {taken:>6.1f} s  (cold {cold[0]:.1f} s)  "
-            f"processors {here:.1f} + {there:.1f} s  {most[0] / 2**20:.0f} MB\n"
+            f"CPU {here:.1f} + {there:.1f} s  {most[0] / 2**20:.0f} MB\n"
         )
         sys.stdout.flush()
         rates[way] = done / taken

@@ -1,7 +1,7 @@
-"""How long an event takes into a lake: `python -m bench.spark_lag`.
+"""The lag of a stream in a lake: `python -m bench.spark_lag`.
 
-Events are published at a steady rate while a query of Structured Streaming carries them. The lag of
-an event is from its `created_at` until its micro-batch is part of the lake.
+It publishes events at a steady rate while a query of Structured Streaming writes them. The lag of
+an event is the time from its `created_at` until its micro-batch is part of the lake.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 _STREAM = "bench lag"
 _PERIOD = 0.05
 _WARM = 20.0
-"""Seconds that do not count: the first micro-batches compile what all others use."""
+"""Seconds that do not count: the first micro-batches compile the code of all others."""
 
 
 def publish(dsn: str, rate: int, seconds: float) -> int:
-    """Publish at the rate; return how many are behind it in the end."""
+    """Publish at the rate; return how many events are missing at the end."""
     import psycopg
 
     statement = (
@@ -44,11 +44,11 @@ def publish(dsn: str, rate: int, seconds: float) -> int:
 
 
 def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[float]], int]:
-    """Give the lags of events by thirds of the time, and how far publishing fell behind."""
+    """Return the lags of events by thirds of the time, and how many events were not published."""
     import psycopg
 
+    from notifyq.spark.lake.streaming import stream_to_lake
     from notifyq.spark.session import session
-    from notifyq.spark.streaming import stream_to_lake
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select messages.drop_stream(name) from messages.stream "
@@ -87,8 +87,8 @@ def _thirds(
 ) -> list[list[float]]:
     import pyarrow.parquet as pq
 
-    from notifyq.spark.lake import Lake
-    from notifyq.spark.streaming import table_of
+    from notifyq.spark.lake.lake import Lake
+    from notifyq.spark.lake.streaming import table_of
 
     lake = Lake(dsn, location)
     files: list[Any] = [it for it in lake.files(table_of(_STREAM)) if it.rows]
@@ -98,17 +98,17 @@ def _thirds(
     for file in files:
         column = pq.ParquetFile(lake.root / file.path).read(["created_at"])["created_at"]
         for created in column.to_pylist():
-            place = ((created - begun).total_seconds() - _WARM) / seconds * 3
-            if 0 <= place < 3:
-                thirds[int(place)].append((at[file.batch] - created).total_seconds())
+            third = ((created - begun).total_seconds() - _WARM) / seconds * 3
+            if 0 <= third < 3:
+                thirds[int(third)].append((at[file.batch] - created).total_seconds())
     return thirds
 
 
 def main() -> None:
     """Measure, and print a line for each third of the time."""
     parser = argparse.ArgumentParser(prog="python -m bench.spark_lag", description=__doc__)
-    parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="else NOTIFYQ_DSN")
-    parser.add_argument("--rate", type=int, default=2000, help="events in a second")
+    parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="default: NOTIFYQ_DSN")
+    parser.add_argument("--rate", type=int, default=2000, help="events a second")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--every", default="1 second", help="trigger of the query")
     given = parser.parse_args()
@@ -121,7 +121,7 @@ def main() -> None:
             f"third {number}: {len(lags)} events, lag p50 {cuts[9]:.2f} s, p95 {cuts[18]:.2f} s, "
             f"longest {max(lags):.2f} s\n"
         )
-    sys.stdout.write(f"the publisher ended {behind} events behind its rate\n")
+    sys.stdout.write(f"{behind} events were not published in time\n")
 
 
 if __name__ == "__main__":

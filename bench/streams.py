@@ -1,4 +1,4 @@
-"""Streams beside PgQ's: the same publishers (pgbench) and the same readers (asyncpg) for both."""
+"""Streams of notifyq and of PgQ, with the same publishers (pgbench) and readers (asyncpg)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import NotifyqError
 
-from .place import LOST, Measured, Place, Sizes
 from .processes import run_pgbench
-from .results import OURS, percentiles
+from .results import NOTIFYQ, percentiles
+from .workspace import LOST, Measured, Sizes, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 SUBSCRIBERS = ("one", "two", "three")
 PGQ = "pgq"
-_PACE = 0.02
-"""Seconds between two looks of a reader while rates are measured: a look costs about the same
-however much it finds, so whoever looks all the time takes the processors from who publishes."""
+_PAUSE = 0.02
+"""Seconds between two polls of a reader while rates are measured. A poll costs about the same for
+any number of events, so more polls would slow the publishers down."""
 _POLL = 0.005
-"""The same where latency is, for a reader without a bell."""
+"""The same for latency, for a reader without notifications."""
 _TICK = 0.05
-"""Seconds between two ticks of PgQ where rates are measured; its daemon ticks once a second."""
+"""Seconds between two ticks of PgQ while rates are measured; its daemon ticks once a second."""
 _QUICK_TICK = 0.01
-"""The same where latency is."""
+"""The same for latency."""
 _numbers = itertools.count(1)
 
 
@@ -54,17 +54,17 @@ class Feed:
     """Id, time, type and payload of each event of batch $1."""
     finish: str
     tick: str | None = None
-    """What has to be called all the time, $1 being the stream."""
-    attend: str | None = None
-    """What a reader says that will look every few milliseconds."""
+    """A call that must be repeated; $1: the stream."""
+    suppress: str | None = None
+    """Suppresses notifications while a reader polls every few milliseconds."""
     call: str | None = None
-    """Another way to publish: the same by a function, where `publish` is an insert."""
+    """Publishes by a function, where `publish` is an insert."""
     channel: str | None = None
-    """The bell that readers wait for."""
+    """The channel that readers listen to."""
 
 
 FEEDS = {
-    OURS: Feed(
+    NOTIFYQ: Feed(
         create="select messages.create_stream('@name@')",
         subscribe="select messages.subscribe($1, $2, 'now')",
         drop="select messages.drop_stream('@name@', true)",
@@ -76,7 +76,7 @@ FEEDS = {
         next_batch="select messages.next_batch($1, $2, 100000)",
         events="select id, created_at, type, message from messages.batch_events($1)",
         finish="select messages.finish_batch($1)",
-        attend="select notifyq.suppress_stream($1)",
+        suppress="select notifyq.suppress_stream($1)",
         channel="new_event",
     ),
     PGQ: Feed(
@@ -97,55 +97,55 @@ FEEDS = {
 
 
 def has_streams(system: System) -> bool:
-    """Tell whether a system is measured here."""
+    """Return whether the system has streams."""
     return system.name in FEEDS
 
 
 class Stream:
     """A stream made for one measurement, with its readers."""
 
-    def __init__(self, place: Place, name: str) -> None:
-        self.place = place
-        self.feed = FEEDS[place.system.name]
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self.workspace = workspace
+        self.feed = FEEDS[workspace.system.name]
         self.name = name
         self.read = dict.fromkeys(SUBSCRIBERS, 0)
-        """Events that each subscriber has finished."""
+        """Events that each subscriber finished."""
         self.failures: list[Exception] = []
-        """Why subscribers have ended."""
+        """Errors that ended a subscriber."""
 
     def text(self, statement: str, **given: object) -> str:
-        """Return a statement with its names put in."""
+        """Return a statement with the values of its names."""
         for name, value in {"name": self.name, **given}.items():
             statement = statement.replace(f"@{name}@", str(value))
         return statement
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, place: Place, subscribers: int) -> AsyncIterator[Stream]:
-        """Create a stream with so many subscribers, drop it in the end."""
-        stream = cls(place, f"bench_{next(_numbers)}")
-        async with place.connect() as connection:
+    async def open(cls, workspace: Workspace, subscribers: int) -> AsyncIterator[Stream]:
+        """Create a stream with so many subscribers; drop it at the end."""
+        stream = cls(workspace, f"bench_{next(_numbers)}")
+        async with workspace.connect() as connection:
             await connection.execute(stream.text(stream.feed.create))
             await stream.tick_once(connection)
             for name in SUBSCRIBERS[:subscribers]:
                 await connection.fetchval(stream.feed.subscribe, stream.name, name)
-            await place.host.settle()
+            await workspace.host.settle()
             try:
                 yield stream
             finally:
                 await connection.execute(stream.text(stream.feed.drop))
 
     async def tick_once(self, connection: asyncpg.Connection[Any]) -> None:
-        """Call the ticker, where there must be one."""
+        """Call the ticker, if the system needs it."""
         if self.feed.tick:
             await connection.fetchval(self.feed.tick, self.name)
 
     @contextlib.asynccontextmanager
     async def ticking(self, pause: float = _TICK) -> AsyncIterator[None]:
-        """Call the ticker all the time, where there must be one."""
+        """Repeat the call of the ticker, if the system needs it."""
 
         async def tick() -> None:
-            async with self.place.connect() as connection:
+            async with self.workspace.connect() as connection:
                 while True:
                     await self.tick_once(connection)
                     await asyncio.sleep(pause)
@@ -154,29 +154,20 @@ class Stream:
             yield
 
     @contextlib.asynccontextmanager
-    async def reading(
-        self, subscribers: int, *, attends: bool = True, pace: float = _PACE
-    ) -> AsyncIterator[None]:
-        """Have so many subscribers take batch after batch."""
-        async with (
-            self.ticking(),
-            _beside(
-                *(
-                    self._read(name, attends=attends, pace=pace)
-                    for name in SUBSCRIBERS[:subscribers]
-                )
-            ),
-        ):
+    async def reading(self, subscribers: int, *, pause: float = _PAUSE) -> AsyncIterator[None]:
+        """Have so many subscribers read batch after batch."""
+        loops = (self._read(name, pause) for name in SUBSCRIBERS[:subscribers])
+        async with self.ticking(), _beside(*loops):
             yield
 
-    async def _read(self, subscriber: str, *, attends: bool, pace: float) -> None:
-        async with self.place.connect() as connection:
-            if attends and self.feed.attend and subscriber == SUBSCRIBERS[0]:
-                await connection.fetchval(self.feed.attend, self.name)
+    async def _read(self, subscriber: str, pause: float) -> None:
+        async with self.workspace.connect() as connection:
+            if self.feed.suppress and subscriber == SUBSCRIBERS[0]:
+                await connection.fetchval(self.feed.suppress, self.name)
             try:
                 while True:
                     await self.read_batch(connection, subscriber)
-                    await asyncio.sleep(pace)
+                    await asyncio.sleep(pause)
             except Exception as error:
                 self.failures.append(error)
                 raise
@@ -187,7 +178,7 @@ class Stream:
         subscriber: str,
         handle: Callable[[list[Any]], None] | None = None,
     ) -> list[Any]:
-        """Take one batch, fetch it, hand its events over, and finish it; return them."""
+        """Fetch one batch, pass its events to `handle`, and finish it; return them."""
         batch = await connection.fetchval(self.feed.next_batch, self.name, subscriber)
         if batch is None:
             return []
@@ -199,7 +190,7 @@ class Stream:
         return events
 
     async def all_read(self, number: int, subscribers: int, patience: float = 60) -> None:
-        """Wait until each subscriber has that many events, and see that none has more."""
+        """Wait until each subscriber has read exactly so many events."""
         deadline = time.monotonic() + patience
         names = SUBSCRIBERS[:subscribers]
         while any(self.read[name] < number for name in names):
@@ -209,12 +200,12 @@ class Stream:
                 break
             await asyncio.sleep(0.02)
         if any(self.read[name] != number for name in names):
-            raise NotifyqError(f"{number} events were published, and {self.read} read")
+            raise NotifyqError(f"{number} events were published, but {self.read} read")
 
 
 @contextlib.asynccontextmanager
 async def _beside(*loops: Any) -> AsyncIterator[None]:
-    """Run endless loops beside the block; one that fails is an error."""
+    """Run endless loops beside the block; raise the error of one that failed."""
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         yield
@@ -227,24 +218,24 @@ async def _beside(*loops: Any) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def measure_stream_publish(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
+async def measure_stream_publish(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
     """Single events by 16 and 64 clients while three subscribers read, and bulk by one client."""
     for clients in sizes.clients[1:] or sizes.clients:
-        async with Stream.open(place, 3) as stream:
+        async with Stream.open(workspace, 3) as stream:
             async with stream.reading(3):
                 yield await _published(stream, sizes, clients, 3)
                 if stream.feed.call:
                     called = await _published(stream, sizes, clients, 3, statement=stream.feed.call)
                     yield replace(called, system=f"{called.system} publish()")
             if not stream.feed.tick:
-                async with stream.reading(3, pace=_TICK):
+                async with stream.reading(3, pause=_TICK):
                     seldom = await _published(stream, sizes, clients, 3)
                 yield replace(seldom, system=f"{seldom.system}, read as seldom as {PGQ}")
-    async with Stream.open(place, 1) as stream:
+    async with Stream.open(workspace, 1) as stream:
         script = stream.text(stream.feed.bulk, n=sizes.bulk)
-        done = await run_pgbench(place.dsn, f"{script};", seconds=sizes.seconds)
+        done = await run_pgbench(workspace.dsn, f"{script};", seconds=sizes.seconds)
     values = {"rate": done.rate * sizes.bulk}
-    yield Measured(f"{sizes.bulk} a statement", place.system.name, values)
+    yield Measured(f"{sizes.bulk} a statement", workspace.system.name, values)
 
 
 async def _published(
@@ -256,80 +247,80 @@ async def _published(
     *,
     statement: str | None = None,
 ) -> Measured:
-    place = stream.place
-    before, read = await place.host.counters(), stream.read[SUBSCRIBERS[0]]
+    workspace = stream.workspace
+    before, read = await workspace.host.used(), stream.read[SUBSCRIBERS[0]]
     script = stream.text(statement or stream.feed.publish, payload="'{\"n\": 1}'::text")
-    done = await run_pgbench(place.dsn, f"{script};", clients=clients, seconds=sizes.seconds)
+    done = await run_pgbench(workspace.dsn, f"{script};", clients=clients, seconds=sizes.seconds)
     await stream.all_read(read + done.transactions, subscribers)
-    after = await place.host.counters()
-    values = {"rate": done.rate, **after.per_message(before, done.transactions)}
-    return Measured(variant or f"{clients} clients, 3 readers", place.system.name, values)
+    used = await workspace.host.per_message(before, done.transactions)
+    values = {"rate": done.rate, **used}
+    return Measured(variant or f"{clients} clients, 3 readers", workspace.system.name, values)
 
 
-async def measure_stream_read(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """One subscriber reads a backlog as one batch: asking for it, fetching and finishing it."""
-    async with Stream.open(place, 1) as stream:
+async def measure_stream_read(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """One subscriber gets a backlog as one batch, fetches its events and finishes it."""
+    async with Stream.open(workspace, 1) as stream:
         yield await _backlog_read(stream, sizes, f"{sizes.events} in a batch")
 
 
 async def _backlog_read(stream: Stream, sizes: Sizes, variant: str) -> Measured:
-    place = stream.place
-    async with place.connect() as connection:
+    workspace = stream.workspace
+    async with workspace.connect() as connection:
         await connection.fetch(stream.text(stream.feed.bulk, n=sizes.events))
         await stream.tick_once(connection)
-        before, begun, number = await place.host.counters(), time.monotonic(), 0
+        before, begun, number = await workspace.host.used(), time.monotonic(), 0
         while found := await stream.read_batch(connection, SUBSCRIBERS[0]):
             number += len(found)
         seconds = time.monotonic() - begun
-        after = await place.host.counters()
+        used = await workspace.host.per_message(before, number)
     if number != sizes.events:
-        raise NotifyqError(f"{sizes.events} events were published, and {number} read")
-    values = {"rate": number / seconds, **after.per_message(before, number)}
-    return Measured(variant, place.system.name, values)
+        raise NotifyqError(f"{sizes.events} events were published, but {number} read")
+    values = {"rate": number / seconds, **used}
+    return Measured(variant, workspace.system.name, values)
 
 
-async def measure_stream_idle(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """One event at a time: from the publisher's commit until a subscriber has it."""
-    async with Stream.open(place, 1) as stream, stream.ticking(_QUICK_TICK):
+async def measure_stream_idle(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """One event at a time: latency from the publisher's commit to the subscriber."""
+    async with Stream.open(workspace, 1) as stream, stream.ticking(_QUICK_TICK):
         arrived: dict[int, float] = {}
-        rung = asyncio.Event()
+        is_notified = asyncio.Event()
         async with (
-            place.connect() as listener,
-            place.connect() as publisher,
-            _beside(_arrivals(stream, listener, arrived, rung)),
+            workspace.connect() as listener,
+            workspace.connect() as publisher,
+            _beside(_arrivals(stream, listener, arrived, is_notified)),
         ):
-            latencies = [await _one(stream, publisher, arrived, n) for n in range(-3, sizes.idle)][
-                3:
-            ]
-    yield Measured("idle", place.system.name, percentiles(latencies), latencies)
+            for n in range(-3, 0):  # the first ones do not count
+                await _one(stream, publisher, arrived, n)
+            latencies = [await _one(stream, publisher, arrived, n) for n in range(sizes.idle)]
+    yield Measured("idle", workspace.system.name, percentiles(latencies), latencies)
 
 
 async def _arrivals(
     stream: Stream,
     listener: asyncpg.Connection[Any],
     arrived: dict[int, float],
-    rung: asyncio.Event,
+    is_notified: asyncio.Event,
 ) -> None:
     channel = stream.feed.channel
     if channel:
-        await listener.add_listener(channel, lambda *_: rung.set())
+        await listener.add_listener(channel, lambda *_: is_notified.set())
 
     def note(events: list[Any]) -> None:
         now = time.monotonic()
         arrived.update((int(event[3].partition(":")[2].strip(" }")), now) for event in events)
 
     while True:
-        rung.clear()
+        is_notified.clear()
         if not await stream.read_batch(listener, SUBSCRIBERS[0], note):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1 if channel else _POLL):
-                    await rung.wait()
+                    await is_notified.wait()
 
 
 async def _one(
     stream: Stream, publisher: asyncpg.Connection[Any], arrived: dict[int, float], n: int
 ) -> float:
-    # Not in step with anybody's polling.
+    # Random, so that publications are not in step with polling.
     await asyncio.sleep(random.uniform(0.03, 0.13))  # noqa: S311  it protects nothing
     await publisher.fetchval(stream.text(stream.feed.publish, payload=f"'{{\"n\": {n}}}'::text"))
     committed = time.monotonic()
@@ -340,9 +331,9 @@ async def _one(
     return max(0.0, arrived[n] - committed)
 
 
-async def measure_stream_held(place: Place, sizes: Sizes) -> AsyncIterator[Measured]:
-    """Publish and read, with no old snapshot and with one that has been held for a while."""
-    async with Stream.open(place, 1) as stream, place.connect() as holder:
+async def measure_stream_held(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
+    """Publish and read, without an old snapshot and with one held for a while."""
+    async with Stream.open(workspace, 1) as stream, workspace.connect() as holder:
         for variant in ("free", "snapshot held"):
             if variant != "free":
                 await holder.execute("begin isolation level repeatable read; select txid_current()")

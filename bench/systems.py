@@ -1,4 +1,4 @@
-"""The systems that are measured, each with the fastest settings that its documentation names."""
+"""The measured systems, each with the fastest settings of its documentation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from notifyq import __version__
 from notifyq.schema import install
 
 from .processes import Command
-from .results import OURS
+from .results import NOTIFYQ
 from .system import NodePeer, NotRunError, Peer, PythonPeer, Statements, System
 
 LIMIT = "limit"
-"""The name of the server's own speed, without a queue's code."""
+"""The name of the system that measures the server without a queue."""
 CONCURRENCY = 500
-"""Handlers at the same time in a worker of notifyq, so messages in a claim."""
+"""Concurrent handlers of a notifyq worker, which is also the most messages of a claim."""
 
 _QUEUE = "select messages.create_queue('bench')"
-# The same table with the same indexes; the columns that a publisher fills, and no trigger.
+# The same table with the same indexes and no trigger.
 _BARE = """
 create schema bench;
 create table bench.message (like messages.message including all);
@@ -32,15 +32,15 @@ _TABLES = "messages.message, messages.message_archive"
 class NotifyQ:
     """notifyq, as `notifyq worker` runs it."""
 
-    name = OURS
+    name = NOTIFYQ
     about = (
         f"notifyq worker --concurrency {CONCURRENCY}: a claim takes as many messages as there are "
-        "free handlers, and finishes are gathered; publishers insert into messages.message"
+        "free handlers, and finishes are batched; publishers insert into messages.message"
     )
     processes = 64
 
     async def install(self, _cache: Path) -> str:
-        """It is this program."""
+        """Nothing to do: it is this program."""
         return __version__
 
     async def prepare(self, dsn: str) -> Statements:
@@ -63,20 +63,20 @@ class NotifyQ:
             tables=_TABLES,
         )
 
-    def workers(self, dsn: str, processes: int) -> list[Command]:
-        """Return the commands of the workers: the one place that knows their options."""
+    def commands(self, dsn: str, processes: int) -> list[Command]:
+        """Return the command of the workers."""
         target = f"{__package__}.notifyq_app:app"
         command = [sys.executable, "-m", "notifyq", "worker", target]
         options = ["--concurrency", str(CONCURRENCY), "--grace", "1s", "--log-level", "warning"]
         if processes > 1:
             options += ["--processes", str(processes)]
-        # The package is found from the folder above it, in a checkout as in an installation.
+        # The folder above the package, in a checkout and in an installation.
         variables = {"NOTIFYQ_DSN": dsn, "PYTHONPATH": _search_path()}
         return [Command([*command, *options], _root(), variables)]
 
 
 class Limit:
-    """The server alone: what no queue in this table could do better than."""
+    """The server without a queue: an upper bound for all systems."""
 
     name = LIMIT
     about = (
@@ -86,7 +86,7 @@ class Limit:
     processes = 0
 
     async def install(self, _cache: Path) -> str:
-        """It is notifyq's SQL."""
+        """Nothing to do: it is notifyq's SQL."""
         return __version__
 
     async def prepare(self, dsn: str) -> Statements:
@@ -105,18 +105,18 @@ class Limit:
             tables=f"{_TABLES}, bench.message",
         )
 
-    def workers(self, dsn: str, processes: int) -> list[Command]:
-        """It has none."""
+    def commands(self, dsn: str, processes: int) -> list[Command]:
+        """There is no worker."""
         raise NotImplementedError
 
 
 class PgQ(Peer):
-    """PgQ of the server's packages; a stream, without a lock for each message."""
+    """PgQ, an extension of the server: a stream without a lock for each message."""
 
-    processes = 1  # a subscriber is one reader; its cooperative readers are another extension
+    processes = 1  # a subscriber has one reader; cooperative readers need another extension
 
     async def install(self, _cache: Path) -> str:
-        """Nothing to do: whether the server has it is seen when the schema is installed."""
+        """Nothing to do: `prepare` finds out whether the server has the extension."""
         return "of the server"
 
     async def prepare(self, dsn: str) -> Statements:
@@ -149,20 +149,20 @@ def every() -> list[System]:
         PythonPeer(
             "pgqueuer",
             "pgqueuer_peer.py",
-            "batch_size 500, so its buffer of finished ones has that size, too (the default of 10 "
+            "batch_size 500, also the size of its buffer of finished jobs (the default of 10 "
             "drains at a quarter of the rate), asyncpg pool, uvloop",
         ),
         PythonPeer(
             "procrastinate",
             "procrastinate_peer.py",
             "concurrency 20 over a pool of 22, delete_jobs=successful so that its table stays "
-            "small, psycopg's C parts, uvloop; it fetches and finishes one at a time",
+            "small, psycopg's C parts, uvloop; it fetches and finishes one message at a time",
         ),
         PythonPeer(
             "chancy",
             "chancy_peer.py",
             "async executor, concurrency 1000 (its default of 100 drains at a third of the rate), "
-            "eager_polling, notifications, uvloop; it writes what has ended once a second",
+            "eager_polling, notifications, uvloop; it writes finished jobs once a second",
         ),
         NodePeer(
             "graphile",
@@ -188,7 +188,7 @@ def every() -> list[System]:
         PgQ(
             "pgq",
             "pgq_peer.py",
-            "plain SQL batches, ticks every 10 ms in place of pgqd's second: a stream, it has no "
-            "lock, retry or result for a single message, so it is no like-for-like peer",
+            "plain SQL batches, ticks every 10 ms instead of pgqd's second: a stream, it has no "
+            "lock, retry or result for a single message, so it is not comparable one to one",
         ),
     ]

@@ -5,10 +5,10 @@
 #
 # An engine that already runs is used as it is. Otherwise, on Debian as root, a private one is
 # started from Debian's packages and the base image is made with mmdebstrap: no image registry is
-# needed. COMMAND sees DOCKER_HOST, DOCKER_CONFIG, NOTIFYQ_BASE_IMAGE and NOTIFYQ_BUILD_NETWORK.
+# needed. COMMAND gets DOCKER_HOST, DOCKER_CONFIG, NOTIFYQ_BASE_IMAGE and NOTIFYQ_BUILD_NETWORK.
 #
-# exit 77: no engine can be had here. With NOTIFYQ_REQUIRE_DOCKER=1 only a kernel that refuses
-# containers counts as that; a package that does not install, an engine that does not start fails.
+# exit 77: no engine is possible here. With NOTIFYQ_REQUIRE_DOCKER=1 that is only a kernel that
+# refuses containers; a package that does not install or an engine that does not start is a failure.
 # shellcheck disable=SC2317  # the trap's functions look unreachable behind the last exit
 set -euo pipefail
 
@@ -19,10 +19,10 @@ log=$work/log
 engine_pid=
 policy_made=
 
-say() { printf '[ci-docker %3ds] %s\n' "$SECONDS" "$*" >&2; }
+note() { printf '[ci-docker %3ds] %s\n' "$SECONDS" "$*" >&2; }
 
 unavailable() {
-  say "$*"
+  note "$*"
   [[ ! -s $log ]] || tail -n 5 "$log" >&2
   [[ ${NOTIFYQ_REQUIRE_DOCKER:-} != 1 ]] || exit 1
   exit 77
@@ -32,7 +32,7 @@ stop_engine() {
   local containers path
   containers=$(docker ps -aq)
   [[ -z $containers ]] || xargs docker rm -fv <<<"$containers"
-  # Takes the bridges of compose projects with it; the engine itself leaves them behind.
+  # Removes the bridges of compose projects, which the engine leaves behind.
   docker network prune -f
   kill "$engine_pid"
   wait "$engine_pid"
@@ -43,7 +43,7 @@ stop_engine() {
 
 clean_up() {
   local status=$?
-  # Every step is tried, whatever came of the one before.
+  # Every step is tried, also after one that failed.
   set +e
   [[ -z $engine_pid ]] || stop_engine >>"$log" 2>&1
   [[ ! -s $work/firewall ]] || iptables-restore <"$work/firewall"
@@ -60,17 +60,17 @@ install_missing() {
   local command=$1
   shift
   ! command -v "$command" >/dev/null || return 0
-  # Debian's packages start their daemons on installation unless a policy forbids it.
+  # Debian's packages start their daemons on installation unless a policy forbids that.
   if [[ ! -e /usr/sbin/policy-rc.d ]]; then
     policy_made=1
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
     chmod 755 /usr/sbin/policy-rc.d
   fi
-  say "apt-get install $*"
+  note "apt-get install $*"
   apt_quietly update && apt_quietly install -y --no-install-recommends "$@"
 }
 
-# The machine's own mirror, read from apt: the scripts name no host.
+# The mirror of this machine, from apt: no script names a host.
 find_mirror() {
   apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Label: Debian' |
     awk 'NR == 1 {print} END {exit !NR}'
@@ -85,7 +85,7 @@ kernel_allows_containers() {
 }
 
 save_firewall() {
-  # Nothing to save is no reason to stop: without iptables the engine starts in its second form.
+  # May fail: without iptables the engine starts in its second form.
   iptables-save >"$work/firewall" 2>>"$log" || true
   [[ -s $work/firewall ]] || printf '%s\n' \
     '*filter' ':INPUT ACCEPT' ':FORWARD ACCEPT' ':OUTPUT ACCEPT' COMMIT \
@@ -94,8 +94,8 @@ save_firewall() {
 }
 
 launch_engine() {
-  # A session of its own, so that Ctrl-C reaches only the command and the engine lasts until the
-  # clean-up; it ends by itself if this script is killed.
+  # In a session of its own: Ctrl-C must reach only the command, the engine is needed for the
+  # clean-up. It ends by itself if this script is killed.
   setsid setpriv --pdeathsig TERM \
     dockerd --host "$DOCKER_HOST" --data-root "$work/data" --exec-root "$work/exec" \
     --pidfile "$work/pid" "$@" </dev/null >>"$log" 2>&1 &
@@ -112,21 +112,21 @@ launch_engine() {
 
 start_engine() {
   if docker info >/dev/null 2>&1; then
-    say "engine: $(docker version --format '{{.Server.Version}}'), already running"
+    note "engine: $(docker version --format '{{.Server.Version}}'), already running"
     return
   fi
   [[ $EUID == 0 && -r /etc/debian_version ]] || unavailable 'no engine, and not root on Debian'
   install_missing ip iproute2 || unavailable 'iproute2 does not install'
   if ! kernel_allows_containers; then
-    # No package and no change to this project can mend that, so it is never held against it.
+    # No package and no change to this project can fix that: it is never a failure.
     NOTIFYQ_REQUIRE_DOCKER=
     unavailable 'the kernel refuses namespaces or bridges'
   fi
   install_missing dockerd docker.io iptables || unavailable 'docker.io does not install'
   # docker0 and the firewall belong to the whole machine: one private engine at a time. The engine
-  # inherits the lock, so it falls with the engine even if this script is killed.
+  # inherits the lock, which ends with it even if this script is killed.
   exec 9<"$(command -v dockerd)"
-  flock --nonblock 9 || say 'waiting for another private engine to end'
+  flock --nonblock 9 || note 'waiting for another private engine to end'
   flock --timeout 900 9 || unavailable 'another private engine has been running for 15 minutes'
   save_firewall
   export DOCKER_HOST=unix://$work/s
@@ -135,11 +135,11 @@ start_engine() {
     launch_engine --iptables=false || unavailable 'dockerd does not start'
     export NOTIFYQ_BUILD_NETWORK=host
   fi
-  say "engine: private dockerd $(docker version --format '{{.Server.Version}}')"
+  note "engine: private dockerd $(docker version --format '{{.Server.Version}}')"
 }
 
-# Debian 12 has only compose v1. The plug-in of the next release needs nothing newer than Debian 12
-# has, and an apt with folders of its own fetches it without touching the machine's sources.
+# Debian 12 has only compose v1. The plug-in of the next release runs on Debian 12, and an apt with
+# folders of its own fetches it without a change to the machine's sources.
 fetch_compose() {
   local apt=$work/apt plugins=$work/config/cli-plugins
   mkdir -p "$plugins" "$apt"/{parts,lists/partial,cache/archives/partial}
@@ -169,15 +169,15 @@ provide_compose() {
     export DOCKER_CONFIG=$work/config
     fetch_compose || unavailable 'no docker compose'
   fi
-  say "compose: $(docker compose version --short)"
+  note "compose: $(docker compose version --short)"
 }
 
 make_base_image() {
   local options=(--quiet --variant=minbase --include=ca-certificates
-    # What the published slim images leave out, too.
+    # The published slim images leave these out, too.
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*'
     --dpkgopt='path-exclude=/usr/share/locale/*')
-  # A network that re-signs TLS has its authority installed on the machine; builds need it, too.
+  # Builds need the authority of a network that re-signs TLS, which is installed on the machine.
   if compgen -G '/usr/local/share/ca-certificates/*.crt' >/dev/null; then
     # shellcheck disable=SC2016  # mmdebstrap's own shell expands $1
     options+=(--customize-hook='copy-in /usr/local/share/ca-certificates /usr/local/share'
@@ -191,16 +191,16 @@ provide_base_image() {
   export NOTIFYQ_BASE_IMAGE=${NOTIFYQ_BASE_IMAGE:-debian:$suite-slim}
   if ! docker image inspect "$NOTIFYQ_BASE_IMAGE" >/dev/null 2>&1 &&
     ! docker pull --quiet "$NOTIFYQ_BASE_IMAGE" >/dev/null 2>&1; then
-    # A name of its own: nobody's debian image is replaced by a home-made one.
+    # A name of its own: it must not replace a real debian image.
     NOTIFYQ_BASE_IMAGE=notifyq-base:$suite
     docker image inspect "$NOTIFYQ_BASE_IMAGE" >/dev/null 2>&1 ||
       { install_missing mmdebstrap mmdebstrap && make_base_image "$NOTIFYQ_BASE_IMAGE"; } ||
       unavailable 'no base image'
   fi
-  say "base image: $NOTIFYQ_BASE_IMAGE"
+  note "base image: $NOTIFYQ_BASE_IMAGE"
 }
 
-[[ $# -gt 0 ]] || { say 'usage: scripts/ci-docker.sh COMMAND [ARGUMENT...]'; exit 2; }
+[[ $# -gt 0 ]] || { note 'usage: scripts/ci-docker.sh COMMAND [ARGUMENT...]'; exit 2; }
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 start_engine
@@ -208,5 +208,5 @@ provide_compose
 provide_base_image
 status=0
 "$@" 9<&- || status=$?
-say "command ended with exit code $status"
+note "command ended with exit code $status"
 exit "$status"

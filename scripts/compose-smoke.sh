@@ -3,11 +3,11 @@
 #
 # usage: scripts/compose-smoke.sh      (needs docker compose v2; scripts/ci-docker.sh provides one)
 #
-# One line for each check. The first that fails prints the logs of all services and ends with 1.
+# One line for each check. The first failure prints the logs of all services and ends with 1.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# A project and a port of its own: a stack that a developer has running is neither used nor removed.
+# A project and a port of its own: a stack that runs already is neither used nor removed.
 export COMPOSE_PROJECT_NAME=notifyqsmoke$$
 export NOTIFYQ_DB_PORT=
 export NOTIFYQ_DASHBOARD_PORT=
@@ -30,7 +30,7 @@ check() {
   printf 'ok      %s (%ds)\n' "$what" $((SECONDS - started))
 }
 
-# within SECONDS COMMAND...: asks again until the command succeeds or the time is up.
+# within SECONDS COMMAND...: repeats the command until it succeeds or the time is up.
 within() {
   local end=$((SECONDS + $1))
   shift
@@ -43,14 +43,14 @@ within() {
 compose() { docker compose --progress quiet "$@"; }
 sql() { docker compose exec -T db psql -X -qAt -v ON_ERROR_STOP=1 -d notifyq -c "$1"; }
 holds() { [[ $(sql "select $1" 2>/dev/null) == t ]]; }
-# Of a service, or with a number of one of its containers.
+# container SERVICE[.NUMBER] FORMAT
 container() {
   local name=$COMPOSE_PROJECT_NAME-${1%.*}-1
   [[ $1 != *.* ]] || name=$COMPOSE_PROJECT_NAME-${1/./-}
   docker inspect --format "$2" "$name"
 }
 
-# Every message of this script is a word of its own, so that no check can see another's message.
+# Each message of this script has a text of its own: no check can see another's message.
 insert() { sql "insert into messages.message (message) values ('[\"$1\"]')"; }
 archived() {
   holds "exists (select from messages.message_archive where message = '$1' and status = '$2')"
@@ -59,7 +59,7 @@ archived() {
 publish() { docker compose run --rm -T publish "$@" >/dev/null; }
 healthy() { [[ $(container "$1" '{{.State.Health.Status}}') == healthy ]]; }
 restarted() { healthy worker && [[ $(container worker '{{.RestartCount}}') -gt 0 ]]; }
-# One statement for each: both workers hear each bell.
+# One statement for each message, hence one notification for each, which both workers receive.
 both_have_handled() {
   local text
   text=$(printf "insert into messages.message (message) values ('[%d]');\n" {1..50})
@@ -69,26 +69,26 @@ both_have_handled() {
 logged() { [[ $(docker compose logs --no-color "$1") == *"$2"* ]]; }
 runs_as_user() { [[ $(docker compose exec -T "$1" id -u) != 0 ]]; }
 on_loopback() { [[ $(docker compose port "$1" "$2") == 127.0.0.1:* ]]; }
-# A stranger is asked for the password, a wrong one is refused, the right one leads in.
+# Without a password there is a form, a wrong one is refused, the right one opens the dashboard.
 dashboard_lets_in() { docker compose exec -T dashboard python3 - "$1" <scripts/dashboard-login.py; }
 
 refuses_wrong_password() {
-  local said
-  said=$(docker compose exec -T -e PGPASSWORD=wrong db \
+  local output
+  output=$(docker compose exec -T -e PGPASSWORD=wrong db \
     psql -X -h 127.0.0.1 -d notifyq -c '' 2>&1) || true
-  [[ $said == *'password authentication failed'* ]]
+  [[ $output == *'password authentication failed'* ]]
 }
 
-# Process 1 is immune to signals from its own container, and `docker kill` counts as a wish that it
-# stays down. A neighbour that sees the engine's processes kills it as the kernel would.
+# Process 1 is immune to signals from its own container, and after `docker kill` the engine does not
+# restart it. A second container with the engine's processes kills it as the kernel would.
 kill_worker() {
   docker run --rm --pid host --user 0 notifyq/worker:dev \
     sh -c "kill -9 $(container worker '{{.State.Pid}}')"
 }
 
-# Of each session of a service: a login of its own, no superuser, and a password that is SCRAM's.
+# Each service has a login of its own, which is no superuser and has a SCRAM password.
 no_superuser_works() {
-  # The dashboard has a session only while somebody looks.
+  # The dashboard has a session only while a page is open.
   holds "(select array_agg(a.usename::text) @> '{queue_worker,queue_reader}'
       and bool_and(not r.rolsuper)
     from pg_stat_activity as a join pg_roles as r on r.rolname = a.usename
@@ -96,12 +96,12 @@ no_superuser_works() {
     holds "(select count(*) = 5 and bool_and(rolpassword like 'SCRAM-SHA-256\$%' and not rolsuper)
       from pg_authid where rolname like 'queue\_%')"
 }
-refuses_duty_of_another() {
-  local said
-  said=$(docker compose run --rm -T publish --dsn postgresql://queue_worker@db/notifyq default 1 2>&1) || true
-  [[ $said == *'password authentication failed'* ]]
-  said=$(docker compose exec -T worker notifyq publish default 1 2>&1) && return 1
-  [[ $said == *'permission denied'* ]]
+refuses_rights_of_another() {
+  local output
+  output=$(docker compose run --rm -T publish --dsn postgresql://queue_worker@db/notifyq default 1 2>&1) || true
+  [[ $output == *'password authentication failed'* ]]
+  output=$(docker compose exec -T worker notifyq publish default 1 2>&1) && return 1
+  [[ $output == *'permission denied'* ]]
 }
 
 trap clean_up EXIT
@@ -118,8 +118,8 @@ for service in db worker dead dashboard; do
 done
 
 check 'each service has a login of its own, and none is a superuser' within 30 no_superuser_works
-check 'no login has the duty of another' refuses_duty_of_another
-check 'an admin rules the queues' docker compose run --rm -T admin queues create smoke
+check 'no login has the rights of another' refuses_rights_of_another
+check 'an admin creates a queue' docker compose run --rm -T admin queues create smoke
 
 check 'publish from the command line' publish default '{"hello": "compose"}'
 check '  archived as success' within 30 archived '{"hello": "compose"}' success
@@ -127,11 +127,11 @@ check 'publish by INSERT in psql' insert hello
 check '  archived as success' within 30 archived '["hello"]' success
 
 check 'two workers share the work' within 30 both_have_handled
-check 'the dashboard asks for a password, and lets in who has it' dashboard_lets_in notifyq
+check 'the dashboard requires its password' dashboard_lets_in notifyq
 
-check 'publish a message that is rejected' publish default '{"reject": "as told"}'
-check '  archived as rejected' within 30 archived '{"reject": "as told"}' rejected
-check '  reported by dead' within 30 logged dead 'rejected: as told'
+check 'publish a message that is rejected' publish default '{"reject": "on purpose"}'
+check '  archived as rejected' within 30 archived '{"reject": "on purpose"}' rejected
+check '  reported by dead' within 30 logged dead 'rejected: on purpose'
 
 check 'kill -9 the worker' kill_worker
 check 'publish while it is down' insert after-kill

@@ -16,27 +16,27 @@ BASE = "http://127.0.0.1:8080/"
 
 
 def enter(password: str) -> tuple[str, str]:
-    """Fill in the form of the page that a stranger is led to; return where that leads, and what."""
+    """Fill in the login form; return the address and the text of the page after it."""
     browser = build_opener(HTTPCookieProcessor(CookieJar()))
-    with browser.open(BASE) as asked:
-        address, form = asked.url, asked.read().decode()
-    assert 'type="password"' in form, f"{address} asks for no password"
+    with browser.open(BASE) as page:
+        address, form = page.url, page.read().decode()
+    assert 'type="password"' in form, f"{address} requires no password"
     action = re.search(r'<form method="post" action="([^"]+)" class="fields">', form)
     assert action, form
     hidden = dict(re.findall(r'<input type="(?:hidden|text)" name="(\w+)" value="([^"]*)"', form))
     sent = urlencode({**hidden, "password": password}).encode()
     browser.addheaders += [("Origin", BASE.rstrip("/"))]
     try:
-        with browser.open(urljoin(address, action[1]), sent) as led:
-            return led.url, led.read().decode()
+        with browser.open(urljoin(address, action[1]), sent) as page:
+            return page.url, page.read().decode()
     except HTTPError as error:
         return error.url or "", error.read().decode()
 
 
 def main() -> None:
-    """Be refused with a wrong password, and see the overview with the right one."""
+    """Check that a wrong password is refused, and that the right one shows the overview."""
     _, page = enter("not " + sys.argv[1])
-    assert 'type="password"' in page, "a wrong password leads somewhere"
+    assert 'type="password"' in page, "a wrong password is accepted"
     _, page = enter(sys.argv[1])
     assert 'type="password"' not in page, page
     assert "Overview" in page, page

@@ -1,4 +1,4 @@
-"""Where Spark looks for the data source `notifyq` by itself: nobody has to register it."""
+"""Spark finds the data source `notifyq` by this module name, without registration."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from notifyq.spark.source.source import NotifyqSource
 
 
 class DefaultSource(NotifyqSource):
-    """What `spark.read.format("notifyq")` reads with."""
+    """The data source of `spark.read.format("notifyq")`."""

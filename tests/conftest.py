@@ -27,10 +27,10 @@ from notifyq.queues.claim_client import ClaimClient
 from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
 from support.database import (
-    Bells,
     Connect,
     Connection,
     Notices,
+    Notifications,
     clear,
     create_clone,
     drop_database,
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the quick tier, in two processes, unless the command says what or in how many."""
+    """Run the quick tier in two processes, unless the command names tests or a number."""
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return
     if not config.option.all:
@@ -83,7 +83,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # After the summary, which is the last line of a run else.
+    # After the summary, which otherwise is the last line of a run.
     if config.stash.get(_IS_QUICK, False):
         print(HINT)
 
@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # Modules and thousands of collected tests would be looked at again after every test.
+    # Otherwise every collection traverses modules and thousands of collected tests.
     gc.collect()
     gc.freeze()
 
@@ -285,22 +285,22 @@ async def connection(connect: Connect) -> Connection:
 
 
 @pytest.fixture
-async def bells(connect: Connect) -> Bells:
-    """Give a listener, in a session of its own, that hears every bell from now on."""
-    bells = Bells(await connect())
-    await bells.listen()
-    return bells
+async def notifications(connect: Connect) -> Notifications:
+    """Give a listener in a session of its own that receives all notifications from now on."""
+    notifications = Notifications(await connect())
+    await notifications.listen()
+    return notifications
 
 
 @pytest.fixture
 def notices(connection: Connection) -> Notices:
-    """Give what the server says to the session of the test beside its answers."""
+    """Give the notices of the server to the session of the test."""
     return Notices(connection)
 
 
 @pytest.fixture
 def events() -> Events:
-    """Give a sink that can be waited on."""
+    """Give a telemetry handler that can be waited on."""
     return Events()
 
 
@@ -314,7 +314,7 @@ async def app(database: str) -> AsyncIterator[App]:
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Give a list that grows with every claim that a worker sends, by the quantity asked for."""
+    """Give a list with the requested quantity of every claim that a worker sends."""
     quantities: list[int] = []
     send = ClaimClient.claim
 
@@ -336,18 +336,18 @@ def mortal_server() -> Iterator[Server]:
 
 @pytest.fixture
 async def watched_loop() -> AsyncIterator[None]:
-    """Fail the test that leaves tasks behind, or whose errors nobody looked at."""
+    """Fail a test that leaves tasks running or errors in the event loop."""
     loop = asyncio.get_running_loop()
     unseen: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unseen.append(context))
-    # asyncpg asks for TLS and drops the future of the answer when that connection is reset.
+    # asyncpg requests TLS and drops the future of the answer when that connection is reset.
     of_asyncpg = "unexpected connection_lost() call"
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    gc.collect()  # a task reports an error that nobody asked for when it is collected
+    gc.collect()  # a task reports an unretrieved error when it is collected
     assert not left, f"tasks are left running: {left}"
     ours = [context for context in unseen if str(context.get("exception")) != of_asyncpg]
     assert not ours, f"errors reached the event loop: {ours}"

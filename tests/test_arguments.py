@@ -13,13 +13,13 @@ from notifyq.arguments import _KINDS, plain
 from notifyq.config import DatabaseOptions, DatabaseSettings, WorkerOptions, WorkerSettings
 
 WRONG: list[tuple[type, str, Any, str]] = [
-    (Policy, "lock_timeout", "5s", r"a duration \(timedelta or seconds\).*, not '5s'"),
+    (Policy, "lock_duration", "5s", r"a duration \(timedelta or seconds\).*, not '5s'"),
     (Policy, "retention", -1, "a duration .* that is not negative, not -1"),
     (Policy, "rate_period", float("nan"), "a duration .*, not nan"),
     (Policy, "concurrency", "5", "an integer, not '5'"),
     (Policy, "ordered", 1, "True or False, not 1"),
     (Policy, "payload_type", int, "a text, not <class 'int'>"),
-    (Policy, "bell", False, "a text, not False"),
+    (Policy, "notify", False, "a text, not False"),
     (StreamPolicy, "max_lag", "1h", "a duration .*, not '1h'"),
     (StreamPolicy, "max_events", 1.5, "an integer, not 1.5"),
     (Schedule, "jitter", "1h", "a duration .*, not '1h'"),
@@ -32,7 +32,7 @@ NEEDED: dict[type, dict[str, str]] = {Schedule: {"name": "s", "cron": "@daily", 
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "reason"), WRONG)
-def test_a_field_of_the_wrong_kind_is_named(
+def test_a_field_of_the_wrong_type_is_named(
     kind: type, name: str, value: object, reason: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"^{name} must be {reason}"):
@@ -40,23 +40,23 @@ def test_a_field_of_the_wrong_kind_is_named(
 
 
 @pytest.mark.parametrize("kind", [Policy, StreamPolicy, Schedule])
-def test_each_field_is_of_a_kind_that_is_checked(kind: type) -> None:
+def test_the_type_of_each_field_is_checked(kind: type) -> None:
     found = {str(field.type).removesuffix(" | None") for field in fields(kind)}
     # Both of these are JSON in the end, which has an error of its own.
     assert found - {"Schema", "Any"} <= {"timedelta | float", *_KINDS}
 
 
 def test_durations_are_seconds_or_timedeltas() -> None:
-    policy = Policy(lock_timeout=1.5, backoff=timedelta(minutes=1), retention=0)
+    policy = Policy(lock_duration=1.5, backoff=timedelta(minutes=1), retention=0)
     given = {name: value for name, value in plain(policy).items() if value is not None}
     assert given == {
-        "lock_timeout": timedelta(seconds=1.5),
+        "lock_duration": timedelta(seconds=1.5),
         "backoff": timedelta(minutes=1),
         "retention": timedelta(0),
     }
 
 
-def test_a_schedule_of_a_function_is_refused_where_it_is_written() -> None:
+def test_a_wrong_cron_option_is_refused_at_the_decorator() -> None:
     with pytest.raises(ConfigurationError, match=r"^jitter must be a duration"):
         App().cron("@daily", jitter="1h")(lambda: None)  # type: ignore[arg-type]
 
@@ -68,14 +68,12 @@ WRONG_OF_SUBSCRIBERS: list[tuple[dict[str, Any], str]] = [
     ({"batch": "3"}, "batch must be between 1 and 10000, not '3'"),
     ({"members": 0}, "members must be between 1 and 64, not 0"),
     ({"stream": 5}, "stream must be a text, not 5"),
-    ({"subscriber": None}, "a subscriber needs the name of its stream and its own"),
+    ({"subscriber": None}, "a subscriber needs the name of its stream and a name"),
 ]
 
 
 @pytest.mark.parametrize(("options", "reason"), WRONG_OF_SUBSCRIBERS)
-def test_an_option_of_a_subscriber_that_makes_no_sense_is_named(
-    options: dict[str, Any], reason: str
-) -> None:
+def test_a_wrong_option_of_a_subscriber_is_named(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{reason}"):
         App().subscriber(**{"stream": "s", "subscriber": "w", **options})(lambda: None)
 
@@ -83,5 +81,5 @@ def test_an_option_of_a_subscriber_that_makes_no_sense_is_named(
 @pytest.mark.parametrize(
     ("options", "settings"), [(DatabaseOptions, DatabaseSettings), (WorkerOptions, WorkerSettings)]
 )
-def test_settings_are_typed_as_they_are(options: Any, settings: Any) -> None:
+def test_options_match_their_settings(options: Any, settings: Any) -> None:
     assert options.__annotations__.keys() == settings.model_fields.keys()

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from notifyq import App, ConfigurationError
-from notifyq.cli.masking import masks_of_environment
+from notifyq.cli.options import masks_of
 from notifyq.config import (
     BrokerSettings,
     CommandSettings,
@@ -55,12 +55,12 @@ def test_a_duration_is_a_timedelta_or_seconds() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"), [("concurency", "concurrency"), ("pol", "poll"), ("gracee", "grace")]
 )
-def test_an_unknown_setting_is_refused_with_the_one_that_was_meant(given: str, meant: str) -> None:
+def test_an_unknown_setting_is_refused_with_a_similar_one(given: str, meant: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no setting '{given}': did you mean '{meant}'"):
         WorkerSettings.load(**{given: 1})
 
 
-def test_an_unknown_setting_like_no_other_is_refused_without_advice() -> None:
+def test_an_unknown_setting_unlike_any_other_is_refused_without_advice() -> None:
     with pytest.raises(ConfigurationError, match=r"no setting 'zzz'$"):
         DatabaseSettings.load(zzz=1)
 
@@ -93,7 +93,7 @@ def test_a_blank_variable_is_refused(monkeypatch: pytest.MonkeyPatch, blank: str
         "NOTIFYQ_LISTEN_DSN_FILE": listen_dsn_from_environment,
         "NOTIFYQ_HOME": development,
         "NOTIFYQ_PG_BIN": default_binaries,
-        "NOTIFYQ_MASK": masks_of_environment,
+        "NOTIFYQ_MASK": masks_of,
         "NOTIFYQ_POOL_SIZE": DatabaseSettings.load,
         "NOTIFYQ_GRACE": WorkerSettings.load,
         "NOTIFYQ_METRICS_HOST": CommandSettings.load,
@@ -137,7 +137,7 @@ def test_a_dsn_is_shown_without_its_password(dsn: str, shown: str) -> None:
     assert "secret" not in repr(Database(dsn))
 
 
-def test_a_password_is_masked_wherever_it_stands() -> None:
+def test_a_password_is_masked_anywhere_in_a_text() -> None:
     for dsn in (
         "postgresql://me:secret@host/db",
         "postgresql://host/db?user=me&password=secret",
@@ -186,7 +186,7 @@ def test_no_part_of_a_password_with_odd_characters_is_shown(
     assert has_password(dsn)
 
 
-def test_a_password_in_the_place_of_a_port_is_not_shown() -> None:
+def test_a_password_instead_of_a_port_is_not_shown() -> None:
     assert "s3cr3t" not in masked("postgresql://me:s3cr3t")
 
 
@@ -202,7 +202,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
-def test_a_file_of_ours_alone_holds_the_dsn(file: Path, mode: int) -> None:
+def test_a_private_file_holds_the_dsn(file: Path, mode: int) -> None:
     file.chmod(mode)
     assert dsn_from_file(str(file)) == DSN
 
@@ -283,6 +283,6 @@ def test_no_object_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", DSN)
     app = App(listen_dsn=DSN)
     app.handler("q")(lambda: None)
-    shown = [app, app.database, app.database.lane(), app.worker(), app.registry, app.admin]
+    shown = [app, app.database, app.database.dedicated(), app.worker(), app.registry, app.admin]
     assert "secret" not in repr([*shown, WorkerSettings.load(), DatabaseSettings.load()])
     assert "secret" not in "".join(map(str, shown))

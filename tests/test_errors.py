@@ -22,7 +22,7 @@ def test_every_error_is_public() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_belongs_to_the_tree_and_says_what_it_is(kind: type[Exception]) -> None:
+def test_an_error_belongs_to_the_tree_and_has_a_docstring(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.NotifyqError)
     assert kind.__name__.endswith("Error")
     assert kind.__doc__
@@ -33,7 +33,7 @@ def test_the_signals_of_handlers_are_not_errors_of_notifyq() -> None:
     assert not issubclass(notifyq.Retry, errors.NotifyqError)
 
 
-def test_the_driver_raises_our_class_for_each_of_our_codes() -> None:
+def test_the_driver_raises_our_class_for_each_sqlstate() -> None:
     coded = [kind for kind in CLASSES if issubclass(kind, errors.DatabaseError)]
     codes = {str(kind.sqlstate): kind for kind in coded if kind is not errors.DatabaseError}
     assert len(codes) == len(coded) - 1

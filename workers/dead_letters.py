@@ -1,8 +1,8 @@
-"""Follow dead messages: retry once what a crash has cost, log the rest for a person.
+"""Follow dead messages: retry once those that a crash has cost, log the others for a person.
 
 python dead_letters.py
 
-It begins with what dies from now on. For a watch that goes on where it stopped, without a line of
+It begins with messages that fail from now on. A watch that continues where it stopped needs no
 Python: notifyq dead watch --state dead.json --exec COMMAND
 """
 
@@ -23,8 +23,8 @@ last_chances: set[int] = set()
 """The ids under which dead messages were published again."""
 
 
-async def treat(message: ArchivedMessage) -> None:
-    """Treat one dead message."""
+async def handle(message: ArchivedMessage) -> None:
+    """Retry or log one dead message."""
     if message.status == Status.LOCK_EXPIRED and message.id not in last_chances:
         last_chances.update(await app.archive.dead_retry([message.id]))
         log.info("message %d of %s is published again", message.id, message.queue)
@@ -33,11 +33,11 @@ async def treat(message: ArchivedMessage) -> None:
 
 
 async def follow() -> None:
-    """Treat every message that dies from now on."""
-    # Woken by the bell on dead_message; read by snapshot, so that none is missed or comes twice.
+    """Handle every message that fails from now on."""
+    # Woken by notifications on dead_message; reads by snapshot: none is missed or comes twice.
     async for dead, _seen in app.dead_letters().batches():
         for message in dead:
-            await treat(message)
+            await handle(message)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Queue `default`: log each message and return it, so that the archive keeps it as the result.
+"""Queue `default`: log each message and return it as the result, which the archive keeps.
 
 notifyq worker echo:app
 notifyq publish default '{"hello": "world"}'
@@ -18,7 +18,7 @@ app = App()
 
 @app.handler("default")
 async def echo(payload: Any, message: Message) -> Any:
-    """Return the payload; one with the key "reject" is rejected, for the reason it gives."""
+    """Return the payload; one with the key "reject" is rejected for that reason."""
     log.info("message %d: %s", message.id, message.message)
     if isinstance(payload, dict) and "reject" in payload:
         raise Reject(str(payload["reject"]))

@@ -1,4 +1,4 @@
-"""Ask many shops for their price each morning, a message for each, and keep the best offer.
+"""Query many shops for a price each morning, one message each, and keep the best offer.
 
 notifyq worker prices:app
 python -c 'import asyncio, prices; print(asyncio.run(prices.today()))'
@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from notifyq import App, Message, Policy, Reject
 
 app = App()
-PRICES = {"north": 9.5, "south": 8.0, "east": None}  # stand for what web pages say
-ONE_BY_ONE = Policy(ordered=True, concurrency=20)  # those of a shop; and of all 20 at a time
+PRICES = {"north": 9.5, "south": 8.0, "east": None}  # instead of web pages
+ONE_BY_ONE = Policy(ordered=True, concurrency=20)  # one at a time of a shop, 20 of all
 
 
 class Offer(BaseModel):
-    """What a shop wants."""
+    """The price of a shop."""
 
     shop: str
     price: float
@@ -25,8 +25,8 @@ class Offer(BaseModel):
 @app.handler(
     "prices", policy=ONE_BY_ONE, max_attempts=4, backoff={TimeoutError: 1, LookupError: Reject}
 )
-async def ask(shop: str, message: Message) -> Offer:
-    """Ask one shop: it may be slow, which passes, or not have it, which does not."""
+async def query(shop: str, message: Message) -> Offer:
+    """Query one shop: a slow one is tried again, one without the product fails at once."""
     if shop == "south" and message.attempts == 1:
         raise TimeoutError(f"{shop} does not answer")
     if (price := PRICES[shop]) is None:
@@ -36,7 +36,7 @@ async def ask(shop: str, message: Message) -> Offer:
 
 @app.handler("best offer")
 async def choose(_: None, message: Message) -> Offer:
-    """Runs when all shops have answered or failed; what it returns is kept in the archive."""
+    """Runs when all shops have answered or failed; the archive keeps the result."""
     answers = await app.archive.dependencies(message.id)
     offers = [Offer.model_validate(it.value()) for it in answers if it.state == "success"]
     if not offers:
@@ -46,7 +46,7 @@ async def choose(_: None, message: Message) -> Offer:
 
 @app.cron("0 6 * * *", name="compare", queue="compare", timezone="Europe/Oslo")
 async def compare() -> int:
-    """Ask all shops; one that is being asked already is not asked twice."""
+    """Query all shops; one that has a live message is not queried twice."""
     group = await app.publish_group(
         "prices", PRICES, callback=("best offer", None), key=str, dedup_key=str
     )
@@ -54,7 +54,7 @@ async def compare() -> int:
 
 
 async def today() -> Offer:
-    """Compare now, and wait for what comes of it; a worker must be running."""
+    """Compare now, and wait for the best offer; a worker must be running."""
     async with app:
-        asked = await compare.publish()
-        return await app.result(await asked.result(timeout=60), Offer, timeout=60)
+        handle = await compare.publish()
+        return await app.result(await handle.result(timeout=60), Offer, timeout=60)

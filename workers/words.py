@@ -17,20 +17,20 @@ app = App()
 
 
 class Text(BaseModel):
-    """What is published."""
+    """The payload."""
 
     text: str = Field(min_length=1)
     most: int = Field(10, ge=1)
 
 
 class Words(BaseModel):
-    """What is archived."""
+    """The result."""
 
     total: int
     frequent: dict[str, int]
 
 
-# Not async: it runs in a thread, so that long texts don't keep other messages waiting.
+# Not async: it runs in a thread, and a long text does not delay other messages.
 @app.handler("words", max_attempts=3, timeout=60)
 def count_words(text: Text) -> Words:
     """Count the words of a text and name the most frequent ones."""

@@ -16,7 +16,7 @@ from chancy import Chancy, Queue, Worker
 sys.path.insert(0, str(Path(__file__).parent))
 DSN = os.environ["BENCH_DSN"]
 CONCURRENCY = 1000
-# As the library makes them: the time in front keeps them in the order of publishing.
+# As the library makes them: the time comes first, so ids are in the order of publication.
 ID = (
     "(lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') || '7' || "
     "substr(md5(random()::text), 1, 3) || '8' || substr(md5(random()::text), 1, 15))::uuid"
@@ -31,14 +31,14 @@ INSERT = (
 
 
 async def handle(n: int | None = None) -> None:
-    """Do nothing, but say when it began if that is asked for."""
+    """Do nothing; print the start time of a message with a number."""
     begun = time.time()
     if n is not None:
         print("BENCH", os.getpid(), n, begun, flush=True)
 
 
 def library() -> Chancy:
-    """Return the app, with a logger that is silent about every message."""
+    """Return the app, with a logger that does not log each message."""
     log = logging.getLogger("chancy")
     log.setLevel(logging.WARNING)
     return Chancy(DSN, log=log)

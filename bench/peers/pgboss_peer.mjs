@@ -14,7 +14,7 @@ async function prepare() {
   await boss.createQueue("bench", { notify: true });
   const { table } = await boss.getQueue("bench");
   await boss.stop({ graceful: false });
-  // The library's own statement; `send` asks for the id, `insert` of many does not.
+  // The library's own statement; `send` returns the id, `insert` of many does not.
   const insert = (json, returnId) =>
     insertJobs("pgboss", { table, name: "bench", returnId, notify: true })
       .replace("$1::text", () => json)

@@ -1,7 +1,6 @@
 """PgQ: `prepare` makes a queue and prints how to publish; `work` reads its batches with plain SQL.
 
-A ticker runs beside the reader on a connection of its own, in the place of the daemon pgqd, which
-ticks once a second at most.
+A ticker on a connection of its own replaces the daemon pgqd, which ticks once a second at most.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ async def prepare() -> dict[str, str]:
         "publish": "select pgq.insert_event('bench', 'bench', @payload@)",
         "bulk": "select count(pgq.insert_event('bench', 'bench', '{}')) "
         "from generate_series(1, @n@)",
-        # Events that the subscriber's last finished tick does not see. The numbers of events do not
-        # tell: a tick knows those of transactions that are still open.
+        # Events that the subscriber's last finished tick does not see. Event ids do not help: a
+        # tick has the snapshot, which excludes open transactions.
         "waiting": "(select from pgq.event_1 as e, (select t.tick_snapshot as seen "
         "from pgq.subscription join pgq.tick as t on t.tick_queue = sub_queue "
         "and t.tick_id = sub_last_tick) as reader where e.ev_txid >= txid_snapshot_xmin(seen) "

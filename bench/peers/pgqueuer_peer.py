@@ -20,7 +20,7 @@ BATCH = 500
 
 
 async def prepare() -> dict[str, str]:
-    """Install the schema; take the statement that publishes from the library itself."""
+    """Install the schema; the library builds the statement that publishes."""
     connection = await asyncpg.connect(DSN)
     queries = Queries(AsyncpgDriver(connection))
     await queries.install()
@@ -34,7 +34,7 @@ async def prepare() -> dict[str, str]:
 
 
 def filled(queries: Queries, payloads: str, number: str) -> str:
-    """Return the library's statement with SQL in the places of its six array parameters."""
+    """Return the library's statement with SQL for its six array parameters."""
     arrays = {
         "$1": f"array_fill(0, array[{number}])",
         "$2": f"array_fill('bench'::text, array[{number}])",

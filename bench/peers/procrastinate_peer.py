@@ -20,7 +20,7 @@ app = App(connector=PsycopgConnector(conninfo=DSN, max_size=CONCURRENCY + 2))
 
 @app.task(name="bench", queue="bench")
 async def handle(n: int | None = None) -> None:
-    """Do nothing, but say when it began if that is asked for."""
+    """Do nothing; print the start time of a message with a number."""
     begun = time.time()
     if n is not None:
         print("BENCH", os.getpid(), n, begun, flush=True)

@@ -1,4 +1,4 @@
--- Bootstrap: extensions, the schema, its roles, and what tables need to be made.
+-- Bootstrap: extensions, schemas, roles, and bounds that tables need.
 \ir bootstrap/extensions.sql
 \ir bootstrap/schema.sql
 \ir bootstrap/roles.sql

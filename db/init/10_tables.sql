@@ -1,8 +1,9 @@
--- Tables: types and state. An upgrade changes them by migrations only.
+-- Tables: types and state. Only migrations change them.
 \ir tables/types.sql
 \ir tables/message.sql
 \ir tables/queue.sql
 \ir tables/archive.sql
+\ir tables/durable.sql
 \ir tables/stream.sql
 \ir tables/schedule.sql
 \ir tables/transfer.sql

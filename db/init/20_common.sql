@@ -1,4 +1,4 @@
--- Common: what several chapters call.
+-- Common: functions that several chapters use.
 \ir common/checks.sql
 \ir common/statistics.sql
 \ir common/notify.sql

@@ -8,9 +8,10 @@
 \ir queue/claim.sql
 \ir queue/settle.sql
 \ir queue/finish.sql
+\ir queue/change.sql
 \ir queue/attempts.sql
 \ir queue/dependencies.sql
-\ir queue/volatile.sql
+\ir queue/unlogged.sql
 \ir queue/owned.sql
 \ir queue/result.sql
 \ir queue/admin.sql

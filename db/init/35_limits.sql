@@ -1,5 +1,5 @@
 -- Limits: concurrency, rate, order, fairness and capacity.
-\ir limits/lanes.sql
+\ir limits/key_hash.sql
 \ir limits/capacity.sql
 \ir limits/turns.sql
 \ir limits/claim_before_turn.sql
@@ -7,3 +7,4 @@
 \ir limits/keys.sql
 \ir limits/fair.sql
 \ir limits/shares.sql
+\ir limits/key_limits.sql

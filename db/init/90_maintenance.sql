@@ -1,4 +1,4 @@
--- Maintenance: what has to happen when nobody calls.
+-- Maintenance: work that no call of a client does.
 \ir maintenance/maintain.sql
 \ir maintenance/cron.sql
 \ir maintenance/adopt.sql

@@ -1,6 +1,6 @@
--- Check: an install that is not whole fails here, not in production; then its version is recorded.
+-- Check: an incomplete install fails here, not in production; then its version is recorded.
 --
--- raises:  NQ902 the install is not whole
+-- raises: NQ902 the install is incomplete
 
 do $$
 declare
@@ -9,7 +9,7 @@ begin
   if v_missing is not null then
     raise exception using
       errcode = 'NQ902',
-      message = 'the install is not whole: missing ' || v_missing,
+      message = 'the install is incomplete: missing ' || v_missing,
       hint = 'run `notifyq init` as the owner of schema messages';
   end if;
 end;
@@ -19,7 +19,6 @@ insert into notifyq.schema_version (version)
 values (messages.version())
 on conflict on constraint schema_version_version_pk do nothing;
 
--- Once: a row that came with a restored backup tells where it came from.
+-- Only once: a row from a restored backup identifies the server that the backup was made of.
 insert into notifyq.origin
-select h.* from notifyq.current_origin() as h
-where not exists (select from notifyq.origin);
+select h.* from notifyq.current_origin() as h where not exists (select from notifyq.origin);

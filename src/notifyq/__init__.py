@@ -1,11 +1,14 @@
-"""A message queue that lives inside PostgreSQL.
+"""A message queue and event stream inside PostgreSQL.
 
-An `INSERT` publishes, a trigger rings `NOTIFY`, workers claim rows, finished messages move to an
-archive. The behaviour is that of the SQL functions in schema `messages`; this package calls them.
+An `INSERT` publishes, a trigger sends `NOTIFY`, workers claim rows, finished messages move to an
+archive. SQL functions in schema `messages` do the work; this package calls them.
 """
 
 from notifyq.app import App
 from notifyq.archive.dead_letters import DeadLetters
+from notifyq.durable.control import LockLostError, Parked
+from notifyq.durable.current import emit, progress
+from notifyq.durable.steps import Signal, Steps, StepTransaction
 from notifyq.errors import (
     AccessDeniedError,
     BatchNotFoundError,
@@ -24,6 +27,7 @@ from notifyq.errors import (
     LakeNotFoundError,
     LoadNotFoundError,
     LockExpiredError,
+    LockNotHeldError,
     LostReceiptsError,
     MessageFailedError,
     MessageLimitError,
@@ -48,17 +52,25 @@ from notifyq.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
     ServerError,
+    SignalTimeoutError,
     StagedRowsLostError,
+    StepClosedError,
+    StepError,
+    StepFailedError,
+    StepKindError,
+    StepNameError,
+    StepNestedError,
     StreamInUseError,
     StreamNotFoundError,
     StreamPausedError,
     SubscriptionNotFoundError,
+    WaitError,
 )
-from notifyq.handlers.build import HandlerOptions
+from notifyq.handlers.build import HandlerOptions, SubscriberOptions
 from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler
-from notifyq.handlers.retries import Reject, Retry
+from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.signature import Transaction
-from notifyq.handlers.subscriber import Subscriber, SubscriberOptions
+from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.event import Event, SubscriptionInfo
 from notifyq.models.message import ArchivedMessage, Attempt, Dependency, Message, State, Status
 from notifyq.models.payload import Json
@@ -103,6 +115,8 @@ __all__ = [
     "LakeNotFoundError",
     "LoadNotFoundError",
     "LockExpiredError",
+    "LockLostError",
+    "LockNotHeldError",
     "LostReceiptsError",
     "Message",
     "MessageFailedError",
@@ -114,6 +128,7 @@ __all__ = [
     "NothingOwnedError",
     "NotifyqError",
     "OutdatedSchemaError",
+    "Parked",
     "PayloadError",
     "Policy",
     "QueueBusyError",
@@ -136,9 +151,20 @@ __all__ = [
     "SchemaTooNewError",
     "SchemaTooOldError",
     "ServerError",
+    "Signal",
+    "SignalTimeoutError",
+    "Snooze",
     "StagedRowsLostError",
     "State",
     "Status",
+    "StepClosedError",
+    "StepError",
+    "StepFailedError",
+    "StepKindError",
+    "StepNameError",
+    "StepNestedError",
+    "StepTransaction",
+    "Steps",
     "StreamInUseError",
     "StreamNotFoundError",
     "StreamPausedError",
@@ -150,6 +176,9 @@ __all__ = [
     "SubscriptionInfo",
     "SubscriptionNotFoundError",
     "Transaction",
+    "WaitError",
     "Worker",
     "__version__",
+    "emit",
+    "progress",
 ]

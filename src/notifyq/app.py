@@ -1,4 +1,4 @@
-"""The App: one database, what publishes into it, and workers; what user code imports."""
+"""The App: one database, publishing into it, and its workers. User code imports this."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from notifyq.errors import (
     QueueNotFoundError,
     SchemaError,
 )
-from notifyq.handlers.decorators import Registrar
+from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
-from notifyq.queues.inbox import MessageInbox, QueueBells
+from notifyq.queues.inbox import MessageInbox, QueueNotifications
 from notifyq.queues.payload_schema import PayloadSchemas
 from notifyq.queues.publisher import Publisher
 from notifyq.queues.results import Group, Handle, Results
 from notifyq.queues.schedules import Schedules
 from notifyq.streams.admin import Streams
 from notifyq.streams.subscription import Subscription
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime, timedelta
     from types import UnionType
 
@@ -41,23 +41,22 @@ if TYPE_CHECKING:
     from notifyq.config import DatabaseOptions, WorkerOptions
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
     from notifyq.streams.subscription import SubscriptionOptions
-    from notifyq.telemetry import Sink
-    from notifyq.telemetry.base import WorkerObserver
+    from notifyq.telemetry import TelemetryHandler, WorkerObserver
 
 log = logging.getLogger("notifyq.worker")
 
 R = TypeVar("R")
 
 
-class App(Registrar):
+class App(Decorators):
     """Register handlers, publish messages, run workers.
 
-    The DSN is that of the argument, else NOTIFYQ_DSN, looked up when it is first needed.
-    `listen_dsn` is where all that waits listens when `dsn` goes through a pooler; beside a DSN from
-    the environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword
-    or environment. With `check_payloads` what the JSON Schema of a queue refuses is not even sent.
-    With `tracing` each publish and each handling is a span of the global tracer provider of
-    OpenTelemetry, or of the one that is given.
+    `dsn` is the argument or NOTIFYQ_DSN, which is read when it is first needed. `listen_dsn` is the
+    address of the server itself where `dsn` goes through a pooler; beside a DSN from the
+    environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword or
+    environment. With `check_payloads`, payloads are checked against the JSON Schema of their queue
+    before they are sent. With `tracing`, each publish and each handler call is a span of the global
+    tracer provider of OpenTelemetry, or of the given one.
     """
 
     def __init__(
@@ -80,10 +79,10 @@ class App(Registrar):
         self._database: Database | None = None
         self._schemas: PayloadSchemas | None = None
         self._results: Results | None = None
-        self._bells: QueueBells | None = None
+        self._notifications: QueueNotifications | None = None
 
     async def __aenter__(self) -> Self:
-        """Connect; an App also connects by itself when it is first used."""
+        """Connect; an App also connects when it is first used."""
         await self.database.open()
         return self
 
@@ -93,10 +92,10 @@ class App(Registrar):
     async def close(self) -> None:
         """Close the connections; the App can be used again."""
         results, self._results = self._results, None
-        bells, self._bells = self._bells, None
-        for waits in (results, bells):
-            if waits is not None:
-                await waits.close()
+        notifications, self._notifications = self._notifications, None
+        for waiting in (results, notifications):
+            if waiting is not None:
+                await waiting.close()
         database, self._database, self._schemas = self._database, None, None
         if database is not None:
             await database.close()
@@ -108,7 +107,7 @@ class App(Registrar):
             dsn, listen_dsn = given_dsns(self.dsn, self.listen_dsn)
             if dsn is None:
                 raise ConfigurationError(
-                    "no database: set NOTIFYQ_DSN or give the App a DSN like "
+                    "no database: set NOTIFYQ_DSN or pass a DSN to the App, such as "
                     "postgresql://user:password@host:5432/database"
                 )
             self._database = Database(dsn, listen_dsn=listen_dsn, settings=self._settings)
@@ -122,19 +121,19 @@ class App(Registrar):
 
     @property
     def results(self) -> Results:
-        """What waits for the ends of messages."""
+        """Waits for the ends of messages."""
         if self._results is None:
             self._results = Results(self.database)
         return self._results
 
     def inbox(self, worker: str | None = None) -> MessageInbox:
-        """Hand out messages one by one to a loop of your own: `await inbox.wait(queues)`.
+        """Get messages one by one in a loop of your own: `await inbox.wait(queues)`.
 
-        `worker` is the first part of the name in which messages are locked.
+        `worker` is the first part of the name that locks messages.
         """
-        if self._bells is None:
-            self._bells = QueueBells(self.database)
-        return MessageInbox(self.database, self._bells, worker)
+        if self._notifications is None:
+            self._notifications = QueueNotifications(self.database)
+        return MessageInbox(self.database, self._notifications, worker)
 
     @property
     def admin(self) -> Admin:
@@ -148,26 +147,26 @@ class App(Registrar):
 
     @property
     def streams(self) -> Streams:
-        """Create, change, pause and drop streams; say who reads them, and from where on."""
+        """Create, change, pause and drop streams and their subscriptions."""
         return Streams(self.database)
 
     def subscription(
         self, stream: str, subscriber: str, **options: Unpack[SubscriptionOptions]
     ) -> Subscription:
-        """Read a stream as one of its subscribers; the options are those of `Subscription`."""
+        """Read a stream as one of its subscribers; options are those of `Subscription`."""
         return Subscription(self.database, stream, subscriber, **options)
 
     @property
     def schedules(self) -> Schedules:
-        """Define, list, stop and remove what is published by the clock."""
+        """Define, list, stop and remove schedules."""
         return Schedules(self.database)
 
     async def publish(
         self, queue: str, payload: Any, **options: Unpack[PublishOptions]
     ) -> Handle[Any]:
-        """Publish one message and return its id; the options are those of `Publisher.publish`.
+        """Publish one message and return its id; options are those of `Publisher.publish`.
 
-        The id is an int that knows the way to the result: `await handle.result()`.
+        The id is an int that can wait for the result: `await handle.result()`.
         """
         with self._hinting(queue):
             number = await self._publisher.publish(queue, payload, **options)
@@ -191,10 +190,10 @@ class App(Registrar):
     ) -> Group:
         """Publish messages, and one more that runs when all of them have ended; all or none.
 
-        `callback` is the queue and the payload of the latter, `on_failure` what becomes of it if
-        one of the others dies, by default "run". The other options are those of `publish_many`,
-        for the messages of the group. The callback's handler reads the results with
-        `archive.dependencies(message.id)`.
+        `callback` is the queue and the payload of that message, `on_failure` what happens to it if
+        one of the others fails permanently, by default "run". The other options are those of
+        `publish_many`, for the messages of the group. The handler of the callback reads the results
+        with `archive.dependencies(message.id)`.
         """
         on_failure = options.pop("on_failure", "run")
         async with self._publisher.joining(options.get("connection")) as held:
@@ -209,18 +208,27 @@ class App(Registrar):
     async def result(
         self, message_id: int, kind: type[R], *, timeout: timedelta | float | None = None
     ) -> R: ...
-    @overload  # not of Any: a result that is assigned to what it is not would fit
+    @overload  # not `kind: Any`: then a result of any type could be assigned
     async def result(
         self, message_id: int, kind: UnionType = ..., *, timeout: timedelta | float | None = None
     ) -> Any: ...
     async def result(
         self, message_id: int, kind: Any = Any, *, timeout: timedelta | float | None = None
     ) -> Any:
-        """Wait for the end of a message, wherever it was published; see `Handle.result`.
+        """Wait for the end of a message of any publisher; see `Handle.result`.
 
-        The result is validated as `kind`, by default it is the decoded JSON.
+        The result is validated as `kind`; by default it is the decoded JSON.
         """
         return await Handle(message_id, self.results, TypeAdapter(kind)).result(timeout)
+
+    async def signal(self, name: str, payload: Any = None, *, connection: Any = None) -> int:
+        """Send a signal to all handlers that wait for this name, now or later.
+
+        The first signal of a name counts, later ones change nothing. Return how many messages it
+        wakes. `connection` sends it in a transaction of the caller's. `handle.signal()` sends one
+        to a single message.
+        """
+        return await self.results.signal(name, payload, connection=connection)
 
     async def publish_stream(
         self,
@@ -239,16 +247,16 @@ class App(Registrar):
         *,
         seen: str | None = None,
         since: datetime | None = None,
-        sink: Sink = log_sink,
+        telemetry: TelemetryHandler = log_events,
     ) -> DeadLetters:
-        """Follow messages as they die, from a position or an instant on; by default from now on."""
-        return DeadLetters(self.database, queue=queue, seen=seen, since=since, sink=sink)
+        """Follow dead messages from a position or a time on; by default from now."""
+        return DeadLetters(self.database, queue=queue, seen=seen, since=since, telemetry=telemetry)
 
     async def create(self) -> None:
-        """Create what the app declares and the database lacks: queues, streams and subscriptions.
+        """Create missing queues, streams and subscriptions that the app declares.
 
-        For a program that only publishes; a worker does the same when it starts. What exists stays
-        as it is.
+        This is for a program that only publishes; a worker does it when it starts. Existing ones do
+        not change.
         """
         if self.registry.queues():
             await self.create_queues()
@@ -257,7 +265,7 @@ class App(Registrar):
 
     @contextmanager
     def _hinting(self, name: str) -> Iterator[None]:
-        """Have the error say what to do in Python where a queue or a stream is missing."""
+        """Add a hint for Python to the error for a missing queue or stream."""
         try:
             yield
         except QueueNotFoundError as error:
@@ -267,48 +275,54 @@ class App(Registrar):
                 )
             else:
                 error.hint = (
-                    f"await app.admin.create_queue({name!r}) creates it, "
-                    f"or where it is a stream await app.streams.create({name!r})"
+                    f"create a queue with await app.admin.create_queue({name!r}), "
+                    f"a stream with await app.streams.create({name!r})"
                 )
             raise
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:
-        """Create the queues of the handlers where they are missing; return those that were.
+        """Create missing queues of the handlers and return them; `create` does more.
 
-        `create` does that, and creates streams and subscriptions too.
-        Of one that has not the limits that its handler's `policy` says there is a warning.
+        For an existing queue that differs from the `policy` of its handler, log a warning.
         """
         return await self.admin.create_missing(self.registry.policies(queues))
 
     async def create_subscriptions(self, streams: Sequence[str] = ()) -> list[tuple[str, str]]:
-        """Create streams and subscriptions of the subscribers that are missing; return those."""
+        """Create missing streams and subscriptions of the subscribers; return those."""
         return await self.streams.subscribe_all(self.registry.subscribers(streams))
 
     async def create_schedules(self, queues: Sequence[str] = ()) -> list[str]:
-        """Put the schedules of `cron` functions in place; return those that were new or other."""
+        """Create or change the schedules of `cron` functions; return those that changed."""
         wanted = self.registry.schedules_of(queues or self.registry.queues())
         return await self.schedules.add_all(wanted)
 
     def worker(
         self,
         *,
-        queues: Sequence[str] = (),
+        queues: Sequence[str] | Mapping[str, int] = (),
+        strict: bool = False,
         streams: Sequence[str] = (),
-        sink: Sink = log_sink,
+        telemetry: TelemetryHandler = log_events,
         metrics: WorkerObserver | None = None,
         **settings: Unpack[WorkerOptions],
     ) -> Worker:
         """A worker for all handlers and subscribers, or for those of some queues and streams.
 
-        `metrics` counts, beside the sink. Settings: `WorkerSettings`, by keyword or environment.
+        While several queues have messages they take turns. `queues={"high": 3, "low": 1}` gives
+        them weights: three messages of `high` are claimed for each one of `low`. With `strict` a
+        queue is served only while those before it in `queues` have nothing to claim.
+
+        `metrics` observes beside the telemetry. Settings: `WorkerSettings`, by keyword or
+        environment.
         """
         worker = Worker(
             self.database,
             self.registry,
             settings=WorkerSettings.load(**settings),
             queues=queues,
+            strict=strict,
             streams=streams,
-            sink=sink if metrics is None else metrics.beside(sink),
+            telemetry=telemetry if metrics is None else metrics.beside(telemetry),
         )
         if metrics is not None:
             metrics.watch(worker)
@@ -317,8 +331,8 @@ class App(Registrar):
     async def work(self, worker: Worker | None = None) -> None:
         """Check the schema, create missing queues and schedules, run a worker until it is stopped.
 
-        A server that is away or recovering is waited for, as later on, for `retry_for`. A database
-        user who may not define schedules is warned about them, and works.
+        It retries for `retry_for` while the server is away or recovering. A database user who must
+        not define schedules gets a warning.
         """
         worker = worker or self.worker()
         try:
@@ -327,7 +341,7 @@ class App(Registrar):
             try:
                 await worker.run()
             except SchemaError:
-                # A call that the schema does not know: the versions tell what to do about it.
+                # A call that the schema lacks: the error about versions has the remedy.
                 await self.admin.check_schema()
                 raise
         finally:
@@ -338,6 +352,7 @@ class App(Registrar):
         await self.admin.check_schema()
         if worker.queues:
             await self.create_queues(worker.queues)
+            await self._warn_of_one_attempt(worker.queues)
         if worker.streams:
             await self.create_subscriptions(worker.streams)
         try:
@@ -345,6 +360,20 @@ class App(Registrar):
                 await self.create_schedules(worker.queues)
         except AccessDeniedError:
             log.warning(
-                "the schedules of this app are left as they are, as only an admin may define "
-                "them: `notifyq schedules apply`"
+                "the schedules of this app were not updated, as only an admin may define them: "
+                "run `notifyq schedules apply`"
             )
+
+    async def _warn_of_one_attempt(self, queues: Sequence[str]) -> None:
+        """Warn where what is recorded is of no use after a crash, as no attempt is left."""
+        durable = [self.registry[queue] for queue in queues if self.registry[queue].takes_steps]
+        if not durable:
+            return
+        allowed = {row["queue"]: row["max_attempts"] for row in await self.admin.queue_info()}
+        for handler in durable:
+            if (handler.policy.max_attempts or allowed.get(handler.queue)) == 1:
+                log.warning(
+                    "the handler of queue %r takes Steps, but with max_attempts 1 a message whose "
+                    "worker is killed is not handled again: allow it more attempts",
+                    handler.queue,
+                )

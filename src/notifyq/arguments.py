@@ -1,12 +1,12 @@
-"""Values that users give: one of the wrong kind is refused by the name that it goes by."""
+"""Checks of the arguments that users pass; an error names the argument."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import Field, fields
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.errors import ConfigurationError
 
@@ -19,11 +19,11 @@ _DURATION = "timedelta | float"
 _A_DURATION = "a duration (timedelta or seconds) of at most 1000 years that is not negative"
 _TEXT = (str, "a text")
 LONGEST = timedelta(days=366_000)
-"""Of a duration, about 1000 years: longer ones lead to instants that no client can read."""
+"""Longest duration, about 1000 years: clients cannot read the instants of longer ones."""
 _MOST = 2**31 - 1
-"""Larger is no integer of the database."""
+"""Largest `integer` of PostgreSQL."""
 _KINDS: dict[str, tuple[type, str]] = {
-    "Bell": _TEXT,
+    "Notify": _TEXT,
     "Overflow": _TEXT,
     "Overlap": _TEXT,
     "bool": (bool, "True or False"),
@@ -39,7 +39,7 @@ def seconds(value: timedelta | float | None) -> timedelta | None:
 
 
 def positive(value: Any) -> timedelta | None:
-    """The duration, also one of zero; None for anything else."""
+    """The duration, from zero on; None for anything else."""
     try:
         read = seconds(value)
     except (ValueError, OverflowError):
@@ -48,7 +48,7 @@ def positive(value: Any) -> timedelta | None:
 
 
 def duration(name: str, value: timedelta | float | None) -> timedelta | None:
-    """Return what an option of this name says; raise ConfigurationError where it is none."""
+    """Return the option as a duration; raise ConfigurationError for anything else."""
     if value is not None and positive(value) is None:
         raise _wrong(name, _A_DURATION, value)
     return seconds(value)
@@ -61,19 +61,50 @@ def whole(name: str, value: Any, most: int) -> None:
 
 
 def text(name: str, value: Any) -> None:
-    """Raise ConfigurationError unless what goes by this name is a text."""
+    """Raise ConfigurationError unless the option of this name is a text."""
     if not isinstance(value, str):
         raise _wrong(name, "a text", value)
 
 
 def number(name: str, value: Any) -> None:
-    """Raise ConfigurationError unless what goes by this name is unset or a number."""
+    """Raise ConfigurationError unless the option of this name is unset or a number."""
     if value is not None and not isinstance(value, int | float):
         raise _wrong(name, "a number", value)
 
 
+def of_type(name: str, value: Any, kind: Any, what: str) -> Any:
+    """Return a value of this kind; raise TypeError for any other."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {what}, not {value!r}")
+    return value
+
+
+def instant(name: str, value: Any) -> datetime | None:
+    """Return an instant or None; raise ConfigurationError for one that has no UTC time."""
+    if value is None:
+        return None
+    of_type(name, value, datetime, "a datetime")
+    try:
+        value.astimezone(UTC)
+    except (ValueError, OverflowError):
+        # The last instant without a time zone is infinity, which means never.
+        if value not in (datetime.max, datetime.min):  # noqa: DTZ901
+            raise ConfigurationError(
+                f"{name} must be between the years 1 and 9999 in UTC, not {value!r}"
+            ) from None
+    return cast("datetime", value)
+
+
+def integer(name: str, value: Any, most: int = 2**31) -> int:
+    """Return an integer; raise ConfigurationError for one out of bounds."""
+    of_type(name, value, int, "an integer")
+    if not -most <= value < most:
+        raise ConfigurationError(f"{name} must be between {-most} and {most - 1}, not {value}")
+    return int(value)
+
+
 def known_options(what: str, given: Iterable[str], options: Collection[str]) -> None:
-    """Raise ConfigurationError for an option that there is not, with the one that is most alike."""
+    """Raise ConfigurationError for an unknown option, and suggest the most similar one."""
     for option in set(given).difference(options):
         close = difflib.get_close_matches(option, options, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
@@ -81,16 +112,15 @@ def known_options(what: str, given: Iterable[str], options: Collection[str]) -> 
 
 
 def check_fields(definition: DataclassInstance) -> None:
-    """Raise ConfigurationError for a field that is not of the kind that its annotation says.
+    """Raise ConfigurationError for a field that does not fit its annotation.
 
-    The driver would know its number in the statement, and not its name. What a value of the right
-    kind means is checked by the database.
+    The driver would name its number in the statement only. The database checks what values mean.
     """
     for field in fields(definition):
         value = getattr(definition, field.name)
         if value is None and str(field.type).endswith(" | None"):
             continue
-        kind = _kind(field)
+        kind = annotation(field)
         if kind == _DURATION and positive(value) is None:
             raise _wrong(field.name, _A_DURATION, value)
         if kind in _KINDS and not isinstance(value, _KINDS[kind][0]):
@@ -103,13 +133,13 @@ def plain(definition: DataclassInstance) -> dict[str, Any]:
     """The fields of a definition by name, durations as timedeltas."""
     given = {field: getattr(definition, field.name) for field in fields(definition)}
     return {
-        field.name: seconds(value) if _kind(field) == _DURATION else value
+        field.name: seconds(value) if annotation(field) == _DURATION else value
         for field, value in given.items()
     }
 
 
-def _kind(field: Field[Any]) -> str:
-    """Its annotation, a text in modules like ours, but for the None."""
+def annotation(field: Field[Any]) -> str:
+    """The annotation of a field as text, without its None."""
     return str(field.type).removesuffix(" | None")
 
 

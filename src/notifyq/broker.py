@@ -1,6 +1,6 @@
-"""The broker as a process: one session that calls the procedures which its role has registered.
+"""The broker process: one session that calls the procedures that its role has registered.
 
-All it does is in messages.run_broker(); here the session is kept alive, and woken by the bell.
+messages.run_broker() does the work; the process keeps its session alive and wakes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import asyncpg
 
 from notifyq.config import BrokerSettings, DatabaseSettings
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.connect import Route
 from notifyq.database.pool import Database, connect, explained, explaining
 from notifyq.database.retry import Patience, is_lost, is_misfit, retrying
@@ -29,8 +29,8 @@ from notifyq.telemetry import (
     BrokerStopped,
     Guarded,
     ProcedureFailed,
-    Sink,
-    log_sink,
+    TelemetryHandler,
+    log_events,
 )
 
 if TYPE_CHECKING:
@@ -43,15 +43,14 @@ log = logging.getLogger("notifyq.broker")
 _NAME = "notifyq broker"
 _BROKEN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 _SHORT = 5.0
-"""Seconds between two losses from which on the next try need not be delayed."""
+"""Seconds between two losses of the session after which it reconnects without a pause."""
 _LONGEST_PAUSE = 5.0
-_PING = 10.0
 
 
 class Broker:
-    """The broker of the role and the database of a DSN, which must be reached without a pooler.
+    """The broker for the role and the database of a DSN; connect without a pooler.
 
-    Its place among brokers is a lock of its session.
+    A lock of its session makes it the only broker of its role.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class Broker:
         *,
         settings: BrokerSettings | None = None,
         database: DatabaseSettings | None = None,
-        sink: Sink = log_sink,
+        telemetry: TelemetryHandler = log_events,
     ) -> None:
         self._settings = settings or BrokerSettings.load()
         self._database = Database(dsn, settings=database)
-        self._sink = Guarded(sink)
+        self._telemetry = Guarded(telemetry)
         self._connection: Connection | None = None
         self._identity: tuple[int, Any] | None = None
         self._where = {"role": "", "database": ""}
@@ -75,7 +74,7 @@ class Broker:
         self._patience = Patience("the start", log, self._database.settings.retry_for)
 
     async def __aenter__(self) -> Self:
-        """Connect and take the place of the broker: what is wrong with that is an error here.
+        """Connect and become the broker of the role, or raise.
 
         It waits for a server that is away, unless it is stopped.
         """
@@ -88,8 +87,8 @@ class Broker:
             await Admin(self._database).check_schema()
             await self._connect()
             with explaining(self._database.dsn):
-                # So that this session has the place also while nothing is there to do.
-                await self._session().fetchval(sql.KEEP_PLACE)
+                # Hold the lock also while there is nothing to do.
+                await self._session().fetchval(sql.LOCK_BROKER)
                 await self._run()
                 await self._session().execute(sql.WANT_BROKER)
         except BaseException:
@@ -109,24 +108,22 @@ class Broker:
         await self._database.__aexit__(*exc_info)
 
     async def serve(self) -> None:
-        """Call procedures until the broker is stopped, here or by messages.stop_broker()."""
+        """Call procedures until the broker is stopped, by `stop()` or messages.stop_broker()."""
         if not self._has_begun:
             return
         listener = Listener(
-            self._database.dsn,
-            ["new_event"],
+            self._database,
+            [sql.NEW_EVENT],
             lambda *_: self._wake.set(),
-            settings=self._database.settings,
-            name=f"{_NAME} bell",
-            ping=_PING,
-            sink=self._sink,
+            name=f"{_NAME} notification",
+            telemetry=self._telemetry,
         )
         async with listener:
             await self._serve(listener)
-        self._sink(BrokerStopped(**self._where))
+        self._telemetry(BrokerStopped(**self._where))
 
     def stop(self) -> None:
-        """Stop after the event at hand, within the grace; called again, at once."""
+        """Stop after the current event, within the grace; called again, at once."""
         self._stops += 1
         self._wake.set()
         self._patience.stop()
@@ -138,7 +135,7 @@ class Broker:
         self._stopping = asyncio.create_task(self._stop(grace))
 
     async def _stop(self, grace: timedelta | None) -> None:
-        # The session may be busy with a procedure, so it is another one that says so.
+        # Through another session: that of the broker may be busy with a procedure.
         if grace is None and self._connection is not None:
             self._connection.terminate()
         with suppress(asyncpg.PostgresError, NotifyqError, TimeoutError):
@@ -152,37 +149,33 @@ class Broker:
             try:
                 is_stopped = await self._run()
             except _BROKEN as error:
-                if self._is_stopping():  # which may be why
+                if self._is_stopping():  # the stop may have caused the error
                     return
                 if is_misfit(error) or isinstance(error, asyncpg.InsufficientPrivilegeError):
                     raise explained(error, self._database.dsn) or error from None
-                self._sink(BrokerLost(**self._where, error=f"{type(error).__name__}: {error}"))
+                self._telemetry(BrokerLost(**self._where, error=f"{type(error).__name__}: {error}"))
                 is_short = time.monotonic() - lost_at < _SHORT
                 pause = min(max(pause * 2, 0.1), _LONGEST_PAUSE) if is_short else 0.0
                 lost_at = time.monotonic()
-                await self._rest(pause)
+                await self._wake.rest(pause)
                 if not await self._resume(error):
                     return
                 continue
             if is_stopped:
                 return
-            if listener.failed.done():
-                listener.failed.result()
-            await self._rest(self._settings.poll.total_seconds())
+            listener.check()
+            await self._wake.rest(self._settings.poll.total_seconds())
 
     def _is_stopping(self) -> bool:
         return self._stops > 0
 
-    async def _rest(self, seconds: float) -> None:
-        await self._wake.rest(seconds)
-
     async def _run(self) -> bool:
-        """Handle what is there; true where the broker is to stop."""
+        """Handle all waiting events; true if the broker is to stop."""
         [row] = await self._session().fetch(sql.RUN_BROKER)
         return bool(row["stopped"])
 
     async def _resume(self, error: BaseException) -> bool:
-        """Have a session again after this error; false where no broker is wanted any more."""
+        """Reconnect after this error if the session is lost; false if the broker is to stop."""
         if not is_lost(error) and not self._session().is_closed():
             return True
         async for attempt in retrying("the broker", log, self._database.settings.retry_for):
@@ -193,7 +186,7 @@ class Broker:
                 [status] = await self._session().fetch(sql.BROKER_STATUS)
                 if not status["wanted"]:
                     return False
-                await self._session().fetchval(sql.KEEP_PLACE)
+                await self._session().fetchval(sql.LOCK_BROKER)
         return True
 
     async def _connect(self) -> None:
@@ -204,27 +197,27 @@ class Broker:
         route = Route(self._database.dsn, name=_NAME, timeout=timeout)
         connection = await connect(self._database.dsn, route=route)
         self._connection = connection
-        if route.way is not None and route.way.is_pooled:
+        if route.features is not None and route.features.is_pooled:
             log.warning(
-                "the broker needs a session of its own, and a pooler in transaction mode has none: "
+                "the broker needs its own session, and a pooler in transaction mode has none: "
                 "give --listen-dsn or NOTIFYQ_LISTEN_DSN, the address of the server itself"
             )
         if self._identity is not None:
-            # The server may not know yet that the one before is dead, and keep its place for it.
+            # The server may not have noticed that the old session is gone: it still has the lock.
             await connection.fetch(sql.END_SESSION, *self._identity)
         again = self._identity is not None
         [row] = await connection.fetch(sql.KEEP_ALIVE)
         self._identity = (row["pid"], row["backend_start"])
         [where] = await connection.fetch(sql.BROKER_OF)
         self._where = {"role": where["role"], "database": where["database"]}
-        connection.add_log_listener(self._hear)
+        connection.add_log_listener(self._on_log_message)
         connection.add_termination_listener(lambda _: self._wake.set())
-        self._sink(BrokerStarted(**self._where, backend_pid=row["pid"], again=again))
+        self._telemetry(BrokerStarted(**self._where, backend_pid=row["pid"], again=again))
 
-    def _hear(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
+    def _on_log_message(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
         text = str(message.message)
         if message.severity == "WARNING" and text.startswith("notifyq: dead event "):
-            self._sink(ProcedureFailed(**self._where, warning=text.removeprefix("notifyq: ")))
+            self._telemetry(ProcedureFailed(**self._where, warning=text.removeprefix("notifyq: ")))
 
     def _session(self) -> Connection:
         assert self._connection is not None  # noqa: S101  connected in __aenter__

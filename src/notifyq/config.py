@@ -1,4 +1,4 @@
-"""Settings: an explicit argument, else the environment variable NOTIFYQ_…, else the default."""
+"""Settings and DSNs: an argument, else the environment variable NOTIFYQ_…, else the default."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _PASSWORD = re.compile(
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read `30`, `30s`, `5m`, `1h30m`, `2d`, `250ms`; a bare number counts seconds."""
+    """Read `30`, `30s`, `5m`, `1h30m`, `2d`, `250ms`; a number without a unit is in seconds."""
     parts = list(_PART.finditer(text.strip()))
     if not parts or "".join(part[0] for part in parts) != text.strip():
         raise ValueError(f"{text!r} is not a duration like 30s, 5m, 1h30m or 2d")
     try:
         return timedelta(seconds=sum(float(part[1]) * _UNITS[part[2]] for part in parts))
     except OverflowError as error:
-        raise ValueError(f"{text!r} is longer than any duration can be") from error
+        raise ValueError(f"{text!r} is too long for a duration") from error
 
 
 def _duration(value: Any) -> Any:
@@ -60,7 +60,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
 class Settings(BaseModel):
-    """Base of the settings classes: frozen, and strict about names."""
+    """Base of the settings: frozen; an unknown name is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     env_prefix: ClassVar[str] = "NOTIFYQ_"
@@ -77,12 +77,12 @@ class Settings(BaseModel):
             return cls(**given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            if not first["loc"]:  # a variable of the environment that is blank
+            if not first["loc"]:  # an environment variable is blank
                 raise ConfigurationError(first["msg"].removeprefix("Value error, ")) from None
             name = ".".join(str(part) for part in first["loc"])
             raise ConfigurationError(f"setting {name}: {first['msg']}") from None
 
-    # Not by pydantic-settings: every command would start a quarter of a second later.
+    # Without pydantic-settings, whose import would delay every command by 250 ms.
     @model_validator(mode="before")
     @classmethod
     def _add_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -97,16 +97,16 @@ class Settings(BaseModel):
 
 
 class DatabaseSettings(Settings):
-    """How to reach the database, and how long to try."""
+    """How to connect to the database, and how long to retry."""
 
     pool_size: int = Field(4, ge=1, le=1000)
     connect_timeout: Duration = Field(timedelta(seconds=10), gt=timedelta(0))
     command_timeout: Duration = Field(timedelta(seconds=60), gt=timedelta(0))
     retry_for: Duration = Field(timedelta(minutes=5), ge=timedelta(0))
-    """A connection that was lost is tried again for this long, then the process gives up."""
+    """How long a lost connection is retried before the process gives up."""
     prepared_statements: bool | None = None
-    """Whether a pooler keeps prepared statements; None: see whether it does. Without a pooler, and
-    in its session mode, they are kept."""
+    """Whether a pooler keeps prepared statements; None: test it. Without a pooler, and in its
+    session mode, they are always kept."""
 
 
 class DatabaseOptions(TypedDict, total=False):
@@ -120,14 +120,14 @@ class DatabaseOptions(TypedDict, total=False):
 
 
 class WorkerSettings(Settings):
-    """How a worker claims, waits and stops. Queue policy is not here: it lives in the database."""
+    """How a worker claims, waits and stops. The policy of a queue is in the database."""
 
     concurrency: int = Field(10, ge=1, le=10_000)
     poll: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
-    """Longest wait for a bell before the queues are looked at anyway."""
+    """Longest time between two polls when no notification arrives."""
     grace: Duration = Field(timedelta(seconds=30), ge=timedelta(0))
     """How long a stop waits for running handlers before it cancels them."""
-    upkeep: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
+    maintenance: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
     """Time between two runs of messages.maintain()."""
     ping: Duration = Field(timedelta(seconds=10), gt=timedelta(0))
     """Time between two checks that the listening session is alive."""
@@ -139,7 +139,7 @@ class WorkerOptions(TypedDict, total=False):
     concurrency: int | None
     poll: timedelta | float | str | None
     grace: timedelta | float | str | None
-    upkeep: timedelta | float | str | None
+    maintenance: timedelta | float | str | None
     ping: timedelta | float | str | None
 
 
@@ -149,53 +149,53 @@ class RelaySettings(Settings):
     env_prefix = "NOTIFYQ_RELAY_"
 
     batch: int = Field(1000, ge=1, le=10_000)
-    """Most messages in one claim and in one transaction of the target."""
+    """Most messages of one claim and of one transaction of the target."""
     in_flight: int = Field(3, ge=1, le=100)
-    """Batches under way at the same time; with 1 the target gets them in their order."""
-    lock_timeout: Duration = Field(timedelta(seconds=30), ge=timedelta(seconds=1))
-    """How long messages of a relay that died stay locked; a live one extends its locks."""
+    """Batches that are moved at the same time; 1 keeps their order at the target."""
+    lock_duration: Duration = Field(timedelta(seconds=30), ge=timedelta(seconds=1))
+    """How long messages stay locked after the relay crashed; a running one extends its locks."""
     hold: Duration = Field(timedelta(seconds=10), ge=timedelta(0))
     """How long a batch waits for a target that is down or full before it is released."""
     attempts: int = Field(5, ge=1, le=1000)
     """How often the transformation may fail on a message."""
     remember: Duration = Field(timedelta(days=90), ge=timedelta(hours=1))
-    """How long the target keeps receipts: no backup of the source may be older."""
+    """How long the target keeps receipts; an older backup of the source must not be restored."""
     poll: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
-    """Longest wait for a bell before the queues are looked at anyway."""
+    """Longest time between two polls when no notification arrives."""
     grace: Duration = Field(timedelta(seconds=30), ge=timedelta(0))
-    """How long a stop waits for batches under way before it releases them."""
+    """How long a stop waits for running batches before it releases them."""
 
 
 class ScrapeSettings(Settings):
     """Where a command serves its metrics."""
 
     metrics_port: int | None = Field(None, ge=0, le=65535)
-    """Where Prometheus finds the metrics; None: nowhere. Process N of several has the N-th one."""
+    """Port for Prometheus; None: no metrics. Of several processes each has the next port."""
     metrics_host: str = "127.0.0.1"
 
 
 class CommandSettings(ScrapeSettings):
-    """What `notifyq worker` makes of a worker, and a worker inside a program does not."""
+    """Settings of `notifyq worker` that a worker inside a program lacks."""
 
     processes: int = Field(1, ge=1)
 
 
 class BrokerSettings(Settings):
-    """How `notifyq broker` waits and stops, and for whom it runs brokers."""
+    """How `notifyq broker` waits and stops, and which brokers it runs."""
 
     poll: Duration = Field(timedelta(seconds=1), gt=timedelta(0))
-    """Longest wait for a bell before the streams are looked at anyway."""
+    """Longest time between two polls when no notification arrives."""
     grace: Duration = Field(timedelta(seconds=30), ge=timedelta(0))
-    """How long a stop waits for a procedure before its session is ended."""
+    """How long a stop waits for a procedure before it ends the session."""
     autostart: str = ""
-    """A broker for each `user:database` in this list; empty: one, as the DSN says."""
+    """Run a broker for each `user:database` of this list; empty: one, for the DSN."""
 
 
 def from_environment(variable: str) -> str | None:
-    """The value of an environment variable, None where it is not set.
+    """The value of an environment variable; None where it is not set.
 
-    Raises ConfigurationError where it is blank: it most likely comes from another variable that is
-    not set, and another database, folder or limit than the one that was meant is worse than none.
+    Raises ConfigurationError where it is blank: most likely it was made from a variable that is not
+    set, and the default could be the wrong database or folder.
     """
     value = os.environ.get(variable)
     if value is not None and not value.strip():
@@ -204,44 +204,42 @@ def from_environment(variable: str) -> str | None:
 
 
 def require_dsn(dsn: str, name: str = "the DSN") -> None:
-    """Raise ConfigurationError where a DSN is blank: libpq would take the defaults instead."""
+    """Raise ConfigurationError where a DSN is blank: libpq would connect to its defaults."""
     if not dsn.strip():
         raise ConfigurationError(
             f"{name} is empty: give one like postgresql://user:password@host:5432/database"
         )
 
 
-def dsn_from_environment() -> str | None:
-    """The DSN in NOTIFYQ_DSN, else in the file NOTIFYQ_DSN_FILE; None where neither is set."""
-    dsn = from_environment("NOTIFYQ_DSN")
-    file = from_environment("NOTIFYQ_DSN_FILE")
+def dsn_from_environment(variable: str = "NOTIFYQ_DSN") -> str | None:
+    """The DSN in an environment variable, else in the file that `<variable>_FILE` names."""
+    dsn = from_environment(variable)
+    file = from_environment(f"{variable}_FILE")
     return dsn or (dsn_from_file(file) if file else None)
 
 
 def listen_dsn_from_environment() -> str | None:
-    """The DSN in NOTIFYQ_LISTEN_DSN, else in the file NOTIFYQ_LISTEN_DSN_FILE, if any.
+    """The DSN in NOTIFYQ_LISTEN_DSN or its file.
 
-    It belongs to that of `dsn_from_environment`: with another DSN it might be another database's.
+    Use it only beside the DSN from the environment: with another one it may be another database.
     """
-    dsn = from_environment("NOTIFYQ_LISTEN_DSN")
-    file = from_environment("NOTIFYQ_LISTEN_DSN_FILE")
-    return dsn or (dsn_from_file(file) if file else None)
+    return dsn_from_environment("NOTIFYQ_LISTEN_DSN")
 
 
 def given_dsns(dsn: str | None, listen_dsn: str | None) -> tuple[str | None, str | None]:
-    """These DSNs; where the first is not given both are looked for in the environment."""
+    """These DSNs; without the first one, those of the environment."""
     if dsn is not None:
         return dsn, listen_dsn
     return dsn_from_environment(), listen_dsn or listen_dsn_from_environment()
 
 
 def dsn_from_file(path: str) -> str:
-    """The DSN that is the one line of a file which nobody else may read or write.
+    """The DSN in the one line of a file that only its owner may read and write.
 
-    Raises ConfigurationError where the file cannot be read, is not safe, or holds something else.
+    Raises ConfigurationError where the file cannot be read, is not safe, or has other content.
     """
     try:
-        # It may be a pipe, as `<(...)` of a shell is: what is looked at is what is read.
+        # Check the open file: a path may be a pipe, as `<(...)` of a shell, or change in between.
         with Path(path).open(encoding="utf-8") as file:
             fault = exposure(os.fstat(file.fileno()))
             lines = "" if fault else file.read(_LONGEST_DSN).split("\n")
@@ -260,15 +258,15 @@ def dsn_from_file(path: str) -> str:
 
 
 def exposure(status: os.stat_result) -> str | None:
-    """What is wrong with the owner and the mode of a file that holds a password, if anything.
+    """Why owner and mode of a file with a password are not safe; None if they are.
 
-    The rule is libpq's for private keys: a file of our own is nobody else's business; one of root's
-    may be read by a group, which is how containers hand out secrets.
+    As libpq for private keys: only its owner may read a file, which is this user or root; a group
+    may also read one of root, as container secrets are.
     """
     if status.st_uid not in {0, os.geteuid()}:
-        return "belongs to another user, who could lead us to another server"
+        return "belongs to another user, who could redirect us to another server"
     if status.st_mode & 0o022:
-        return "may be written by others, who could lead us to another server"
+        return "may be written by others, who could redirect us to another server"
     allowed = 0o040 if status.st_uid == 0 != os.geteuid() else 0
     return "may be read by others" if status.st_mode & 0o044 & ~allowed else None
 
@@ -279,7 +277,7 @@ def with_database(dsn: str, name: str) -> str:
 
 
 def with_user(dsn: str, user: str, database: str) -> str:
-    """The DSN of a database of the same server, as this user; a password is that of one user."""
+    """The DSN of a database of the same server for this user; another user has no password."""
     parts = urlsplit(dsn)
     login, _, hosts = parts.netloc.rpartition("@")
     if unquote(login.partition(":")[0]) != user:
@@ -288,15 +286,15 @@ def with_user(dsn: str, user: str, database: str) -> str:
 
 
 def has_password(dsn: str) -> bool:
-    """Whether a password may stand in the DSN; in one that cannot be read it may."""
+    """Whether the DSN may contain a password; a malformed one may."""
     return masked(dsn) != dsn
 
 
 def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
-    """A text for logs and errors without the passwords of DSNs that it quotes.
+    """A text for logs and errors without the passwords of the DSNs in it.
 
-    Arguments of a command are replaced whole where they may be DSNs: their passwords may have any
-    character, and a text does not tell where such a DSN ends.
+    `arguments` of a command that may be DSNs are replaced as a whole: a password may contain any
+    character, and the end of such a DSN in a text is unknown.
     """
     for argument in arguments:
         for value in (argument.partition("=")[2] if argument.startswith("-") else "", argument):
@@ -309,13 +307,13 @@ def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _masked_match(found: re.Match[str]) -> str:
-    dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence around it
+    dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence
     return masked(dsn) + found[0][len(dsn) :]
 
 
 def masked(dsn: str) -> str:
-    """The DSN without its passwords, fit for logs and errors."""
-    if "://" not in dsn:  # whatever it is, a password may stand anywhere in it
+    """The DSN without its passwords, for logs and errors."""
+    if "://" not in dsn:  # no URL: a password may be anywhere in it
         return "(a DSN that is no URL)" if "=" in dsn or "@" in dsn else dsn
     try:
         parts = urlsplit(dsn)
@@ -328,11 +326,11 @@ def masked(dsn: str) -> str:
             netloc = f"{login.partition(':')[0]}:***{at}{hosts}"
             dsn = dsn.replace(parts.netloc, netloc, 1)
         names = [option.partition("=")[0] for option in parts.query.split("&")]
-        for place, name in enumerate(names):
+        for index, name in enumerate(names):
             if "password" in unquote(name):
-                # What follows may be the rest of it, where it has an & or a # of its own.
+                # The rest may belong to the password: it may contain an & or a #.
                 head, *options = re.split("[?&]", dsn)
-                return f"{head}?{'&'.join([*options[:place], name])}=***"
+                return f"{head}?{'&'.join([*options[:index], name])}=***"
     except ValueError:
         return "(a DSN that cannot be read)"
     return dsn

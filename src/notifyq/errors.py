@@ -2,14 +2,21 @@
 
 NotifyqError
 ├─ ConfigurationError (ValueError)
-├─ ServerError                      the embedded server cannot be found or started
-├─ ResourceError                    what handlers share could not be opened
-├─ DatabaseUnavailableError         no connection, and the retries are used up
+├─ ServerError                      the private server cannot be found or started
+├─ ResourceError                    a resource of handlers could not be opened
+├─ DatabaseUnavailableError         no connection, and no retries left
 ├─ AccessDeniedError                the database user may not do this
-├─ LakeError                        the folder of a lake is not as it should be
+├─ LakeError                        the folder of a lake is wrong
 ├─ ResultTimeoutError (TimeoutError)   the message was not finished in time
-├─ InvalidResultError (ValueError)     the result is not of the type that was asked for
-├─ DeadMessageError                 the message whose result was waited for has died
+├─ SignalTimeoutError (TimeoutError)   no signal came in time
+├─ StepError                        a step is used wrongly, or has failed
+│  ├─ StepFailedError
+│  ├─ StepNameError
+│  ├─ StepNestedError
+│  ├─ StepClosedError
+│  └─ WaitError
+├─ InvalidResultError (ValueError)     the result is not of the requested type
+├─ DeadMessageError                 the awaited message failed permanently
 │  ├─ MessageRejectedError
 │  ├─ MessageFailedError
 │  └─ LockExpiredError
@@ -18,37 +25,10 @@ NotifyqError
 │  ├─ SchemaTooOldError
 │  └─ SchemaTooNewError
 └─ DatabaseError (asyncpg.PostgresError)     raised by the functions in schema messages
-   ├─ QueueNotFoundError     NQ001
-   ├─ MessageNotFoundError   NQ002
-   ├─ InvalidArgumentError   NQ003
-   ├─ QueueNotEmptyError     NQ005
-   ├─ QueueDeniedError       NQ007, also an AccessDeniedError
-   ├─ MessageLimitError      NQ008
-   ├─ QueueBusyError         NQ009
-   ├─ QueueFullError         NQ010
-   ├─ ScheduleNotFoundError  NQ017
-   ├─ NothingOwnedError      NQ018
-   ├─ StreamNotFoundError    NQ020
-   ├─ SubscriptionNotFoundError  NQ021
-   ├─ BatchNotFoundError     NQ022
-   ├─ EventNotFoundError     NQ023
-   ├─ StreamPausedError      NQ024
-   ├─ StreamInUseError       NQ025
-   ├─ PayloadError           NQ030
-   ├─ LakeNotFoundError      NQ031
-   ├─ LakeInUseError         NQ032
-   ├─ LakeChangedError       NQ033
-   ├─ LoadNotFoundError      NQ035
-   ├─ StagedRowsLostError    NQ036
-   ├─ ReplayClosedError      NQ037
-   ├─ OutdatedSchemaError    NQ901
-   ├─ IncompleteInstallError NQ902
-   ├─ RestoredDatabaseError  NQ903
-   ├─ ForeignPositionError   NQ904
-   └─ LostReceiptsError      NQ905
+   └─ one class for each SQLSTATE NQ001 to NQ905, below
 
-asyncpg raises the classes that carry an SQLSTATE by itself: deriving from its PostgresError
-registers them, so nothing maps codes and no text of an error is ever read.
+asyncpg itself raises the classes that have an SQLSTATE: a subclass of its PostgresError is
+registered by its code.
 """
 
 import functools
@@ -58,7 +38,7 @@ import asyncpg
 
 
 class NotifyqError(Exception):
-    """The root of all errors of notifyq; its text is one line that says what to do."""
+    """The base of all errors of notifyq; its text is one line with what to do."""
 
 
 class ConfigurationError(NotifyqError, ValueError):
@@ -66,31 +46,59 @@ class ConfigurationError(NotifyqError, ValueError):
 
 
 class ServerError(NotifyqError):
-    """The embedded PostgreSQL cannot be found, started or stopped."""
+    """The private PostgreSQL cannot be found, started or stopped."""
 
 
 class ResourceError(NotifyqError):
-    """A resource that handlers take could not be opened; `__cause__` says why."""
+    """A resource of handlers could not be opened; `__cause__` is the reason."""
 
 
 class DatabaseUnavailableError(NotifyqError):
-    """The server cannot be reached, also after the retries."""
+    """The server cannot be reached, even after the retries."""
 
 
 class AccessDeniedError(NotifyqError):
-    """The database user lacks a right that the call needs."""
+    """The database user lacks a privilege that the call needs."""
 
 
 class LakeError(NotifyqError):
-    """The folder of a lake is none, is of another database, or has not the files that it should."""
+    """The folder is no lake, belongs to another database, or lacks files."""
 
 
 class ResultTimeoutError(NotifyqError, TimeoutError):
-    """The message was not finished in time; it goes on all the same."""
+    """The message was not finished in time; it is not cancelled."""
+
+
+class SignalTimeoutError(NotifyqError, TimeoutError):
+    """No signal came in time; later calls of the handler raise it again."""
+
+
+class StepError(NotifyqError):
+    """A step of a handler is used wrongly, or has failed."""
+
+
+class StepFailedError(StepError):
+    """The step raised one of its `errors`, in this call of the handler or in an earlier one."""
+
+
+class StepNameError(StepError):
+    """The name of a step is used twice in one call of the handler, or has no function."""
+
+
+class StepNestedError(StepError):
+    """A step is called inside another one."""
+
+
+class StepClosedError(StepError):
+    """A step is called after its handler has returned."""
+
+
+class WaitError(StepError):
+    """The handler waits for two things at once."""
 
 
 class InvalidResultError(NotifyqError, ValueError):
-    """What the handler returned is not of the type that was asked for."""
+    """The handler returned a result that is not of the requested type."""
 
 
 _LONGEST = 300
@@ -98,12 +106,12 @@ _LONGEST = 300
 
 
 class DeadMessageError(NotifyqError):
-    """The message whose result was waited for has died: there is no result."""
+    """The awaited message failed permanently: it has no result."""
 
-    ending: typing.ClassVar[str] = "died"
+    ending: typing.ClassVar[str] = "failed permanently"
 
     def __init__(self, *, message_id: int, queue: str, attempts: int, details: str | None) -> None:
-        # What comes behind the first line is where it was raised.
+        # The lines behind the first one are the traceback.
         reason = " ".join((details or "").partition("\n")[0].split()) or "no reason given"
         if len(reason) > _LONGEST:
             reason = f"{reason[: _LONGEST - 1]}…"
@@ -112,15 +120,12 @@ class DeadMessageError(NotifyqError):
         self.queue = queue
         self.attempts = attempts
         self.details = details
-        """Why, as the archive has it: the error, and the lines where it was raised."""
+        """The reason as the archive has it: the error and its traceback."""
 
     def __reduce__(self) -> tuple[typing.Any, ...]:
-        """Errors that take names cannot be pickled otherwise."""
-        values = {name: getattr(self, name) for name in _DEAD_FIELDS}
-        return functools.partial(type(self), **values), ()
-
-
-_DEAD_FIELDS = ("message_id", "queue", "attempts", "details")
+        """Make it picklable: pickle cannot pass keyword arguments otherwise."""
+        names = ("message_id", "queue", "attempts", "details")
+        return functools.partial(type(self), **{name: getattr(self, name) for name in names}), ()
 
 
 class MessageRejectedError(DeadMessageError):
@@ -130,19 +135,19 @@ class MessageRejectedError(DeadMessageError):
 
 
 class MessageFailedError(DeadMessageError):
-    """The last attempt at the message has failed."""
+    """The last attempt at the message failed."""
 
     ending = "failed"
 
 
 class LockExpiredError(DeadMessageError):
-    """The worker that had the message died, or its handler outlived the lock."""
+    """The worker of the message crashed, or its handler outlived the lock."""
 
     ending = "outlived its lock"
 
 
 class SchemaError(NotifyqError):
-    """The schema in the database is not one that this version can work with."""
+    """This version cannot work with the schema in the database."""
 
 
 class SchemaMissingError(SchemaError):
@@ -154,7 +159,7 @@ class SchemaTooOldError(SchemaError):
 
 
 class SchemaTooNewError(SchemaError):
-    """The schema is newer than this version knows, and no longer serves it."""
+    """The schema is newer than this version, and no longer supports it."""
 
 
 class DatabaseError(NotifyqError, asyncpg.PostgresError):
@@ -162,9 +167,9 @@ class DatabaseError(NotifyqError, asyncpg.PostgresError):
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, and what to do about it where the database tells that."""
-    said = str(error.args[0]) if error.args else type(error).__name__
-    return ": ".join(filter(None, (said, getattr(error, "hint", None))))
+    """The text of an error, with the hint of the database if there is one."""
+    text = str(error.args[0]) if error.args else type(error).__name__
+    return ": ".join(filter(None, (text, getattr(error, "hint", None))))
 
 
 class QueueNotFoundError(DatabaseError):
@@ -180,39 +185,51 @@ class MessageNotFoundError(DatabaseError):
 
 
 class InvalidArgumentError(DatabaseError):
-    """An argument is outside of what the function takes."""
+    """The function does not accept this argument."""
 
     sqlstate = "NQ003"
 
 
 class QueueNotEmptyError(DatabaseError):
-    """The queue still has messages, and force was not asked for."""
+    """The queue still has messages, and `force` was not given."""
 
     sqlstate = "NQ005"
 
 
 class QueueDeniedError(DatabaseError, AccessDeniedError):
-    """The queue has grants, and none of them lets the role of this session do it."""
+    """The queue has grants, and none of them allows this to the role of the session."""
 
     sqlstate = "NQ007"
 
 
 class MessageLimitError(DatabaseError):
-    """The message is larger than its queue takes, nested too deeply, or has too long a number."""
+    """The message is larger than its queue allows, nested too deeply, or has too long a number."""
 
     sqlstate = "NQ008"
 
 
 class QueueBusyError(DatabaseError):
-    """Transactions that use the queue stay open, and the call has waited for them for long."""
+    """Other transactions use the queue, and the call has waited for them too long."""
 
     sqlstate = "NQ009"
 
 
 class QueueFullError(DatabaseError):
-    """As many messages wait in the queue as its capacity allows."""
+    """The queue has reached its capacity."""
 
     sqlstate = "NQ010"
+
+
+class LockNotHeldError(DatabaseError):
+    """The lock of the message was lost; another worker may have it."""
+
+    sqlstate = "NQ011"
+
+
+class StepKindError(DatabaseError):
+    """The name is recorded as another kind of step."""
+
+    sqlstate = "NQ012"
 
 
 class ScheduleNotFoundError(DatabaseError):
@@ -222,7 +239,7 @@ class ScheduleNotFoundError(DatabaseError):
 
 
 class NothingOwnedError(DatabaseError):
-    """This session owns no message, and has not waited for one."""
+    """This session owns no message and has not called wait()."""
 
     sqlstate = "NQ018"
 
@@ -246,31 +263,31 @@ class BatchNotFoundError(DatabaseError):
 
 
 class EventNotFoundError(DatabaseError):
-    """The event is none of the batch."""
+    """The batch has no such event."""
 
     sqlstate = "NQ023"
 
 
 class StreamPausedError(DatabaseError):
-    """Nothing can be published into the stream until it is resumed."""
+    """The stream is paused: nothing can be published until it is resumed."""
 
     sqlstate = "NQ024"
 
 
 class StreamInUseError(DatabaseError):
-    """The stream has subscribers, so it is not dropped unless by force."""
+    """The stream has subscribers; only `force` drops it."""
 
     sqlstate = "NQ025"
 
 
 class PayloadError(DatabaseError):
-    """The message does not satisfy the schema of its queue; the text has the path."""
+    """The message does not match the schema of its queue; the text names the path."""
 
     sqlstate = "NQ030"
 
 
 class LakeNotFoundError(DatabaseError):
-    """There is no lake with this number, or no more."""
+    """There is no lake with this number."""
 
     sqlstate = "NQ031"
 
@@ -282,37 +299,37 @@ class LakeInUseError(DatabaseError):
 
 
 class LakeChangedError(DatabaseError):
-    """Another session has changed the lake meanwhile; nothing was written."""
+    """Another session has changed the lake in the meantime; nothing was written."""
 
     sqlstate = "NQ033"
 
 
 class LoadNotFoundError(DatabaseError):
-    """The load or the replay was not begun, or by another role."""
+    """This role has begun no such load or replay."""
 
     sqlstate = "NQ035"
 
 
 class StagedRowsLostError(DatabaseError):
-    """Rows that were staged for a load are not there any more: the server has crashed."""
+    """Rows that were staged for a load are lost: the server has crashed."""
 
     sqlstate = "NQ036"
 
 
 class ReplayClosedError(DatabaseError):
-    """The replay of this name is over, or publishes into another target."""
+    """The replay of this name has ended, or publishes into another target."""
 
     sqlstate = "NQ037"
 
 
 class OutdatedSchemaError(DatabaseError):
-    """The init files were run over an older schema, which only migrations may change."""
+    """The init files were run on an older schema, which only migrations may change."""
 
     sqlstate = "NQ901"
 
 
 class IncompleteInstallError(DatabaseError):
-    """Something that an install must have is missing."""
+    """A part of the installation is missing."""
 
     sqlstate = "NQ902"
 
@@ -324,12 +341,12 @@ class RestoredDatabaseError(DatabaseError):
 
 
 class ForeignPositionError(DatabaseError):
-    """The position was taken on another server, before a restore, or is ahead of this one."""
+    """The position is of another server, from before a restore, or newer than this server."""
 
     sqlstate = "NQ904"
 
 
 class LostReceiptsError(DatabaseError):
-    """The target of a relay was restored: it lacks messages that it had received."""
+    """The target of a relay was restored: it has lost messages that it had received."""
 
     sqlstate = "NQ905"

@@ -1,4 +1,4 @@
-"""Paths that users give: of the file system of this machine, and absolute from then on."""
+"""Paths that users pass: of the file system of this machine, made absolute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from notifyq.errors import ConfigurationError
 
-# One letter is a drive. `Path` makes `s3:/bucket` of `s3://bucket`, which would be a local folder.
+# One letter is a drive. `Path` turns `s3://bucket` into `s3:/bucket`, a local folder.
 _URI = re.compile(
     r"[a-z][a-z0-9+.-]+:(?:[/\\]|$)|(?:abfss?|file|gs|hdfs|s3[an]?|wasbs?):", re.IGNORECASE
 )
@@ -19,12 +19,12 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     text = os.fspath(given)
     if is_uri(text):
         raise ConfigurationError(
-            f"{text} is a URI, and notifyq reads and writes mounted file systems only: give the "
-            "path of a file or folder, as /data/lake"
+            f"{text} is a URI, but notifyq reads and writes mounted file systems only: pass the "
+            "path of a file or folder, such as /data/lake"
         )
     return Path(text).absolute()
 
 
 def is_uri(text: str) -> bool:
-    """Tell whether a text is a URI and not a path."""
+    """Whether a text is a URI and not a path."""
     return _URI.match(text) is not None

@@ -1,6 +1,6 @@
-"""Publish within a transaction of the caller's, on a connection of whatever library opened it.
+"""Publish in a transaction of the caller, on a connection of another library.
 
-A connection that blocks gives the id at once; one of asyncio is awaited:
+A blocking connection returns the id; a call on one of asyncio is awaited:
 
     number = within.publish(connection, "billing", payload)
     number = await within.publish(session, "billing", payload)
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
-from notifyq.database.external import borrow
+from notifyq.database.external import adapt
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
-    from notifyq.database.external import Awaited, Blocking, Borrowed
+    from notifyq.database.external import Awaited, Blocking, External
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
 
 __all__ = ["publish", "publish_many"]
@@ -25,22 +25,22 @@ T = TypeVar("T")
 
 
 class _Within(Publisher):
-    """Publishes on connections that it is given, and has none of its own."""
+    """Publishes on connections of the caller, and has none of its own."""
 
     def __init__(self) -> None:
-        """Need no database, and so leave payloads to it."""
+        """Need no database, which alone checks the payloads."""
         self._schemas = None
         self._tracing = None
 
-    def _borrow(self, connection: Any) -> Borrowed:
-        return borrow(connection)
+    def _adapt(self, connection: Any) -> External:
+        return adapt(connection)
 
 
 _publisher = _Within()
 
 
 class _Named(Protocol):
-    """A handler: it publishes to its queue."""
+    """A handler, for the name of its queue."""
 
     @property
     def queue(self) -> str: ...
@@ -65,11 +65,11 @@ def publish(
 def publish(connection: Any, queue: Any, payload: Any = None, /, **options: Any) -> Any:
     """Publish one message and return its id; the options are those of `Publisher.publish`.
 
-    `connection` is one of asyncpg, psycopg or Django, or a connection or session of SQLAlchemy; the
-    message is there when its transaction commits, and never was if it does not. `queue` is a name
-    or a handler.
+    `connection` is one of asyncpg, psycopg or Django, or a connection or session of SQLAlchemy. The
+    message exists when its transaction commits, and never if it rolls back. `queue` is a name or a
+    handler.
     """
-    blocks = borrow(connection).blocks
+    blocks = adapt(connection).blocks
     call = _publisher.publish(_name(queue), payload, connection=connection, **options)
     return _now(call) if blocks else call
 
@@ -95,7 +95,7 @@ def publish_many(connection: Any, queue: Any, payloads: Iterable[Any], /, **opti
 
     The options are those of `Publisher.publish_many`; the rest is as for `publish`.
     """
-    blocks = borrow(connection).blocks
+    blocks = adapt(connection).blocks
     call = _publisher.publish_many(_name(queue), payloads, connection=connection, **options)
     return _now(call) if blocks else call
 
@@ -105,10 +105,10 @@ def _name(queue: str | _Named) -> str:
 
 
 def _now(call: Coroutine[Any, Any, T]) -> T:
-    """Run a call to its end, which it reaches without ever waiting for an event loop."""
+    """Run a call that ends without waiting for an event loop."""
     try:
         call.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
-    raise AssertionError  # a connection that blocks has awaited something
+    raise AssertionError  # a blocking connection has awaited something

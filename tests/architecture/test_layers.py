@@ -53,7 +53,7 @@ def test_the_contributing_page_lists_the_floors() -> None:
         for c in project["tool"]["importlinter"]["contracts"]
         if c.get("containers") == ["notifyq"]
     ]
-    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/internals/contributing.md").read_text(encoding="utf-8")
     _, _, table = page.partition("| floor, from the top | what is there |\n| --- | --- |\n")
     rows = table.partition("\n\n")[0].splitlines()
     listed = [row.split(" | ")[0].removeprefix("| ").replace("`", "") for row in rows]

@@ -1,4 +1,4 @@
-"""What is shipped: the built package works in an environment that has never seen the repository."""
+"""The built package works in an environment without the repository."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ async def test_the_wheel_works_away_from_the_repository(
     )
     assert Path(where.strip()).is_relative_to(folder)
     assert run(command, "--version", cwd=tmp_path) == f"notifyq {notifyq.__version__}\n"
-    said = run(command, "init", cwd=tmp_path, NOTIFYQ_DSN=empty_database)
-    assert said.startswith("schema messages version")
+    output = run(command, "init", cwd=tmp_path, NOTIFYQ_DSN=empty_database)
+    assert output.startswith("schema messages version")
     planned = run(command, "migrate", "--dry-run", cwd=tmp_path, NOTIFYQ_DSN=empty_database)
     assert all(Path(line).is_relative_to(packages) for line in planned.splitlines())
     async with session(empty_database) as connection:

@@ -1,4 +1,4 @@
-"""Rules over the text of the library: what is public, how long, documented, and where SQL is."""
+"""Rules for the source of the library: public names, length, docstrings, and where SQL is."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _STATEMENT = re.compile(
 # The installer's own record of which version it has installed.
 _BOOKKEEPING = re.compile(r"(?:insert into|from) notifyq\.schema_version", re.IGNORECASE)
 
-# They judge what the functions have done, and move rows in time: no function does that; or the
-# tables are those of others.
+# They check what the functions did, move rows in time, or read tables of other systems: no function
+# does that.
 _BESIDE = ("chaos/", "importing/", "testing/")
 
 
 # Of the library, and of the pipelines, which have other drivers.
 _HOMES = (
-    "sql.py",
+    "database/statements.py",
     "dashboard/statements.py",
     "export/statements.py",
     "probes.py",
@@ -42,6 +42,9 @@ _HOMES = (
     "report/statements.py",
     "spark/statements.py",
 )
+
+# The base class of all faults documents these methods.
+_OF_FAULTS = {"inject", "lacking", "prepare", "clean_up"}
 
 
 def name(path: Path) -> str:
@@ -58,7 +61,7 @@ def test_all_names_what_is_public() -> None:
     assert list(notifyq.__all__) == sorted(notifyq.__all__)
 
 
-def test_the_version_is_in_one_place() -> None:
+def test_the_version_is_defined_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "version" not in project["project"]
     assert project["tool"]["hatch"]["version"]["path"] == "src/notifyq/__init__.py"
@@ -76,8 +79,8 @@ def test_a_module_is_short(path: Path) -> None:
 def test_what_is_public_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree)
-    bare = [node.name for node in public(tree) if not ast.get_docstring(node)]
-    assert not bare
+    bare = {node.name for node in public(tree) if not ast.get_docstring(node)}
+    assert not bare - (_OF_FAULTS if name(path).startswith("chaos/faults/") else set())
 
 
 def public(
@@ -94,7 +97,7 @@ def public(
 
 
 def is_overload(node: ast.AST) -> bool:
-    """Tell whether it is a signature only; the docstring is that of the function behind it."""
+    """Return whether it is only a signature; the function behind it has the docstring."""
     decorators = getattr(node, "decorator_list", [])
     return any(isinstance(name, ast.Name) and name.id == "overload" for name in decorators)
 
@@ -129,14 +132,14 @@ def strings(path: Path) -> Iterator[str]:
 
 def test_every_statement_of_the_library_calls_a_function() -> None:
     """Behaviour lives in the database: Python reads no table of it and writes none."""
-    text = (SOURCE / "database/sql.py").read_text(encoding="utf-8")
+    text = (SOURCE / "database/statements.py").read_text(encoding="utf-8")
     called = set(re.findall(r"\b(?:messages|notifyq)\.([a-z_]+)\(", text))
     named = set(re.findall(r"\b(?:messages|notifyq)\.([a-z_]+)\b", text))
     assert named - called == {"message_status", "message_state"}
 
 
 def test_the_schema_version_is_the_same_everywhere() -> None:
-    from notifyq.database import sql
+    from notifyq.database import statements as sql
 
     migrations = sorted((ROOT / "db/migrations").glob("*.sql"))
     schema = (ROOT / "db/init/bootstrap/schema.sql").read_text(encoding="utf-8")

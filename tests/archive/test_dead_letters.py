@@ -11,7 +11,7 @@ from notifyq import App, ArchivedMessage
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
 from notifyq.config import DatabaseSettings
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.server import Server
 from notifyq.telemetry import ListenerConnected, ListenerLost
@@ -26,7 +26,7 @@ class Follower:
         self.seen: str | None = None
         self.ids: list[int] = []
         self._news = asyncio.Event()
-        letters = DeadLetters(database, sink=events, **{"poll": 60} | options)
+        letters = DeadLetters(database, telemetry=events, **{"poll": 60} | options)
         self._task = asyncio.create_task(self._follow(letters))
 
     async def _follow(self, letters: DeadLetters) -> None:
@@ -69,16 +69,16 @@ async def kill(connection: Connection, quantity: int, queue: str = "default") ->
 async def test_a_full_notification_queue_does_not_end_it(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its session tries whether bells arrive, which is refused for as long as that lasts."""
-    persist, refused = app.database.persist, asyncio.Event()
+    """The delivery check cannot NOTIFY while the queue is full."""
+    value, refused = app.database.value, asyncio.Event()
 
-    async def refuse_one(statement: str, *args: Any, **options: Any) -> Any:
-        if statement == sql.RING and not refused.is_set():
+    async def refuse_one(statement: str, *args: Any) -> Any:
+        if statement == sql.NOTIFY and not refused.is_set():
             refused.set()
             raise asyncpg.ProgramLimitExceededError("too many notifications in the NOTIFY queue")
-        return await persist(statement, *args, **options)
+        return await value(statement, *args)
 
-    monkeypatch.setattr(app.database, "persist", refuse_one)
+    monkeypatch.setattr(app.database, "value", refuse_one)
     async with Follower(app.database, events) as follower:
         await refused.wait()
         dead = await kill(connection, 2)
@@ -86,7 +86,7 @@ async def test_a_full_notification_queue_does_not_end_it(
     assert follower.ids == dead
 
 
-async def test_dead_messages_are_handed_out_at_their_bell(
+async def test_a_notification_delivers_dead_messages(
     app: App, events: Events, connection: Connection
 ) -> None:
     await kill(connection, 3)  # before it begins
@@ -98,7 +98,7 @@ async def test_dead_messages_are_handed_out_at_their_bell(
     assert follower.ids == dead
 
 
-async def test_it_goes_on_where_it_was_left(
+async def test_it_continues_from_its_position(
     app: App, events: Events, connection: Connection
 ) -> None:
     async with Follower(app.database, events) as follower:
@@ -137,7 +137,7 @@ async def test_one_queue_may_be_followed(app: App, events: Events, connection: C
     assert follower.ids == dead
 
 
-async def test_what_died_while_its_session_was_away_is_handed_out_when_it_is_back(
+async def test_messages_that_failed_during_a_lost_session_are_delivered_after_it(
     app: App, events: Events, connection: Connection
 ) -> None:
     async with Follower(app.database, events) as follower:

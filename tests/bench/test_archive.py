@@ -1,4 +1,4 @@
-"""A tiny run over two archives: every statement runs, and what a finish costs is that of both."""
+"""A tiny run over two archives: every statement runs, and a finish costs the same in both."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from bench.archive import measure
 
 
 @pytest.mark.timeout(120)
-async def test_every_statement_has_its_cost_in_either_archive(server: str) -> None:
+async def test_every_statement_has_a_cost_in_both_archives(server: str) -> None:
     costs = await measure(server, rows=40_000, days=4, runs=1)
-    assert {"ls", "show, old", "finish", "upkeep", "charts of 24 h, all"} <= set(costs)
+    assert {"ls", "show, old", "finish", "maintenance", "charts of 24 h, all"} <= set(costs)
     assert {len(both) for both in costs.values()} == {2}
     (_, small), (_, large) = costs["finish"]
     assert small > 0

@@ -1,4 +1,4 @@
-"""CPU time of processes: none of it is lost when they end."""
+"""CPU time and memory of processes: the CPU time of ended processes counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.machine import cpu_seconds, describe
+from bench.machine import cpu_seconds, describe, memory
 
 BURN = """
 import time
@@ -23,7 +23,7 @@ def used() -> float:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does not tell")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_child_counts_alive_and_ended() -> None:
     before = used()
     subprocess.run([sys.executable, "-c", BURN], check=True)
@@ -34,6 +34,14 @@ def test_a_child_counts_alive_and_ended() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         assert used() - ended > 0.2
+        child.communicate(b"\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_includes_children() -> None:
+    before = memory(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert memory(os.getpid()) > before
         child.communicate(b"\n")
 
 

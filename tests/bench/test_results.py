@@ -1,4 +1,4 @@
-"""Results: the sums by hand, the file there and back, and tables and charts from the file alone."""
+"""Results: medians and percentiles, the file, and tables and charts from the file alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from bench import charts, report
 from bench.results import METRICS, Results, Sample, percentile, percentiles
+from bench.system import NotRunError
+from bench.systems import PgQ
 from notifyq.cli import main as cli
 from notifyq.errors import NotifyqError
 
@@ -94,12 +96,12 @@ def test_several_variants_make_a_table_for_each_metric(results: Results) -> None
     assert wal.rows[0] == ["notifyq", "100", "100"]
 
 
-def test_the_lists_name_who_is_ahead_and_what_was_not_run(results: Results) -> None:
-    told = report.lists(results)
-    assert told["where a peer is ahead (divided by notifyq's)"] == [
+def test_the_lists_name_better_peers_and_what_was_not_run(results: Results) -> None:
+    lists = report.lists(results)
+    assert lists["where a peer is better (divided by notifyq's)"] == [
         "drain, 1 process, rate: peer 1.50"
     ]
-    assert told["not run"] == ["other: cannot be installed: no network"]
+    assert lists["not run"] == ["other: cannot be installed: no network"]
 
 
 @pytest.mark.parametrize(
@@ -123,16 +125,38 @@ def test_the_command_reports_from_the_file_alone(
     path = tmp_path / "run.json"
     results.write(path)
     assert cli._invoke(["bench", "report", str(path)], debug=False) == 0
-    said = capfd.readouterr().out
-    assert "PostgreSQL 15.1 (fsync=on)" in said
-    assert "3,000 (1.50)" in said
-    assert "cannot be installed" in said
+    output = capfd.readouterr().out
+    assert "PostgreSQL 15.1 (fsync=on)" in output
+    assert "3,000 (1.50)" in output
+    assert "cannot be installed" in output
 
 
 def test_an_unknown_case_or_system_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     for option in ("--case", "--system"):
         assert cli._invoke(["bench", option, "nothing"], debug=False) == 1
         assert capfd.readouterr().err.startswith("notifyq: there is no ")
+
+
+def test_a_case_without_a_sample_was_not_measured(results: Results) -> None:
+    results.options["cases"] = ["drain", "idle"]
+    assert results.not_measured() == ["idle"]
+
+
+def test_a_run_without_a_result_is_an_error(
+    server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def install(_system: object, _cache: object) -> str:
+        raise NotRunError("cannot be installed here")
+
+    monkeypatch.setattr(PgQ, "install", install)
+    command = ["--dsn", server, "--case", "drain", "--system", "pgq", "--output", str(tmp_path)]
+    assert cli._invoke(["bench", "--quick", *command], debug=False) == 1
+    output = capfd.readouterr()
+    assert "pgq: cannot be installed here" in output.out
+    assert 'not measured: drain; the list "not run" has the reasons' in output.err
 
 
 def test_rates_are_drawn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A tiny run of notifyq and the limits on a real server: all that is published is handled."""
+"""A tiny run of notifyq and the limit on a real server: each published message is handled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.place import Sizes
-from bench.run import chosen_cases, chosen_systems, run
+from bench.cases import CASES
+from bench.run import choose, run
+from bench.systems import every
+from bench.workspace import Sizes
+from notifyq.errors import ConfigurationError
 from support.database import session
 
 if TYPE_CHECKING:
@@ -22,32 +25,39 @@ TINY = replace(
 
 
 @pytest.mark.timeout(120)
-async def test_a_run_measures_what_it_says(server: str) -> None:
-    said: list[str] = []
+async def test_a_run_measures_its_cases(server: str) -> None:
+    steps: list[str] = []
     kept: list[Results] = []
     streams = ["stream-publish", "stream-read", "stream-idle", "stream-held"]
-    cases = chosen_cases(["publish", "drain", "steady", "idle", "held", *streams, "limits", "flow"])
+    cases, systems = choose(
+        ["publish", "drain", "steady", "idle", "held", *streams, "ceiling", "limits"],
+        ["notifyq", "limit"],
+    )
     results = await run(
         server,
         cases,
-        chosen_systems(["notifyq", "limit"]),
+        systems,
         TINY,
-        lambda what, step, steps: said.append(f"{step + 1} of {steps}: {what}"),
+        lambda what, step, number: steps.append(f"{step + 1} of {number}: {what}"),
         kept.append,
     )
     assert not results.not_run
+    assert not results.not_measured()
     assert kept == [results]
-    assert said[-1] == "12 of 12: round 1 of 1, flow: notifyq"
+    assert steps[-1] == "12 of 12: round 1 of 1, limits: notifyq"
     assert {sample.case for sample in results.samples} == {case.name for case in cases}
     assert {sample.system for sample in results.samples if sample.case == "publish"} == {
         "notifyq", "notifyq publish()", "bare INSERT",
     }  # fmt: skip
     published = {sample.system for sample in results.samples if sample.case == "stream-publish"}
     assert published == {"notifyq", "notifyq publish()", "notifyq, read as seldom as pgq"}
-    flow = [sample for sample in results.samples if sample.case == "flow"]
-    assert {sample.system for sample in flow} >= {"notifyq", "notifyq, fair", "notifyq, rate"}
-    assert {sample.variant for sample in flow} == {"100 keys, 2 sessions", "1500 keys, 2 sessions"}
-    assert all(sample.values["server_cpu"] > 0 for sample in flow)
+    limits = [sample for sample in results.samples if sample.case == "limits"]
+    assert {sample.system for sample in limits} >= {"notifyq", "notifyq, fair", "notifyq, rate"}
+    assert {sample.variant for sample in limits} == {
+        "100 keys, 2 sessions",
+        "1500 keys, 2 sessions",
+    }
+    assert all(sample.values["server_cpu"] > 0 for sample in limits)
     for sample in results.samples:
         assert "left" not in sample.values, f"{sample} has messages that were not handled"
         assert sample.values.get("rate", 1) > 0
@@ -58,3 +68,25 @@ async def test_a_run_measures_what_it_says(server: str) -> None:
         assert not await connection.fetchval(
             "select count(*) from pg_database where starts_with(datname, $1)", mine
         )
+
+
+def test_a_case_that_no_chosen_system_has_is_an_error() -> None:
+    reason = r"case 'ceiling' does not apply to notifyq, pgq: it needs --system limit$"
+    with pytest.raises(ConfigurationError, match=reason):
+        choose(["drain", "ceiling"], ["pgq", "notifyq"])
+    with pytest.raises(ConfigurationError, match=r"needs --system notifyq or pgq$"):
+        choose(["stream-read"], ["pgboss"])
+
+
+def test_without_named_cases_all_that_apply_are_chosen() -> None:
+    assert [case.name for case in choose([], ["limit"])[0]] == ["publish", "flush", "ceiling"]
+    cases, systems = choose([], [])
+    assert [case.name for case in cases] == list(CASES)
+    assert [system.name for system in systems] == [system.name for system in every()]
+
+
+def test_the_case_limits_measures_notifyq() -> None:
+    cases, systems = choose(["limits"], ["notifyq"])
+    assert [(case.name, system.name) for case in cases for system in systems] == [
+        ("limits", "notifyq")
+    ]

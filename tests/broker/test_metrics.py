@@ -1,4 +1,4 @@
-"""The metrics of a broker: what is told of its procedures and of its session."""
+"""The metrics of a broker: of its procedures and of its session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-async def test_an_event_that_dies_is_counted(connection: Connection, database: str) -> None:
+async def test_a_dead_event_is_counted(connection: Connection, database: str) -> None:
     await prepare(connection, "s")
     await register(connection, "fails", "raise exception 'no stock';")
     metrics = BrokerMetrics()
@@ -29,15 +29,15 @@ async def test_an_event_that_dies_is_counted(connection: Connection, database: s
     def read() -> Scrape:
         return Scrape(generate_latest(metrics.registry).decode())
 
-    async def has_died() -> bool:
+    async def is_dead() -> bool:
         return sum(read().of("notifyq_procedure_dead_events_total").values()) == 1
 
-    async with Broker(database, sink=metrics) as broker:
+    async with Broker(database, telemetry=metrics) as broker:
         task = asyncio.create_task(broker.serve())
         assert read()("notifyq_brokers") == 1
         assert metrics.health.unready() is None
         await send(connection, "1")
-        await until(has_died, "the failure is counted")
+        await until(is_dead, "the failure is counted")
         broker.stop()
         await task
     assert read()("notifyq_brokers") == 0
@@ -49,7 +49,7 @@ async def test_a_broker_without_its_session_is_not_ready() -> None:
     where = {"role": "app", "database": "shop"}
     metrics(BrokerStarted(**where, backend_pid=1, again=False))
     metrics(BrokerLost(**where, error="gone"))
-    assert metrics.health.unready() == "the session is being made anew: app in shop"
+    assert metrics.health.unready() == "reconnecting: app in shop"
     metrics(BrokerStarted(**where, backend_pid=2, again=True))
     assert metrics.health.unready() is None
     seen = Scrape(generate_latest(metrics.registry).decode())
@@ -57,13 +57,13 @@ async def test_a_broker_without_its_session_is_not_ready() -> None:
     assert seen("notifyq_brokers") == 1
 
 
-async def test_the_command_serves_them(connection: Connection, database: str) -> None:
+async def test_the_command_serves_metrics(connection: Connection, database: str) -> None:
     await prepare(connection, "s")
     await register(connection, "works")
     args = ("broker", "--metrics-port", "0", "--log-format", "json")
     with Running(database, *args) as running:
-        said = json.loads(running.hear("metrics are served"))["message"]
-        url = said.removeprefix("metrics are served at ").removesuffix("/metrics")
+        line = json.loads(running.logged("metrics are served"))["message"]
+        url = line.removeprefix("metrics are served at ").removesuffix("/metrics")
         await send(connection, "1")
         await until_seen(connection, "1")
         assert scrape(url)("notifyq_brokers") == 1

@@ -1,4 +1,4 @@
-"""The broker as a process: woken by the bell, and back after the loss of its session."""
+"""The broker as a process: woken by the notification, and back after the loss of its session."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from notifyq.telemetry import (
     BrokerLost,
     BrokerStarted,
     BrokerStopped,
-    Event,
     ListenerConnected,
     ProcedureFailed,
+    TelemetryEvent,
 )
 from support.database import install, session, until
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from notifyq.server import Server
     from support.database import Connection
 
-# So that what wakes a broker can only be the bell.
-DEAF = BrokerSettings.load(poll=timedelta(minutes=10))
+# So that what wakes a broker can only be the notification.
+NO_POLL = BrokerSettings.load(poll=timedelta(minutes=10))
 KILLS = (
     "if messages.dequeue(null::text) = 'die' then "
     "perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(5); end if;"
@@ -46,9 +46,9 @@ async def app(connection: Connection) -> Connection:
 
 @asynccontextmanager
 async def serving(
-    dsn: str, events: list[Event], settings: BrokerSettings | None = None
+    dsn: str, events: list[TelemetryEvent], settings: BrokerSettings | None = None
 ) -> AsyncIterator[Broker]:
-    async with Broker(dsn, settings=settings, sink=events.append) as broker:
+    async with Broker(dsn, settings=settings, telemetry=events.append) as broker:
         task = asyncio.create_task(broker.serve())
         try:
             yield broker
@@ -62,11 +62,11 @@ async def pid_of(connection: Connection) -> int | None:
     return pid
 
 
-async def test_a_bell_wakes_it(app: Connection, database: str) -> None:
-    events: list[Event] = []
+async def test_a_notification_wakes_the_broker(app: Connection, database: str) -> None:
+    events: list[TelemetryEvent] = []
     await register(app, "a")
     await send(app, "before")
-    async with serving(database, events, DEAF):
+    async with serving(database, events, NO_POLL):
         await until_seen(app, "before")
         assert await is_running(app)
         for number in range(3):
@@ -79,31 +79,31 @@ async def test_a_bell_wakes_it(app: Connection, database: str) -> None:
     ]
 
 
-async def test_a_failure_is_an_event_and_other_procedures_go_on(
+async def test_a_failure_is_a_telemetry_event_and_other_procedures_continue(
     app: Connection, database: str
 ) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     await register(app, "fails", "raise exception 'no stock';")
     await register(app, "works")
     async with serving(database, events):
         await send(app, "1")
         await until_seen(app, "1")
-        await until(lambda: _has(events, ProcedureFailed), "the failure is told")
+        await until(lambda: _has(events, ProcedureFailed), "the failure is reported")
     [failed] = [it for it in events if isinstance(it, ProcedureFailed)]
     assert "subscriber fails" in failed.warning
     assert "app.fails: no stock (SQLSTATE P0001)" in failed.warning
 
 
-async def _has(events: list[Event], kind: type[Event]) -> bool:
+async def _has(events: list[TelemetryEvent], kind: type[TelemetryEvent]) -> bool:
     return any(isinstance(event, kind) for event in events)
 
 
-async def test_it_is_back_after_a_procedure_that_ends_its_session(
+async def test_the_broker_reconnects_after_a_procedure_ended_its_session(
     app: Connection, database: str
 ) -> None:
-    events: list[Event] = []
+    events: list[TelemetryEvent] = []
     await register(app, "kills", KILLS)
-    async with serving(database, events, DEAF):
+    async with serving(database, events, NO_POLL):
         await send(app, "1", "die", "2")
         await until_seen(app, "1", "2", seconds=5)
         assert await app.fetchval("select array_agg(message) from messages.dead_message") == ["die"]
@@ -116,7 +116,7 @@ async def test_it_is_back_after_a_procedure_that_ends_its_session(
     assert await seen(app) == ["1", "2", "3"]
 
 
-async def test_it_is_stopped_by_a_call(app: Connection, database: str) -> None:
+async def test_stop_broker_stops_the_process(app: Connection, database: str) -> None:
     async with Broker(database) as broker:
         task = asyncio.create_task(broker.serve())
         await until(lambda: is_running(app), "it runs")
@@ -126,10 +126,10 @@ async def test_it_is_stopped_by_a_call(app: Connection, database: str) -> None:
     assert not await is_running(app)
 
 
-async def test_a_call_also_stops_one_in_a_long_procedure(app: Connection, database: str) -> None:
-    events: list[Event] = []
+async def test_stop_broker_ends_a_long_procedure(app: Connection, database: str) -> None:
+    events: list[TelemetryEvent] = []
     await register(app, "long", "perform pg_sleep(60);")
-    async with Broker(database, sink=events.append) as broker:
+    async with Broker(database, telemetry=events.append) as broker:
         task = asyncio.create_task(broker.serve())
         await send(app, "1")
 
@@ -149,7 +149,7 @@ async def test_a_call_also_stops_one_in_a_long_procedure(app: Connection, databa
     assert await seen(app) == []
 
 
-async def test_a_second_one_of_the_role_is_refused(app: Connection, database: str) -> None:
+async def test_a_second_broker_of_the_role_is_refused(app: Connection, database: str) -> None:
     async with Broker(database):
         assert await is_running(app)
         with pytest.raises(asyncpg.ObjectInUseError, match="runs in this database already"):
@@ -159,10 +159,10 @@ async def test_a_second_one_of_the_role_is_refused(app: Connection, database: st
         assert await is_running(app)
 
 
-async def test_it_calls_the_server_a_hundred_times_a_second_at_most(
+async def test_notifications_cause_at_most_a_hundred_calls_a_second(
     database: str, app: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is published into other streams rings, too."""
+    """Events of other streams send notifications on the same channel."""
     runs = 0
     run = Broker._run
 
@@ -178,8 +178,8 @@ async def test_it_calls_the_server_a_hundred_times_a_second_at_most(
         await app.execute("select pg_notify('new_event', 'other')")
         return runs > 3
 
-    async with serving(database, [], DEAF):
-        await until(has_run, "it looks when it rings")
+    async with serving(database, [], NO_POLL):
+        await until(has_run, "a notification wakes the broker")
         before, began = runs, time.monotonic()
         while time.monotonic() < began + 1:
             await app.execute("select pg_notify('new_event', 'other')")
@@ -194,11 +194,11 @@ async def test_a_stop_does_not_wait_for_a_server_that_is_away(
         await install(there)
         await prepare(there, "s")
         await register(there, "p")
-    events: list[Event] = []
-    async with Broker(mortal_server.dsn, settings=DEAF, sink=events.append) as broker:
+    events: list[TelemetryEvent] = []
+    async with Broker(mortal_server.dsn, settings=NO_POLL, telemetry=events.append) as broker:
         task = asyncio.create_task(broker.serve())
 
-        async def has(kind: type[Event]) -> bool:
+        async def has(kind: type[TelemetryEvent]) -> bool:
             return any(isinstance(event, kind) for event in events)
 
         await until(lambda: has(ListenerConnected), "it listens", 30)

@@ -34,7 +34,7 @@ async def app(connection: Connection) -> Connection:
     return connection
 
 
-async def test_a_procedure_must_be_one_without_arguments(app: Connection) -> None:
+async def test_a_procedure_with_arguments_is_refused(app: Connection) -> None:
     await app.execute(
         "create procedure app.one(a integer) language sql as 'select';"
         "create procedure app.back(inout a integer) language sql as 'select 1';"
@@ -53,7 +53,7 @@ async def test_a_procedure_must_be_one_without_arguments(app: Connection) -> Non
     assert await app.fetchval("select count(*) from messages.subscription") == 0
 
 
-async def test_a_procedure_is_found_by_the_search_path_of_who_registers_it(
+async def test_a_procedure_is_found_by_the_search_path_of_the_registering_session(
     app: Connection,
 ) -> None:
     await declare(app, "near")
@@ -67,7 +67,7 @@ async def test_a_procedure_is_found_by_the_search_path_of_who_registers_it(
         await app.execute("select messages.register('s', 'x', 'app.other')")
 
 
-async def test_whoever_unsubscribes_or_drops_the_stream_unregisters(app: Connection) -> None:
+async def test_unsubscribe_and_drop_stream_unregister(app: Connection) -> None:
     await register(app, "a")
     await register(app, "b")
     assert await app.fetchval("select messages.unregister('s', 'a')")
@@ -108,7 +108,7 @@ async def test_effects_and_position_are_committed_together(
     assert await seen(app) == ["1", "2", "3"]
 
 
-async def test_an_event_that_ends_the_session_each_time_is_put_aside(
+async def test_an_event_that_always_ends_the_session_is_dead(
     app: Connection, connect: Connect
 ) -> None:
     await register(app, "dying", DYING)
@@ -135,7 +135,7 @@ async def test_an_event_that_ends_the_session_each_time_is_put_aside(
     assert tuple(row) == (2, 1, None)
 
 
-async def test_what_fails_at_the_commit_is_found_and_put_aside(
+async def test_an_event_that_fails_at_the_commit_is_found_and_dead(
     app: Connection, connect: Connect
 ) -> None:
     await app.execute(
@@ -154,7 +154,7 @@ async def test_what_fails_at_the_commit_is_found_and_put_aside(
     assert await app.fetchval("select message from messages.dead_message") == "2"
 
 
-async def test_what_a_procedure_leaves_behind_is_not_for_the_next(app: Connection) -> None:
+async def test_a_procedure_does_not_see_the_session_state_of_another(app: Connection) -> None:
     await register(
         app,
         "messy",
@@ -191,7 +191,7 @@ async def test_a_procedure_may_end_its_own_subscription_and_stream(app: Connecti
     assert await seen(app, "seeks") == ["1", "6"]
 
 
-async def test_a_procedure_that_is_gone_or_another_s_is_left_out_and_told(
+async def test_a_missing_or_foreign_procedure_is_skipped_and_reported(
     app: Connection,
 ) -> None:
     await register(app, "gone")
@@ -205,8 +205,8 @@ async def test_a_procedure_that_is_gone_or_another_s_is_left_out_and_told(
     await declare(app, "gone")
     await app.execute("alter procedure app.gone() owner to notifyq_admin")
     await drain(app)
-    [told] = await app.fetchval(obstacles)
-    assert "belongs to notifyq_admin now" in told
+    [obstacle] = await app.fetchval(obstacles)
+    assert "belongs to notifyq_admin now" in obstacle
     assert await seen(app) == ["1"]
     await app.execute("alter procedure app.gone() owner to postgres")
     await drain(app)
@@ -262,23 +262,23 @@ async def test_an_idle_broker_holds_no_snapshot_for_long_and_can_be_stopped(
     assert not await app.fetchval("select messages.stop_broker()")
 
 
-async def test_a_stop_ends_a_procedure_that_takes_its_time(
-    app: Connection, connect: Connect
-) -> None:
+async def is_called(app: Connection) -> bool:
+    """Whether a procedure sleeps, not the broker: longer than it does at first."""
+    return bool(
+        await app.fetchval(
+            "select count(*) from pg_stat_activity where wait_event = 'PgSleep' "
+            "and xact_start < clock_timestamp() - interval '0.1 s' "
+            "and datname = current_database()"
+        )
+    )
+
+
+async def test_a_stop_ends_a_slow_procedure(app: Connection, connect: Connect) -> None:
     await register(app, "stuck", "perform pg_sleep(60);")
     await send(app, "1")
     running = asyncio.create_task(drain(await connect()))
 
-    async def is_called() -> bool:
-        return bool(
-            await app.fetchval(
-                "select count(*) from pg_stat_activity where wait_event = 'PgSleep' "
-                "and xact_start < clock_timestamp() - interval '0.1 s' "
-                "and datname = current_database()"
-            )
-        )
-
-    await until(is_called, "the procedure is called")
+    await until(lambda: is_called(app), "the procedure is called")
     async with asyncio.timeout(2):
         assert await app.fetchval("select messages.stop_broker(patience => '0.1 s')")
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
@@ -289,20 +289,35 @@ async def test_a_stop_ends_a_procedure_that_takes_its_time(
     assert await seen(app) == ["1"]
 
 
-async def test_a_call_that_is_cancelled_leaves_the_place_free(
-    app: Connection, connect: Connect
-) -> None:
+async def test_a_cancelled_call_releases_the_broker_lock(app: Connection, connect: Connect) -> None:
+    # Not while it is idle: a cancellation that meets a commit leaves the lock to the session.
+    await register(app, "stuck", "perform pg_sleep(60);")
+    await send(app, "1")
     broker = await connect()
-    running = asyncio.create_task(broker.execute("call messages.run_broker()"))
-    await until(lambda: is_running(app), "the broker runs")
+    running = asyncio.create_task(drain(broker))
+    await until(lambda: is_called(app), "the procedure is called")
     await app.execute("select pg_cancel_backend($1)", broker.get_server_pid())
     with pytest.raises(asyncpg.QueryCanceledError):
         await running
     assert not await is_running(app)
+    await declare(app, "stuck")
+    assert not await drain(await connect())
+    assert await seen(app) == ["1"]
+
+
+async def test_stop_broker_frees_the_lock_that_a_cancelled_call_left(
+    app: Connection, connect: Connect
+) -> None:
+    left = await connect()
+    await left.execute("select pg_advisory_lock(hashtextextended(current_user, 7305427011))")
+    assert await is_running(app)
+    assert await app.fetchval("select messages.stop_broker(patience => '0 s')")
+    assert left.is_closed()
+    assert not await is_running(app)
     assert not await drain(await connect())
 
 
-async def test_without_pg_cron_a_start_says_what_to_do(app: Connection) -> None:
+async def test_without_pg_cron_a_start_fails_with_advice(app: Connection) -> None:
     with pytest.raises(asyncpg.FeatureNotSupportedError, match="pg_cron does not serve") as error:
         await app.execute("select messages.start_broker()")
     assert "notifyq broker" in str(error.value.hint)
@@ -335,7 +350,7 @@ async def test_events_of_any_json_are_read_as_values(app: Connection) -> None:
     ]
 
 
-async def test_the_whole_event_is_there(app: Connection) -> None:
+async def test_all_columns_of_the_event_are_available(app: Connection) -> None:
     await app.execute("""
         create table app.events of messages.handled_event;
         create procedure app.keep() language sql as

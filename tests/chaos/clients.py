@@ -1,4 +1,4 @@
-"""Clients that call the functions of the schema and write down what they were told."""
+"""Clients that call the functions of the schema and record calls and answers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import asyncpg
 
 from notifyq.chaos.checker import check
 from notifyq.chaos.final import read_final
-from notifyq.chaos.history import History, digest, read
+from notifyq.chaos.history import LOCK_FIELDS, History, digest, read
 from support.database import rows, value
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notifyq.chaos.checker import Verdict
+    from notifyq.chaos.checker import CheckResult
     from notifyq.chaos.history import Invoked
     from support.database import Connect, Connection
 
 _DEAD_SINCE = """
-select pg_current_snapshot()::text as snapshot, d.id
+select messages.current_position() as snapshot, d.id
 from (select) as once
-left join messages.dead_since(seen => $1::text::pg_snapshot) as d on true
+left join messages.dead_since(seen => $1) as d on true
 """
 
 SHORT, LONG = timedelta(milliseconds=60), timedelta(minutes=1)
@@ -78,17 +78,16 @@ class Client:
             return []
 
     async def claim_rows(self, lock: timedelta, quantity: int = 1) -> list[asyncpg.Record]:
-        """Claim and write down nothing: it may be rolled back."""
-        return await rows(self.session, "claim", quantity=quantity, lock_timeout=lock)
+        """Claim and record nothing: it may be rolled back."""
+        return await rows(self.session, "claim", quantity=quantity, lock_duration=lock)
 
     def begin(self, op: str, **fields: Any) -> Invoked:
-        """Write down that a call begins which takes several statements."""
+        """Record the start of a call of several statements."""
         return self._history.invoke(op, **fields)
 
     def claimed(self, call: Invoked, found: list[asyncpg.Record]) -> list[Lock]:
-        """Write down what a claim, now committed, has granted."""
-        names = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
-        call.ok(messages=[{name: row[name] for name in names} for row in found])
+        """Record what a committed claim granted."""
+        call.ok(messages=[{name: row[name] for name in LOCK_FIELDS} for row in found])
         return [
             Lock(
                 row["id"], row["lock_token"], row["attempts"], row["message"],
@@ -123,18 +122,18 @@ class Client:
         return await self._settle("retry", lock, delay=timedelta(0))
 
     async def extend(self, lock: Lock, by: timedelta = LONG) -> bool:
-        # Asked before: a lock that seems to end too early accuses nobody, one too late would.
+        # Read before the call: a lock that seems to end too early is no violation, too late is one.
         now: datetime = await self.session.fetchval("select clock_timestamp()")
-        return await self._settle("extend", lock, {"lock_expires_at": now + by}, lock_timeout=by)
+        return await self._settle("extend", lock, {"lock_expires_at": now + by}, lock_duration=by)
 
     async def reap(self) -> int:
         return int(await value(self.session, "reap"))
 
     async def _settle(
-        self, op: str, lock: Lock, told: dict[str, Any] | None = None, **arguments: Any
+        self, op: str, lock: Lock, answer: dict[str, Any] | None = None, **arguments: Any
     ) -> bool:
-        said = {"status": arguments["status"]} if "status" in arguments else {}
-        call = self._history.invoke(op, id=lock.id, lock_token=lock.lock_token, **said)
+        fields = {"status": arguments["status"]} if "status" in arguments else {}
+        call = self._history.invoke(op, id=lock.id, lock_token=lock.lock_token, **fields)
         try:
             held: bool = await value(
                 self.session, op, id=lock.id, lock_token=lock.lock_token, **arguments
@@ -142,7 +141,7 @@ class Client:
         except asyncpg.PostgresError as error:
             call.fail(error=error)
             return False
-        call.ok(held=held, **(told or {}))
+        call.ok(held=held, **(answer or {}))
         return held
 
 
@@ -155,8 +154,8 @@ class Watcher:
         self._seen = seen
         history.note("watch", position=seen)
 
-    async def look(self) -> None:
-        """Report what has died since the last look."""
+    async def report(self) -> None:
+        """Report messages that are dead since the last report."""
         found = await self.session.fetch(_DEAD_SINCE, self._seen)
         self._seen = found[0]["snapshot"]
         for row in found:
@@ -165,37 +164,37 @@ class Watcher:
 
 
 class Listener:
-    """Claims when a bell rings, and at no other time."""
+    """Claims after a notification, and at no other time."""
 
     FENCE = "test_fence"
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._wake = asyncio.Event()
-        self._is_rung = False
+        self._is_notified = False
         self._is_over = False
 
     async def listen(self) -> None:
-        await self._client.session.add_listener("new_message", self._ring)
+        await self._client.session.add_listener("new_message", self._notified)
         await self._client.session.add_listener(self.FENCE, self._end)
 
     async def work(self) -> None:
-        """Finish what the bells call for, up to a notification of the channel FENCE.
+        """Claim after each notification, up to a notification of the channel FENCE.
 
-        Notifications arrive in the order of commits: behind the fence no bell is on its way.
+        Notifications arrive in the order of commits: none can arrive behind the fence.
         """
-        while not self._is_over or self._is_rung:
+        while not self._is_over or self._is_notified:
             await self._wake.wait()
             self._wake.clear()
-            if self._is_rung:
-                self._is_rung = False
+            if self._is_notified:
+                self._is_notified = False
                 while found := await self._client.claim(quantity=100):
                     for lock in found:
                         self._client.execute(lock)
                         await self._client.finish(lock)
 
-    def _ring(self, *_: object) -> None:
-        self._is_rung = True
+    def _notified(self, *_: object) -> None:
+        self._is_notified = True
         self._wake.set()
 
     def _end(self, *_: object) -> None:
@@ -204,7 +203,7 @@ class Listener:
 
 
 class Stage:
-    """One run: its clients, its history, and how it is judged."""
+    """One run: its clients and its history."""
 
     def __init__(self, connect: Connect, folder: Path, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -214,9 +213,9 @@ class Stage:
         self._watcher: Watcher | None = None
 
     async def open(self) -> None:
-        """Make the queue ready: short backoff, some attempts; and watch what dies."""
+        """Make the queue ready: short backoff, some attempts; and watch dead messages."""
         session = await self._connect()
-        seen: str = await session.fetchval("select pg_current_snapshot()::text")
+        seen: str = await session.fetchval("select messages.current_position()")
         self._watcher = Watcher(session, self.history("watcher"), seen)
         await value(session, "alter_queue", name="default", backoff=timedelta(0))
         await self.set_attempts(MAX_ATTEMPTS)
@@ -239,15 +238,15 @@ class Stage:
         self._histories.append(history)
         return history
 
-    async def verdict(self) -> Verdict:
-        """Drain, look for dead messages a last time, and judge."""
+    async def result(self) -> CheckResult:
+        """Drain, report dead messages a last time, and check the history."""
         client = await self.client("drainer")
         call = client.begin("drain")
         if await _drained(client):
             call.ok()
         else:
             call.fail(error="messages are left")
-        await self.watcher.look()
+        await self.watcher.report()
         for history in self._histories:
             history.close()
         return check(read(self._folder), await read_final(client.session))
@@ -263,6 +262,6 @@ async def _drained(client: Client) -> bool:
         left = await rows(client.session, "message_list", quantity=1000)
         if not left:
             return True
-        # What is left is locked by somebody who has gone, and not for long.
+        # What is left is locked by a client that is gone, with a short lock.
         await client.session.execute("select pg_sleep($1)", SHORT.total_seconds())
     return False

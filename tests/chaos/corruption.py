@@ -1,4 +1,4 @@
-"""Ways to break one promise in a history that keeps them all."""
+"""Ways to violate one invariant in a correct history."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def an_older_token_is_archived(ops: list[Op], final: Final) -> Broken:
             yield ops, exchange(final, row, replace(row, lock_token=row.lock_token - 1))
 
 
-def a_finish_is_acknowledged_in_vain(ops: list[Op], final: Final) -> Broken:
-    # A lost answer may have been the one that was due, so nobody could tell.
+def a_refused_finish_is_acknowledged(ops: list[Op], final: Final) -> Broken:
+    # After a lost answer the checker cannot decide.
     unanswered = {lock(call) for call in calls(ops) if call.op == "finish" and unknown(call)}
     made = {(call.process, call.ended): call for call in calls(ops) if call.op == "finish"}
-    for place, op in enumerate(ops):
+    for index, op in enumerate(ops):
         call = made.get((op.process, op.at))
         if call and op.fields.get("held") is False and lock(call) not in unanswered:
-            yield changed(ops, place, {"held": True}), final
+            yield changed(ops, index, {"held": True}), final
 
 
 def an_ending_is_another(ops: list[Op], final: Final) -> Broken:
@@ -72,11 +72,11 @@ def an_ending_is_another(ops: list[Op], final: Final) -> Broken:
 
 
 def a_token_is_granted_twice(ops: list[Op], final: Final) -> Broken:
-    for place, message in claimed(ops):
-        op = ops[place]
+    for index, message in claimed(ops):
+        op = ops[index]
         twin = Op(op.at, "second", "claim", "ok", 1, {"messages": [message]}, "second.jsonl")
         start = replace(twin, type="invoke", fields={})
-        yield [*ops[: place + 1], start, twin, *ops[place + 1 :]], final
+        yield [*ops[: index + 1], start, twin, *ops[index + 1 :]], final
 
 
 def tokens_of_two_claims_are_exchanged(ops: list[Op], final: Final) -> Broken:
@@ -112,24 +112,24 @@ def an_archived_payload_is_another(ops: list[Op], final: Final) -> Broken:
 
 
 def an_executed_payload_is_another(ops: list[Op], final: Final) -> Broken:
-    for place, op in enumerate(ops):
+    for index, op in enumerate(ops):
         if op.op == "execute" and op.type == "invoke":
-            yield changed(ops, place, {"digest": "another"}), final
+            yield changed(ops, index, {"digest": "another"}), final
 
 
 def a_dead_message_is_not_reported(ops: list[Op], final: Final) -> Broken:
-    for place, op in enumerate(ops):
+    for index, op in enumerate(ops):
         if op.op == "dead":
-            yield [*ops[:place], *ops[place + 1 :]], final
+            yield [*ops[:index], *ops[index + 1 :]], final
 
 
 def a_message_waits_beyond_the_deadline(ops: list[Op], final: Final) -> Broken:
     known = {call.fields["id"] for call in acknowledged(ops)}
-    for place, message in claimed(ops):
+    for index, message in claimed(ops):
         if message["id"] in known and message["lock_token"] == 1:
-            at = ops[place].at - 0.0001
+            at = ops[index].at - 0.0001
             note = Op(at, "rig", "deadline", "ok", None, {}, "rig.jsonl")
-            yield [*ops[:place], note, *ops[place:]], final
+            yield [*ops[:index], note, *ops[index:]], final
 
 
 def a_message_is_left(ops: list[Op], final: Final) -> Broken:
@@ -157,7 +157,7 @@ CORRUPTIONS: dict[Corruption, str] = {
     an_executed_payload_is_another: "I7",
     a_dead_message_is_not_reported: "I8",
     a_message_waits_beyond_the_deadline: "I9",
-    a_finish_is_acknowledged_in_vain: "false_acknowledgement",
+    a_refused_finish_is_acknowledged: "false_acknowledgement",
     an_ending_is_another: "false_acknowledgement",
     a_message_is_left: "unusable",
     a_drain_does_not_end: "unusable",
@@ -178,10 +178,10 @@ def lock(call: Call) -> tuple[int, int]:
 
 
 def claimed(ops: list[Op]) -> list[tuple[int, dict[str, Any]]]:
-    """Every message that a claim granted, with the place of the answer."""
+    """Every message that a claim granted, with the index of the answer."""
     return [
-        (place, message)
-        for place, op in enumerate(ops)
+        (index, message)
+        for index, op in enumerate(ops)
         if op.op == "claim"
         for message in op.fields.get("messages", ())
     ]
@@ -194,14 +194,14 @@ def followers(ops: list[Op]) -> Iterator[tuple[tuple[int, dict[str, Any]], ...]]
         yield from pairwise(it for it in grants if it[1]["id"] == id_)
 
 
-def changed(ops: list[Op], place: int, fields: dict[str, Any]) -> list[Op]:
-    op = ops[place]
-    return [*ops[:place], replace(op, fields=op.fields | fields), *ops[place + 1 :]]
+def changed(ops: list[Op], index: int, fields: dict[str, Any]) -> list[Op]:
+    op = ops[index]
+    return [*ops[:index], replace(op, fields=op.fields | fields), *ops[index + 1 :]]
 
 
-def with_message(ops: list[Op], place: int, message: dict[str, Any], **fields: Any) -> list[Op]:
-    messages = [it | fields if it == message else it for it in ops[place].fields["messages"]]
-    return changed(ops, place, {"messages": messages})
+def with_message(ops: list[Op], index: int, message: dict[str, Any], **fields: Any) -> list[Op]:
+    messages = [it | fields if it == message else it for it in ops[index].fields["messages"]]
+    return changed(ops, index, {"messages": messages})
 
 
 def exchange(final: Final, row: Row, other: Row) -> Final:

@@ -1,7 +1,7 @@
-"""Mistakes that one could make in the SQL, each with the promise that it breaks.
+"""Mistakes in the SQL, each with the invariant that it violates.
 
 A mutant replaces a piece of a file in db/init. The piece must be there exactly once: a mutant that
-applies no more proves nothing, and has to be written anew.
+no longer applies proves nothing and must be rewritten.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 GATE = 7305427999
-"""The advisory lock at which a mutant stops, for others to come in between."""
+"""The advisory lock at which a mutant waits, so that another call can run first."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is wrong, the schedule that shows it, and the invariant that it breaks."""
+    """A mistake, the schedule that shows it, and the invariant that it violates."""
 
     name: str
     schedule: str
@@ -65,8 +65,8 @@ _HOLD_FENCE = """
     ) is true"""
 
 _CLAIM_TOKEN = """
-        lock_expires_at = v_now + coalesce(claim.lock_timeout, v_queue.lock_timeout),
-        lock_token = least(m.lock_token, 9223372036854775806) + 1,"""
+      lock_expires_at = v_now + lock_messages.lock_duration,
+      lock_token = least(m.lock_token, 9223372036854775806) + 1,"""
 
 _RETRY_TOKEN = """
       lock_token = least(m.lock_token, 9223372036854775806) + 1,
@@ -77,8 +77,8 @@ _RELEASE_TOKEN = """
       attempts ="""
 
 _CLAIM_ATTEMPTS = """
-        attempts = least(m.attempts, 2147483646) + 1,
-        handler_attempts = v_attempts"""
+      attempts = least(m.attempts, 2147483646) + 1,
+      handler_attempts = lock_messages.max_attempts"""
 
 _REAP_RETRY = """
   perform notifyq.retry_locked(
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant("a finish shows no token", "zombies", "I3", _UNFENCED),
     Mutant("a finish shows no token, in a storm", "storm", "false_acknowledgement", _UNFENCED),
     Mutant(
-        "the reaper looks first, and archives and deletes later", "finish_while_reaping", "I2",
+        "the reaper reads first, and archives and deletes later", "finish_while_reaping", "I2",
         (
             Edit(
                 "maintenance/maintain.sql",
@@ -138,7 +138,7 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        "publishers are always silent", "bells_only", "I9",
+        "publishers never notify", "notifications_only", "I9",
         (
             Edit(
                 "queue/insert.sql",
@@ -152,12 +152,12 @@ MUTANTS = (
         (
             Edit(
                 "operations/inspect.sql",
-                "d.xid >= pg_snapshot_xmin(dead_since.seen)",
+                "d.xid >= pg_snapshot_xmin(v_seen)",
                 "d.id > concat('0', current_setting('notifyq.last_dead', true))::bigint",
             ),
             Edit(
                 "operations/inspect.sql",
-                "not pg_visible_in_snapshot(d.xid, dead_since.seen)",
+                "not pg_visible_in_snapshot(d.xid, v_seen)",
                 "true",
             ),
             Edit(
@@ -215,17 +215,17 @@ MUTANTS = (
         (
             Edit(
                 "queue/claim.sql",
-                "    v_now := clock_timestamp();\n    return query",
-                "    v_now := now();\n    return query",
+                "  v_now timestamptz := clock_timestamp();",
+                "  v_now timestamptz := now();",
             ),
         ),
     ),
     Mutant(
-        "the reaper does not ask whether a lock has expired", "storm", "I5",
+        "the reaper does not check whether a lock has expired", "storm", "I5",
         (Edit("maintenance/maintain.sql", "\n      and m.lock_expires_at <= v_now", ""),),
     ),
     Mutant(
-        "a finish always says that it was in time", "zombies", "false_acknowledgement",
+        "a finish always returns true", "zombies", "false_acknowledgement",
         (
             Edit(
                 "queue/finish.sql",

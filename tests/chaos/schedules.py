@@ -1,7 +1,7 @@
-"""What the clients do against each other: a storm drawn from a seed, and orders made by hand.
+"""Concurrent clients: a random storm from a seed, and schedules in a fixed order.
 
-An order by hand waits for events only: a lock that expired by the clock of the server, or a session
-that either has its answer or waits for a lock of another.
+A fixed schedule only waits for events: a lock that expired by the clock of the server, or a session
+that has its answer or waits for a lock of another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Schedule: TypeAlias = "Callable[[Stage], Awaitable[None]]"
 _PUBLISHERS, _WORKERS = 2, 4
 _MESSAGES = 30
 """That each publisher publishes."""
-_UPKEEP_EVERY = 0.01
+_MAINTENANCE_EVERY = 0.01
 """Seconds."""
 
 
@@ -33,7 +33,7 @@ async def storm(stage: Stage) -> None:
     reaper = await stage.client("reaper")
     is_published, is_over = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_look_after(stage, reaper, is_over))
+        group.create_task(_maintain(stage, reaper, is_over))
         async with asyncio.TaskGroup() as working:
             for worker in workers:
                 working.create_task(_work(worker, is_published))
@@ -45,7 +45,7 @@ async def storm(stage: Stage) -> None:
 
 
 async def zombies(stage: Stage) -> None:
-    """Whoever outlived his lock settles after another got the message."""
+    """A client settles under an expired lock after another one claimed the message."""
     zombie, heir = await stage.client("zombie"), await stage.client("heir")
     for op in ("finish", "extend", "release", "retry"):
         await zombie.publish()
@@ -70,7 +70,7 @@ async def finish_while_reaping(stage: Stage) -> None:
     await worker.outlive(late)
     await keeper.session.execute("select pg_advisory_lock($1)", GATE)
     reaping = asyncio.create_task(reaper.reap())
-    await _until_it_stands(keeper, reaper, reaping)
+    await _until_blocked_or_done(keeper, reaper, reaping)
     await worker.finish(late)
     await keeper.session.execute("select pg_advisory_unlock($1)", GATE)
     await reaping
@@ -85,15 +85,15 @@ async def two_claimers(stage: Stage) -> None:
     async with first.session.transaction():
         found = await first.claim_rows(LONG)
         claiming = asyncio.create_task(second.claim(LONG))
-        await _until_it_stands(observer, second, claiming)
+        await _until_blocked_or_done(observer, second, claiming)
     for client, locks in ((first, first.claimed(call, found)), (second, await claiming)):
         for lock in locks:
             client.execute(lock)
             await client.finish(lock)
 
 
-async def bells_only(stage: Stage) -> None:
-    """A worker that never polls: whatever is published, a bell must tell it."""
+async def notifications_only(stage: Stage) -> None:
+    """A worker that never polls: each message needs a notification."""
     listener = Listener(await stage.client("listener"))
     await listener.listen()
     publisher = await stage.client("publisher")
@@ -106,7 +106,7 @@ async def bells_only(stage: Stage) -> None:
 
 
 async def late_commit(stage: Stage) -> None:
-    """Of two messages that die, the one with the lower id is committed after the other."""
+    """Two messages fail permanently; the one with the lower id is committed last."""
     early, late = await stage.client("early"), await stage.client("late")
     await early.publish()
     await early.publish()
@@ -118,7 +118,7 @@ async def late_commit(stage: Stage) -> None:
             "select messages.finish($1, $2, 'failed')", first.id, first.lock_token
         )
         await early.finish(second, "failed")
-        await stage.watcher.look()
+        await stage.watcher.report()
     call.ok(held=held)
 
 
@@ -149,7 +149,7 @@ async def old_transaction(stage: Stage) -> None:
 
 
 SCHEDULES: tuple[Schedule, ...] = (
-    storm, zombies, finish_while_reaping, two_claimers, bells_only, late_commit, poison,
+    storm, zombies, finish_while_reaping, two_claimers, notifications_only, late_commit, poison,
     old_transaction,
 )  # fmt: skip
 
@@ -159,12 +159,12 @@ async def _publish(client: Client) -> None:
         await client.publish()
 
 
-async def _look_after(stage: Stage, reaper: Client, is_over: asyncio.Event) -> None:
+async def _maintain(stage: Stage, reaper: Client, is_over: asyncio.Event) -> None:
     while not is_over.is_set():
         await reaper.reap()
-        await stage.watcher.look()
+        await stage.watcher.report()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_UPKEEP_EVERY):
+            async with asyncio.timeout(_MAINTENANCE_EVERY):
                 await is_over.wait()
 
 
@@ -196,7 +196,7 @@ async def _settle(client: Client, lock: Lock) -> None:
         await getattr(client, op)(lock)
 
 
-async def _until_it_stands(observer: Client, client: Client, call: asyncio.Task[Any]) -> None:
+async def _until_blocked_or_done(observer: Client, client: Client, call: asyncio.Task[Any]) -> None:
     """Wait until a call has its answer, or its session waits for a lock."""
     pid = client.session.get_server_pid()
 

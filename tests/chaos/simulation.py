@@ -1,4 +1,4 @@
-"""A queue that keeps every promise, as a dictionary: it writes histories that must be accepted."""
+"""A correct queue as a dictionary: it writes histories that the checker must accept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Lock:
-    """What a client was told by a claim; it believes it for ever."""
+    """A lock as a claim returned it; the client keeps it even after it expired."""
 
     id: int
     token: int
@@ -89,12 +89,12 @@ class Simulation:
         process = f"worker-{choice % _CLIENTS}"
         call = self._invoke(process, "claim")
         claimed = [m for m in self._live.values() if m.expires_at is None][: 1 + choice % 2]
-        told = []
+        claims = []
         for message in claimed:
             message.token += 1
             message.attempts += 1
             message.expires_at = self._clock + LOCK
-            told.append(
+            claims.append(
                 {
                     "id": message.id, "lock_token": message.token, "attempts": message.attempts,
                     "locked_at": self._clock.isoformat(),
@@ -108,7 +108,7 @@ class Simulation:
                         process, message.expires_at,
                     )
                 )  # fmt: skip
-        self._end(call, answer, **({"messages": told} if answer == "ok" else {}))
+        self._end(call, answer, **({"messages": claims} if answer == "ok" else {}))
 
     def claim_unanswered(self, choice: int) -> None:
         self.claim(choice, answer="unknown")
@@ -172,7 +172,7 @@ class Simulation:
                 self._fall_back(message, "lock_expired")
 
     def drain(self) -> None:
-        """End everything, as a run does that has healed; then the watcher reports what died."""
+        """Finish all messages, as the end of a run; then the watcher reports dead ones."""
         drain = self._invoke("rig", "drain")
         while self._live:
             self._seconds += LOCK.total_seconds()
@@ -227,7 +227,7 @@ class Simulation:
         return self._write(process, op, "invoke", next(self._calls), fields)
 
     def _end(self, call: Op, type_: str, **fields: Any) -> None:
-        """End a call; no type means that its process was killed before it could say so."""
+        """End a call; an empty type: its process was killed first."""
         if type_:
             self._write(call.process, call.op, type_, call.call, fields)
 

@@ -1,4 +1,4 @@
-"""The checker: what it accepts, what it accuses of, and when it says that it can say nothing."""
+"""The checker: what it accepts, which violations it finds, and which histories are unusable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from chaos.corruption import CORRUPTIONS, Corruption
 from chaos.simulation import Simulation
-from notifyq.chaos.checker import Verdict, check
+from notifyq.chaos.checker import CheckResult, check
 from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import Op
 
@@ -21,7 +21,7 @@ ACTIONS = st.lists(
 
 
 class Script:
-    """A history written by hand: one call after the other, unless they are told to overlap."""
+    """A history written by hand: one call after the other."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -40,9 +40,9 @@ class Script:
         self._line(op, "ok", None, "rig", fields)
 
     def publish(self, id_: int | None = 1, end: str | None = "ok", key: str | None = None) -> None:
-        """Publish; a message has the key `k<id>` and the digest `d<id>`, unless said otherwise."""
-        told: dict[str, Any] = {"id": id_} if end == "ok" else {}
-        self("publish", end, key=key or f"k{id_}", queue="q", digest=f"d{id_}", **told)
+        """Publish; a message has the key `k<id>` by default, and the digest `d<id>`."""
+        answer: dict[str, Any] = {"id": id_} if end == "ok" else {}
+        self("publish", end, key=key or f"k{id_}", queue="q", digest=f"d{id_}", **answer)
 
     def claim(self, token: int, at: int, until: int, *, id_: int = 1, by: str = "w") -> None:
         """Claim one message, locked from one second to another."""
@@ -58,8 +58,8 @@ class Script:
 
     def settle(self, op: str, token: int, *, held: bool | None, id_: int = 1, **f: Any) -> None:
         """Settle; with held None nobody knows how it ended."""
-        told: dict[str, Any] = {} if held is None else {"held": held}
-        self(op, "unknown" if held is None else "ok", id=id_, lock_token=token, **told, **f)
+        answer: dict[str, Any] = {} if held is None else {"held": held}
+        self(op, "unknown" if held is None else "ok", id=id_, lock_token=token, **answer, **f)
 
     def finish(self, token: int, *, held: bool | None = True, id_: int = 1, **f: Any) -> None:
         self.settle("finish", token, held=held, id_=id_, **({"status": "success"} | f))
@@ -82,8 +82,8 @@ def final(*archive: Row, live: tuple[Row, ...] = (), most: int = 3) -> Final:
     return Final(archive=archive, live=live, max_attempts={"q": most})
 
 
-def broken(verdict: Verdict) -> list[str]:
-    return sorted({violation.invariant for violation in verdict.violations})
+def broken(result: CheckResult) -> list[str]:
+    return sorted({violation.invariant for violation in result.violations})
 
 
 @pytest.fixture
@@ -94,21 +94,21 @@ def script() -> Script:
     return script
 
 
-def test_a_message_that_came_through_is_nothing_to_speak_of(script: Script) -> None:
+def test_a_handled_message_is_no_violation(script: Script) -> None:
     script.claim(1, 0, 10)
     script.execute(1)
     script.finish(1)
-    verdict = check(script.ops, final(row()))
-    assert verdict.ok
-    assert verdict == Verdict(attempts=1, acknowledged=1)
+    result = check(script.ops, final(row()))
+    assert result.ok
+    assert result == CheckResult(attempts=1, acknowledged=1)
 
 
 def test_an_acknowledged_message_that_is_nowhere_is_lost(script: Script) -> None:
     script.publish(2)
     script.claim(1, 0, 10)
-    verdict = check(script.ops, final(row()))
-    assert broken(verdict) == ["lost"]
-    assert (verdict.attempts, verdict.acknowledged, verdict.lost) == (2, 2, 1)
+    result = check(script.ops, final(row()))
+    assert broken(result) == ["lost"]
+    assert (result.attempts, result.acknowledged, result.lost) == (2, 2, 1)
 
 
 @pytest.mark.parametrize("end", ["unknown", None])
@@ -117,9 +117,9 @@ def test_without_an_answer_a_message_may_be_there_or_not(script: Script, end: st
     script.publish(3, end)
     script.claim(1, 0, 10)
     script.claim(1, 0, 10, id_=2)
-    verdict = check(script.ops, final(row(), row(id_=2)))
-    assert verdict.ok
-    assert (verdict.attempts, verdict.acknowledged, verdict.recovered) == (3, 1, 1)
+    result = check(script.ops, final(row(), row(id_=2)))
+    assert result.ok
+    assert (result.attempts, result.acknowledged, result.recovered) == (3, 1, 1)
 
 
 def test_each_try_of_a_publication_explains_one_message(script: Script) -> None:
@@ -128,31 +128,31 @@ def test_each_try_of_a_publication_explains_one_message(script: Script) -> None:
     script.claim(1, 0, 10)
     script.claim(1, 0, 10, id_=2)
     script.claim(1, 0, 10, id_=3)
-    verdict = check(script.ops, final(row(), row(id_=2), row(id_=3, key="k2", digest="d2")))
-    assert broken(verdict) == ["unexpected"]
-    assert (verdict.recovered, verdict.unexpected) == (1, 1)
+    result = check(script.ops, final(row(), row(id_=2), row(id_=3, key="k2", digest="d2")))
+    assert broken(result) == ["unexpected"]
+    assert (result.recovered, result.unexpected) == (1, 1)
 
 
 def test_what_was_refused_or_never_published_is_unexpected(script: Script) -> None:
     script.publish(2, "fail")
     script.execute(1)
     script.execute(1, id_=3)
-    verdict = check(script.ops, final(row(), row(id_=2)))
-    assert broken(verdict) == ["unexpected"]
-    assert verdict.unexpected == 2
+    result = check(script.ops, final(row(), row(id_=2)))
+    assert broken(result) == ["unexpected"]
+    assert result.unexpected == 2
 
 
 def test_a_message_in_both_tables_breaks_i1(script: Script) -> None:
     script.claim(1, 0, 10)
-    verdict = check(script.ops, final(row(), live=(row(status=None, state="locked"),)))
-    assert broken(verdict) == ["I1", "unusable"]
+    result = check(script.ops, final(row(), live=(row(status=None, state="locked"),)))
+    assert broken(result) == ["I1", "unusable"]
 
 
 def test_two_archived_rows_of_a_message_break_i2(script: Script) -> None:
     script.claim(1, 0, 10)
-    verdict = check(script.ops, final(row(), row(status="lock_expired")))
-    assert broken(verdict) == ["I2"]
-    assert verdict.doubled_archive == 1
+    result = check(script.ops, final(row(), row(status="lock_expired")))
+    assert broken(result) == ["I2"]
+    assert result.doubled_archive == 1
 
 
 def test_an_archived_token_that_is_not_the_last_breaks_i3(script: Script) -> None:
@@ -162,7 +162,7 @@ def test_an_archived_token_that_is_not_the_last_breaks_i3(script: Script) -> Non
     assert check(script.ops, final(row(3))).ok
 
 
-def test_a_token_that_nobody_was_granted_is_suspect_where_all_claims_are_known(
+def test_a_token_that_was_not_granted_breaks_i3_if_all_claims_are_known(
     script: Script,
 ) -> None:
     script.claim(1, 0, 10)
@@ -215,13 +215,13 @@ def test_an_extension_may_also_shorten_a_lock(script: Script) -> None:
     assert check(script.ops, final(row(3))).ok
 
 
-@pytest.mark.parametrize("is_told_twice", [False, True])
-def test_a_lock_is_given_up_once(script: Script, is_told_twice: bool) -> None:
+@pytest.mark.parametrize("is_settled_twice", [False, True])
+def test_a_lock_is_given_up_once(script: Script, is_settled_twice: bool) -> None:
     script.claim(1, 0, 10)
     script.settle("release", 1, held=True)
-    script.settle("retry", 1, held=is_told_twice)
+    script.settle("retry", 1, held=is_settled_twice)
     script.claim(3, 20, 30)
-    assert broken(check(script.ops, final(row(3)))) == (["I3"] if is_told_twice else [])
+    assert broken(check(script.ops, final(row(3)))) == (["I3"] if is_settled_twice else [])
 
 
 @pytest.mark.parametrize("op", ["release", "retry", "finish"])
@@ -244,18 +244,18 @@ def test_a_lock_that_is_given_up_after_the_next_was_granted_excuses_nothing(
     assert broken(check(script.ops, final(row(3)))) == ["I5"]
 
 
-@pytest.mark.parametrize("place", [2, 3, 4])
-def test_an_instant_that_came_twice_proves_nothing(script: Script, place: int) -> None:
+@pytest.mark.parametrize("index", [2, 3, 4])
+def test_a_stepped_clock_excuses_overlapping_locks(script: Script, index: int) -> None:
     script.claim(1, 0, 10)
     script.claim(3, 5, 15)
     assert broken(check(script.ops, final(row(3)))) == ["I5"]
     for shift, type_ in ((-0.5, "invoke"), (0.5, "ok")):
-        at = script.ops[place].at + shift
+        at = script.ops[index].at + shift
         script.ops.append(Op(at, "rig", "clock", type_, 1, {}, "rig.jsonl"))
     assert check(script.ops, final(row(3))).ok
 
 
-def test_a_clock_that_was_stepped_later_excuses_nothing(script: Script) -> None:
+def test_a_clock_stepped_at_another_time_excuses_nothing(script: Script) -> None:
     script.note("clock")
     script.claim(1, 0, 10)
     script.claim(3, 5, 15)
@@ -263,12 +263,12 @@ def test_a_clock_that_was_stepped_later_excuses_nothing(script: Script) -> None:
     assert broken(check(script.ops, final(row(3)))) == ["I5"]
 
 
-def test_real_workers_settle_without_a_word_once_their_handler_is_done(script: Script) -> None:
+def test_a_worker_without_recorded_claims_may_settle_after_its_handler(script: Script) -> None:
     script.execute(1, "fail", locked_at=instant(0), lock_expires_at=instant(10))
     script.execute(3, locked_at=instant(5), lock_expires_at=instant(15))
-    verdict = check(script.ops, final(row(3)))
-    assert verdict.ok
-    assert verdict.doubled_execution == 1
+    result = check(script.ops, final(row(3)))
+    assert result.ok
+    assert result.doubled_execution == 1
 
 
 @pytest.mark.parametrize("start", [4, 10])
@@ -307,7 +307,7 @@ def test_a_payload_that_lost_its_key_is_still_known_by_its_id(script: Script) ->
     assert broken(check(script.ops, final(row(key=None, digest="another")))) == ["I7"]
 
 
-def test_whatever_died_after_the_watcher_began_is_reported() -> None:
+def test_each_message_dead_after_the_watcher_began_is_reported() -> None:
     script = Script()
     script.publish(1)
     script.note("watch")
@@ -331,13 +331,13 @@ def test_a_message_that_is_not_claimed_before_the_deadline_breaks_i9(script: Scr
     script.publish(3)
     script.claim(1, 0, 10, id_=2)
     script.claim(1, 0, 10, id_=3)
-    verdict = check(script.ops, final(row(), row(id_=2), row(id_=3)))
-    assert [(it.invariant, it.message) for it in verdict.violations] == [
+    result = check(script.ops, final(row(), row(id_=2), row(id_=3)))
+    assert [(it.invariant, it.message) for it in result.violations] == [
         ("I9", "message 2 was not claimed until the deadline")
     ]
 
 
-def test_a_drain_that_gave_up_while_messages_waited_breaks_i9(script: Script) -> None:
+def test_a_failed_drain_with_waiting_messages_breaks_i9(script: Script) -> None:
     script.publish(2)
     script.claim(1, 0, 10)
     script("drain", "fail")
@@ -349,7 +349,7 @@ def test_a_drain_that_gave_up_while_messages_waited_breaks_i9(script: Script) ->
 @pytest.mark.parametrize(
     "found",
     [row(), row(status="lock_expired"), row(2), None],
-    ids=["as told", "status", "token", "none"],
+    ids=["same", "status", "token", "none"],
 )
 def test_a_finish_that_was_confirmed_is_in_the_archive(
     script: Script, held: bool | None, found: Row | None
@@ -357,10 +357,10 @@ def test_a_finish_that_was_confirmed_is_in_the_archive(
     script("claim", None)
     script.claim(1, 0, 10)
     script.finish(1, held=held)
-    verdict = check(script.ops, final(*([found] if found else [])))
+    result = check(script.ops, final(*([found] if found else [])))
     is_false = bool(held) and found != row()
-    assert verdict.false_acknowledgement == is_false
-    assert ("false_acknowledgement" in broken(verdict)) is is_false
+    assert result.false_acknowledgement == is_false
+    assert ("false_acknowledgement" in broken(result)) is is_false
 
 
 def test_a_history_that_proves_nothing_is_no_success(script: Script) -> None:
@@ -371,7 +371,7 @@ def test_a_history_that_proves_nothing_is_no_success(script: Script) -> None:
         "no message was acknowledged"
     ]
     assert [it.message for it in check(script.ops, final(row(0))).violations] == [
-        "nobody claimed or executed a message"
+        "no message was claimed or executed"
     ]
 
 
@@ -380,9 +380,9 @@ def test_a_history_that_proves_nothing_is_no_success(script: Script) -> None:
 def test_a_run_that_broke_off_is_no_success(script: Script, op: str, end: str | None) -> None:
     script.claim(1, 0, 10)
     script(op, end, name="worker-kill")
-    verdict = check(script.ops, final(row()))
-    assert [(it.invariant, it.message) for it in verdict.violations] == [
-        ("unusable", f"{op} worker-kill did not come to its end")
+    result = check(script.ops, final(row()))
+    assert [(it.invariant, it.message) for it in result.violations] == [
+        ("unusable", f"{op} worker-kill did not complete")
     ]
 
 
@@ -407,7 +407,7 @@ def test_whatever_a_correct_queue_does_is_accepted(actions: list[tuple[str, int]
 )
 @given(actions=ACTIONS, choice=st.integers(0, 1000))
 @settings(max_examples=25, deadline=None)
-def test_one_broken_promise_is_found(
+def test_one_violation_is_found(
     corruption: Corruption, invariant: str, actions: list[tuple[str, int]], choice: int
 ) -> None:
     simulation = simulate(actions)

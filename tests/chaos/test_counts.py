@@ -1,19 +1,19 @@
-"""The verdict by counts: what is lost, doubled or left is seen, and nothing else is accused."""
+"""The check by counts: lost, doubled and remaining messages are violations, and nothing else."""
 
-from notifyq.chaos.counts import counted
+from notifyq.chaos.results import counted
 from support.database import Connection, publish, rows
 
 
-async def test_what_was_published_and_archived_is_as_it_should_be(connection: Connection) -> None:
+async def test_archived_messages_are_no_violation(connection: Connection) -> None:
     await publish(connection, 3)
     await rows(connection, "take", queue="default", quantity=3)
-    verdict = await counted(connection, acknowledged=3, unknown=0)
-    assert verdict.ok
+    result = await counted(connection, acknowledged=3, unknown=0)
+    assert result.ok
     # Of two without an answer one was published.
     assert (await counted(connection, acknowledged=2, unknown=2)).recovered == 1
 
 
-async def test_each_kind_of_harm_is_told(connection: Connection) -> None:
+async def test_each_violation_is_counted(connection: Connection) -> None:
     await publish(connection, 3)
     await rows(connection, "take", queue="default", quantity=2)
     found = await counted(connection, acknowledged=4, unknown=0)

@@ -1,4 +1,4 @@
-"""What faults have brought to light, and need: which lock a settlement was about."""
+"""Bugs that faults found: a settlement belongs to one lock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-async def test_of_two_locks_of_one_worker_only_the_newer_one_has_finished_the_message(
+async def test_of_two_locks_of_one_worker_only_the_newer_one_finishes_the_message(
     database: str, connection: Connection
 ) -> None:
     await connection.execute("select messages.publish('default', '1')")
     await connection.execute("select messages.alter_queue('default', max_attempts => 2)")
     async with App(database) as app:
-        inbox = ClaimClient(app.database, "me")
-        [old] = await inbox.claim(["default"], 1, lock_timeout=timedelta(milliseconds=1))
+        client = ClaimClient(app.database, "me")
+        [old] = await client.claim(["default"], 1, lock_duration=timedelta(milliseconds=1))
         # Over at once, whatever the queue's backoff.
         await connection.execute("""
             update messages.message set lock_expires_at = now() - interval '1 minute';
@@ -31,18 +31,18 @@ async def test_of_two_locks_of_one_worker_only_the_newer_one_has_finished_the_me
             update messages.message set available_at = now() - interval '1 minute';
             select messages.stage_due();
         """)
-        [new] = await inbox.claim(["default"], 1)
+        [new] = await client.claim(["default"], 1)
         assert (new.id, new.lock_token > old.lock_token) == (old.id, True)
 
         # Gathered, the two go over in one call, whose answer names the id.
         late, done = await asyncio.gather(
-            inbox.settle(old, Success('"late"')), inbox.settle(new, Success('"done"'))
+            client.settle(old, Success('"late"')), client.settle(new, Success('"done"'))
         )
     assert (late, done) == (False, True)
     assert await connection.fetchval("select result from messages.message_archive") == "done"
 
 
-async def test_a_finished_message_tells_the_token_of_its_lock(
+async def test_message_finished_has_the_token_of_its_lock(
     database: str, connection: Connection
 ) -> None:
     app = App(database)

@@ -1,4 +1,4 @@
-"""The history: what is written comes back, in order, and nothing broken is taken for whole."""
+"""The history: it is read in order as it was written, and broken files are errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_call_comes_back_with_its_end(tmp_path: Path) -> None:
     assert [it.ended is None for it in found] == [False, False, False, True, False]
 
 
-def test_a_line_says_what_it_is(tmp_path: Path) -> None:
+def test_a_line_has_its_common_fields_first(tmp_path: Path) -> None:
     with History(tmp_path, "w") as history:
         history.invoke("claim").ok(messages=[{"locked_at": datetime(2026, 1, 1, tzinfo=UTC)}])
     first, second = map(json.loads, (tmp_path / "w.jsonl").read_text().splitlines())
@@ -51,7 +51,7 @@ def test_a_line_says_what_it_is(tmp_path: Path) -> None:
     assert second["messages"] == [{"locked_at": "2026-01-01T00:00:00+00:00"}]
 
 
-def test_a_field_cannot_take_the_place_of_what_every_line_has(tmp_path: Path) -> None:
+def test_a_field_cannot_replace_a_common_field(tmp_path: Path) -> None:
     with History(tmp_path, "w") as history, pytest.raises(TypeError):
         history.note("dead", process="another")
     assert read(tmp_path) == []
@@ -81,7 +81,7 @@ def test_threads_do_not_mix_their_calls(tmp_path: Path) -> None:
 
         def write(thread: int) -> None:
             for number in range(50):
-                history.invoke("finish", id=thread, number=number).ok(told=(thread, number))
+                history.invoke("finish", id=thread, number=number).ok(value=(thread, number))
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
         for thread in threads:
@@ -90,7 +90,7 @@ def test_threads_do_not_mix_their_calls(tmp_path: Path) -> None:
             thread.join()
     found = calls(read(tmp_path))
     assert len(found) == 200
-    assert all(it.fields["told"] == [it.fields["id"], it.fields["number"]] for it in found)
+    assert all(it.fields["value"] == [it.fields["id"], it.fields["number"]] for it in found)
 
 
 _WRITER = """

@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.schedules import Schedule
-    from notifyq.chaos.checker import Verdict
+    from notifyq.chaos.checker import CheckResult
     from support.database import Connect, Connection
 
 SEED = 20261121
 
 
-async def judge(connect: Connect, folder: Path, schedule: Schedule) -> Verdict:
+async def judge(connect: Connect, folder: Path, schedule: Schedule) -> CheckResult:
     stage = Stage(connect, folder, SEED)
     await stage.open()
     await schedule(stage)
-    return await stage.verdict()
+    return await stage.result()
 
 
 @pytest.mark.parametrize("schedule", schedules.SCHEDULES, ids=lambda it: it.__name__)
-async def test_the_schema_keeps_its_promises(
+async def test_the_schema_violates_no_invariant(
     connect: Connect, tmp_path: Path, schedule: Schedule
 ) -> None:
-    verdict = await judge(connect, tmp_path, schedule)
-    assert verdict.violations == []
-    assert verdict.acknowledged > 0
+    result = await judge(connect, tmp_path, schedule)
+    assert result.violations == []
+    assert result.acknowledged > 0
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda it: it.name)
@@ -41,12 +41,14 @@ async def test_the_checker_refuses(
     connection: Connection, connect: Connect, tmp_path: Path, mutant: Mutant
 ) -> None:
     await mutant.apply(connection)
-    verdict = await judge(connect, tmp_path, getattr(schedules, mutant.schedule))
-    assert mutant.invariant in {violation.invariant for violation in verdict.violations}
+    result = await judge(connect, tmp_path, getattr(schedules, mutant.schedule))
+    assert mutant.invariant in {violation.invariant for violation in result.violations}
 
 
 @pytest.mark.parametrize("old", ["no such piece", "select"], ids=["gone", "ambiguous"])
-async def test_a_mutant_that_applies_no_more_is_an_error(connection: Connection, old: str) -> None:
+async def test_a_mutant_that_no_longer_applies_is_an_error(
+    connection: Connection, old: str
+) -> None:
     mutant = Mutant("stale", "storm", "I1", (Edit("common/checks.sql", old, ""),))
     with pytest.raises(AssertionError, match="the mutant no longer applies"):
         await mutant.apply(connection)

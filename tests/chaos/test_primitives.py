@@ -1,4 +1,4 @@
-"""What the faults are made of: clocks that step, disks that are full, queues of notifications."""
+"""The parts of faults: clocks that step, full disks, full notification queues."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from support.database import Connection, until
 needs_clock = pytest.mark.skipif(clock.lacking() is not None, reason=str(clock.lacking()))
 needs_mount = pytest.mark.skipif(mount.lacking() is not None, reason=str(mount.lacking()))
 
-_TELL = """
+_CLOCKS = """
 import sys, time
 for _ in sys.stdin:
     print(time.time(), time.monotonic(), flush=True)
@@ -31,7 +31,7 @@ def test_a_step_changes_the_calendar_of_a_running_process_and_nothing_else(
     request.addfinalizer(steered.remove)
     steered.make()
     with subprocess.Popen(
-        [sys.executable, "-c", _TELL],
+        [sys.executable, "-c", _CLOCKS],
         env=os.environ | steered.environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -75,7 +75,7 @@ def test_a_small_disk_is_full_until_it_is_relieved(tmp_path: Path) -> None:
     assert not list(folder.iterdir())
 
 
-async def test_who_hoards_notifications_keeps_them_in_the_queue(
+async def test_a_listener_in_a_transaction_keeps_notifications_in_the_queue(
     database: str, connection: Connection
 ) -> None:
     before = await notifications.usage(connection)
@@ -115,21 +115,21 @@ async def test_a_neighbour_measures_and_goes(database: str, connection: Connecti
     async with neighbour.neighbour(database) as address:
         assert await neighbour.publish_rate(address, 2, 0.1) > 0
         assert 0 < neighbour.p99(await neighbour.work_through(address, 0.1)) < 10
-        await neighbour.set_bell(address, "always")
-        async with neighbour.attended(address):
+        await neighbour.set_notify(address, "always")
+        async with neighbour.suppressed(address):
             assert await neighbour.publish_rate(address, 1, 0.01) > 0
         assert await connection.fetchval(exists) == 1
     assert await connection.fetchval(exists) == 0
     assert await connection.fetchval("select count(*) from messages.message") == 0
 
 
-async def test_a_stranger_may_do_nothing_that_is_tried(
+async def test_a_role_without_grants_is_refused_each_statement(
     database: str, connection: Connection
 ) -> None:
     relations = [row[0] for row in await connection.fetch(RELATIONS)]
     tried = statements(relations)
     assert len(tried) > 9 * len(relations) > 50
-    name = f"notifyq_test_stranger_{os.getpid()}"
+    name = f"notifyq_test_hostile_{os.getpid()}"
     await connection.execute(f"create role {name}")
     try:
         await connection.execute(f"set role {name}")

@@ -1,56 +1,63 @@
-"""The proxy does to connections what it says, and nothing else."""
+"""The proxy: it harms connections only as its methods describe."""
 
 import asyncio
 from urllib.parse import urlsplit
 
 import pytest
 
-from notifyq.chaos.proxy import Muffler, Proxy
+from notifyq.chaos.proxy import NotificationFilter, Proxy
 from support.database import Connection, session, until
 
-_BELL = b"A\x00\x00\x00\x0f\x00\x00\x00\x2ahello\x00\x00"
+_NOTIFICATION = b"A\x00\x00\x00\x0f\x00\x00\x00\x2ahello\x00\x00"
 _ROW = b"D\x00\x00\x00\x0b\x00\x01\x00\x00\x00\x01A"
 _READY = b"Z\x00\x00\x00\x05I"
 
 
 @pytest.mark.parametrize("size", range(1, 30))
-def test_bells_are_taken_out_wherever_the_stream_is_cut(size: int) -> None:
-    said = _ROW + _BELL + _READY + _BELL + _ROW
-    muffler = Muffler()
-    pieces = [said[at : at + size] for at in range(0, len(said), size)]
-    passed = b"".join(muffler.pass_on(piece, mute=True) for piece in pieces)
+def test_notifications_are_taken_out_wherever_the_stream_is_cut(size: int) -> None:
+    stream = _ROW + _NOTIFICATION + _READY + _NOTIFICATION + _ROW
+    notifications = NotificationFilter()
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    passed = b"".join(notifications.pass_on(piece, drop=True) for piece in pieces)
     assert passed == _ROW + _READY + _ROW
-    assert muffler.heard == 2
+    assert notifications.seen == 2
 
 
-def test_without_a_wish_all_goes_on() -> None:
-    muffler = Muffler()
-    assert muffler.pass_on(_ROW + _BELL + _READY, mute=False) == _ROW + _BELL + _READY
-    assert muffler.heard == 1
+def test_without_drop_all_messages_pass() -> None:
+    notifications = NotificationFilter()
+    assert (
+        notifications.pass_on(_ROW + _NOTIFICATION + _READY, drop=False)
+        == _ROW + _NOTIFICATION + _READY
+    )
+    assert notifications.seen == 1
 
 
-@pytest.mark.parametrize(("answer", "passed"), [(b"N", b"N" + _ROW), (b"S", b"S" + _BELL + _ROW)])
+@pytest.mark.parametrize(
+    ("answer", "passed"), [(b"N", b"N" + _ROW), (b"S", b"S" + _NOTIFICATION + _ROW)]
+)
 def test_the_answer_about_encryption_is_one_byte(answer: bytes, passed: bytes) -> None:
-    muffler = Muffler()
-    muffler.note_request(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")
-    assert muffler.pass_on(answer + _BELL + _ROW, mute=True) == passed
+    notifications = NotificationFilter()
+    notifications.note_request(b"\x00\x00\x00\x08\x04\xd2\x16\x2f")
+    assert notifications.pass_on(answer + _NOTIFICATION + _ROW, drop=True) == passed
 
 
-async def test_a_mute_proxy_loses_bells_and_no_rows(database: str, connection: Connection) -> None:
+async def test_the_proxy_drops_notifications_and_no_rows(
+    database: str, connection: Connection
+) -> None:
     async with Proxy(database) as proxy, session(proxy.dsn) as listener:
-        heard: list[object] = []
-        await listener.add_listener("bell", lambda *said: heard.append(said[3]))
-        proxy.is_mute = True
-        await connection.execute("select pg_notify('bell', 'lost')")
-        # Notifications come before the answer to whatever is asked after them.
+        received: list[object] = []
+        await listener.add_listener("notification", lambda *it: received.append(it[3]))
+        proxy.drops_notifications = True
+        await connection.execute("select pg_notify('notification', 'lost')")
+        # Notifications arrive before the answer to a later query.
         rows = await listener.fetch("select repeat('A', 1000) from generate_series(1, 200)")
         assert {row[0] for row in rows} == {"A" * 1000}
-        assert (heard, proxy.bells) == ([], 1)
-        proxy.is_mute = False
-        await connection.execute("select pg_notify('bell', 'heard')")
+        assert (received, proxy.notifications) == ([], 1)
+        proxy.drops_notifications = False
+        await connection.execute("select pg_notify('notification', 'received')")
         await listener.fetchval("select 1")
         await asyncio.sleep(0)
-        assert (heard, proxy.bells) == (["heard"], 2)
+        assert (received, proxy.notifications) == (["received"], 2)
 
 
 async def test_what_is_held_back_comes_later_and_is_whole(
@@ -58,15 +65,15 @@ async def test_what_is_held_back_comes_later_and_is_whole(
 ) -> None:
     async with Proxy(database) as proxy, session(proxy.dsn) as client:
         proxy.hold()
-        asked = asyncio.create_task(client.fetchval("select repeat('x', 300000)"))
+        query = asyncio.create_task(client.fetchval("select repeat('x', 300000)"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await asyncio.shield(asked)
+                await asyncio.shield(query)
         fresh = asyncio.create_task(_answer(proxy.dsn))
         assert proxy.connections == 1
         proxy.resume()
         async with asyncio.timeout(5):
-            assert await asked == "x" * 300_000
+            assert await query == "x" * 300_000
             assert await fresh == 1
 
 

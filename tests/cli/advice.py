@@ -25,7 +25,7 @@ _BARE = re.compile(
 
 
 def pasted(advice: str) -> list[str]:
-    """Return the commands and statements of an advice, after a look at what is left of it."""
+    """Return the commands and statements of an advice, and check that the rest contains none."""
     if _VERB.match(advice):
         return _statements(advice)
     parts = advice.split("`")

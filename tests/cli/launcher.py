@@ -1,4 +1,4 @@
-"""Runs the command line as often as asked, each time in a process of its own.
+"""Runs the command line for each request in a process of its own.
 
 The program is made ready once and forked: starting Python for each of a thousand commands would
 take many minutes. Requests and answers are lines of JSON.

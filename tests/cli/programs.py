@@ -85,14 +85,14 @@ class Notifyq:
         return Result(code, out, err)
 
     def good(self, *args: str | int, **options: Any) -> Result:
-        """Run a command that must succeed and say nothing but its answer."""
+        """Run a command that must succeed, with nothing on stderr."""
         result = self(*args, **options)
         assert result.code == 0, result
         assert result.err == "", result
         return result
 
     def refused(self, *args: str | bytes | int, code: int = 1, **options: Any) -> str:
-        """Run a command that must fail, and return the one line that says why."""
+        """Run a command that must fail, and return its line on stderr."""
         result = self(*args, **options)
         assert result.code == code, result
         assert result.out == "", result
@@ -102,7 +102,7 @@ class Notifyq:
 
 
 class Running:
-    """A command that runs until it is told to stop, or by itself."""
+    """A command that runs until a signal stops it, or it ends by itself."""
 
     def __init__(self, dsn: str | None, *args: str | Path, **options: Any) -> None:
         given = {} if dsn is None else {"NOTIFYQ_DSN": dsn}
@@ -116,7 +116,7 @@ class Running:
             env=env,
             **options,
         )
-        self.heard = ""
+        self.stderr = ""
 
     def __enter__(self) -> Self:
         return self
@@ -131,14 +131,14 @@ class Running:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
-    def hear(self, text: str) -> str:
+    def logged(self, text: str) -> str:
         """Wait for a line on stderr with this text and return it."""
         assert self.process.stderr is not None
         while line := self.process.stderr.readline():
-            self.heard += line
+            self.stderr += line
             if text in line:
                 return line
-        raise AssertionError(f"{text!r} was never said: {self.heard}")
+        raise AssertionError(f"{text!r} never came on stderr: {self.stderr}")
 
     def stop(self, number: int) -> Result:
         """Send a signal and wait for the end."""
@@ -148,7 +148,7 @@ class Running:
     def end(self) -> Result:
         """Wait for the end."""
         out, err = self.process.communicate(timeout=40)
-        return Result(self.process.returncode, out, self.heard + err)
+        return Result(self.process.returncode, out, self.stderr + err)
 
 
 def _take_terminal() -> None:

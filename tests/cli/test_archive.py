@@ -70,8 +70,8 @@ def test_csv_has_every_value(
     notifyq: Notifyq, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     file = tmp_path / "all.csv"
-    said = notifyq.good("archive", "export", str(file)).out
-    assert said.startswith(f"{file}: 9 messages, ")
+    printed = notifyq.good("archive", "export", str(file)).out
+    assert printed.startswith(f"{file}: 9 messages, ")
     with file.open(newline="", encoding="utf-8") as opened:
         found = sorted(csv.DictReader(opened), key=lambda row: int(row["id"]))
     for row, wanted in zip(found, expected, strict=True):
@@ -105,7 +105,7 @@ def test_json_lines_keep_digits_and_escapes(
 def test_parquet_has_the_columns_of_a_lake(
     notifyq: Notifyq, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    lake = pytest.importorskip("notifyq.spark.lake")
+    lake = pytest.importorskip("notifyq.spark.lake.lake")
     file = tmp_path / "all.parquet"
     [summary] = notifyq.good("archive", "export", str(file), "--json").data
     assert (summary["rows"], summary["files"]) == (9, 1)
@@ -123,7 +123,7 @@ def test_parquet_has_the_columns_of_a_lake(
     assert found[2]["available_at"] == datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 
 
-def test_a_part_of_it_and_a_file_for_each_day(
+def test_filters_and_a_file_for_each_day(
     notifyq: Notifyq, expected: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run = notifyq.good
@@ -155,7 +155,7 @@ def test_a_part_of_it_and_a_file_for_each_day(
     assert file.read_text() == ""
 
 
-def test_nothing_is_replaced_and_mistakes_are_told(notifyq: Notifyq, tmp_path: Path) -> None:
+def test_files_are_not_replaced_and_mistakes_are_reported(notifyq: Notifyq, tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("mine")
     assert "--force" in notifyq.refused("archive", "export", str(file))

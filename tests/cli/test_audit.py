@@ -38,15 +38,16 @@ def noted(notifyq: Notifyq, *options: str) -> list[tuple[str, str, Any]]:
     return [(row["action"], row["subject"], row["details"]) for row in reversed(rows)]
 
 
-def test_what_is_done_to_a_queue_is_noted(notifyq: Notifyq) -> None:
+def test_the_audit_has_changes_of_queues(notifyq: Notifyq) -> None:
     run = notifyq.good
     assert run("audit", "--subject", "q").out == "nobody has changed anything\n"
     run("queues", "create", "q", "--fair")
     run("queues", "pause", "q")
     run("queues", "pause", "q")
     run("queues", "resume", "q")
-    run("queues", "alter", "q", "--lock-timeout", "90s", "--max-attempts", "1")
+    run("queues", "alter", "q", "--lock-duration", "90s", "--max-attempts", "1")
     run("queues", "share", "q", "ann", "3")
+    run("queues", "limit", "q", "ann")
     run("queues", "grant", "q", "notifyq_worker", "--consume")
     run("queues", "revoke", "q", "notifyq_worker")
     notifyq.refused("queues", "alter", "q", "--backoff", "2h", "--backoff-max", "1h")
@@ -56,8 +57,9 @@ def test_what_is_done_to_a_queue_is_noted(notifyq: Notifyq) -> None:
         ("queue.pause", "q", {"changed": True}),
         ("queue.pause", "q", {"changed": False}),
         ("queue.resume", "q", {"changed": True}),
-        ("queue.alter", "q", {"lock_timeout": ["60 s", "90 s"]}),
+        ("queue.alter", "q", {"lock_duration": ["60 s", "90 s"]}),
         ("queue.share", "q", {"key": "ann", "weight": 3.0, "changed": True}),
+        ("queue.limit", "q", {"key": "ann", "changed": False}),
         (
             "queue.grant",
             "q",
@@ -68,7 +70,7 @@ def test_what_is_done_to_a_queue_is_noted(notifyq: Notifyq) -> None:
     ]
 
 
-def test_what_is_done_to_messages_is_noted_without_their_payloads(
+def test_the_audit_has_changes_of_messages_without_payloads(
     notifyq: Notifyq, shared_database: str, queue: str
 ) -> None:
     run = notifyq.good
@@ -104,7 +106,7 @@ def archive_of(dsn: str, queue: str, quantity: int) -> list[int]:
     return asyncio.run(archive(dsn, queue, quantity))
 
 
-def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
+def test_the_audit_has_changes_of_streams_schedules_and_the_archive(
     notifyq: Notifyq, queue: str, tmp_path: Path
 ) -> None:
     run = notifyq.good
@@ -154,7 +156,7 @@ def test_what_is_done_to_streams_schedules_and_the_archive_is_noted(
     assert details["days_ahead"] == "9"
 
 
-def test_the_audit_says_who_and_from_where(notifyq: Notifyq, queue: str) -> None:
+def test_the_audit_has_the_person_and_the_host(notifyq: Notifyq, queue: str) -> None:
     run = notifyq.good
     run("queues", "pause", queue)
     (row,) = run("audit", "--action", "queue.pause", "--subject", queue, "--json").data
@@ -178,7 +180,7 @@ async def worker(server: str, shared_database: str) -> AsyncIterator[str]:
         await admin.execute("drop role test_hand")
 
 
-def test_who_has_no_part_in_the_audit_subscribes_without_it(notifyq: Notifyq, worker: str) -> None:
+def test_a_role_without_the_audit_can_subscribe(notifyq: Notifyq, worker: str) -> None:
     notifyq.good("stream", "create", "open")
     mine = ("stream", "subscribe", "open", "mine")
     assert notifyq.good(*mine, env={"NOTIFYQ_DSN": worker}).out == "subscribed mine to open\n"
@@ -189,9 +191,7 @@ def test_who_has_no_part_in_the_audit_subscribes_without_it(notifyq: Notifyq, wo
     ]
 
 
-def test_what_is_hidden_of_errors_is_hidden_in_the_audit(
-    notifyq: Notifyq, shared_database: str
-) -> None:
+def test_masks_of_errors_hold_in_the_audit(notifyq: Notifyq, shared_database: str) -> None:
     queue = "hushed"
     notifyq.good("queues", "create", queue)
     for details in ("KeyError: 4711", "ValueError: no 4000-1234"):

@@ -104,7 +104,7 @@ async def test_a_key_of_each_payload_keeps_it_from_being_published_twice(
     assert [new == old for new, old in zip(again, ids, strict=True)] == [bool(n) for n in orders]
 
 
-async def test_none_of_an_unknown_queue(publisher: Publisher) -> None:
+async def test_nothing_is_published_into_an_unknown_queue(publisher: Publisher) -> None:
     for payloads in ([], [1]):
         with pytest.raises(QueueNotFoundError):
             await publisher.publish_many("nope", payloads)
@@ -121,7 +121,7 @@ async def test_an_endless_stream_is_published_batch_by_batch(
     assert await numbers(connection) == list(range(300))
 
 
-async def test_an_error_in_a_stream_names_the_message_and_spares_the_batches_before(
+async def test_an_error_in_a_stream_names_the_message_and_keeps_earlier_batches(
     publisher: Publisher, connection: Connection
 ) -> None:
     async def payloads() -> AsyncIterator[Any]:
@@ -286,12 +286,12 @@ def test_a_line_that_no_queue_takes_is_not_read_to_its_end(database: str) -> Non
             text=True,
             timeout=60,
         )
-        *said, kilobytes = result.stdout.splitlines()
+        *lines, kilobytes = result.stdout.splitlines()
         assert int(kilobytes) < 200_000
         if "cat" in source:
-            assert (said, result.stderr) == (["0 published"], "")
+            assert (lines, result.stderr) == (["0 published"], "")
             continue
-        assert said == []
+        assert lines == []
         assert (
             "a line has more than 8,388,608 bytes, and queue 'default' takes no " in result.stderr
         )

@@ -1,4 +1,4 @@
-"""`notifyq doctor`: it finds each thing that was broken, says what to do, and sees no ghosts."""
+"""`notifyq doctor`: it finds all damage, gives advice, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from notifyq.operations.doctor import (
     access,
     activity,
     examine,
+    maintenance,
     server,
     storage,
     streams,
-    upkeep,
 )
-from notifyq.operations.doctor.examination import CHECKS
-from notifyq.operations.doctor.finding import Look, lasting
+from notifyq.operations.doctor.finding import Context
+from notifyq.operations.doctor.run import CHECKS
 from support.database import publish, session
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ async def findings(dsn: str) -> dict[str, Finding]:
     return {name: finding async for name, finding in examine(dsn)}
 
 
-class Told:
-    """A look at a server that answers what the test tells it to."""
+class Scripted:
+    """A connection whose answers the test sets."""
 
     sees_all = True
     blind_spot = ""
@@ -61,7 +61,7 @@ class Told:
 
 
 async def judged(check: Any, *answers: Any, **options: Any) -> Finding:
-    found: Finding = await check(Told(*answers, **options))
+    found: Finding = await check(Scripted(*answers, **options))
     return found
 
 
@@ -89,7 +89,11 @@ async def test_a_fresh_install_is_well(database: str) -> None:
             "install",
             "missing: index messages.message_locked_idx",
         ),
-        ("drop trigger died on messages.message_archive", "install", "missing: trigger died"),
+        (
+            "drop trigger process_archived on messages.message_archive",
+            "install",
+            "process_archived",
+        ),
         (
             "grant execute on function messages.claim_id to public",
             "public",
@@ -106,12 +110,12 @@ async def test_a_fresh_install_is_well(database: str) -> None:
         ("drop schema messages, notifyq cascade", "install", "is not installed"),
         (
             "drop function notifyq.diagnose()",
-            "upkeep",
+            "maintenance",
             "the schema in the database and this package do not fit",
         ),
     ],
 )
-async def test_what_is_broken_is_a_failure(
+async def test_damage_is_a_failure(
     database: str, connection: Connection, damage: str, check: str, text: str
 ) -> None:
     await connection.execute(damage)
@@ -121,7 +125,7 @@ async def test_what_is_broken_is_a_failure(
     assert finding.advice
 
 
-async def test_todays_partition_and_what_has_gone_elsewhere(
+async def test_a_missing_partition_and_misplaced_rows(
     database: str, connection: Connection
 ) -> None:
     await publish(connection, 1)
@@ -157,7 +161,7 @@ async def test_lakes_that_are_not_exported_into(database: str, connection: Conne
         "nothing was exported into /lake for 3 d",
     )
     assert "messages.forget_lake(1)" in finding.advice
-    await connection.execute("update notifyq.lake set place = '1:1:1/1:1:'")
+    await connection.execute("update notifyq.lake set position = '1:1:1/1:1:'")
     finding = (await findings(database))["lakes"]
     assert finding.level is Level.FAIL
     assert finding.found.startswith("nothing can be exported into /lake: ")
@@ -209,49 +213,51 @@ async def test_schedules_that_do_not_fire(database: str, connection: Connection)
     assert (await findings(database))["schedules"].found == "0 of 1 schedules are enabled"
 
 
-async def test_upkeep_that_nobody_does(database: str, connection: Connection) -> None:
+async def test_missing_maintenance(database: str, connection: Connection) -> None:
     await publish(connection, 2)
     await connection.execute("select messages.claim()")
-    assert (await findings(database))["upkeep"] == Finding(Level.OK, "locks that expire are ended")
+    assert (await findings(database))["maintenance"] == Finding(
+        Level.OK, "no expired lock and no due message waits"
+    )
     await connection.execute(
         "update messages.message set lock_expires_at = now() - interval '90 s' "
         "where state = 'locked'"
     )
-    assert (await findings(database))["upkeep"].level is Level.OK
+    assert (await findings(database))["maintenance"].level is Level.OK
     await connection.execute(
         "update messages.message set lock_expires_at = now() - interval '3 h' "
         "where state = 'locked'"
     )
-    finding = (await findings(database))["upkeep"]
+    finding = (await findings(database))["maintenance"]
     assert finding.level is Level.FAIL
     assert "3 h" in finding.found
     await connection.execute("select messages.reap()")
-    # Later than the trigger looks: due, but scheduled.
+    # After the trigger ran: due, but scheduled.
     await connection.execute(
         "select messages.publish('default', '1', delay => interval '1 day'); "
         "update messages.message set available_at = now() - interval '5 min' "
         "where state = 'scheduled'"
     )
-    assert "staged a message, for 5 min" in (await findings(database))["upkeep"].found
+    assert "has waited for 5 min" in (await findings(database))["maintenance"].found
 
 
-async def test_messages_that_nobody_handles(database: str, connection: Connection) -> None:
+async def test_unhandled_messages(database: str, connection: Connection) -> None:
     await publish(connection, 1)
     assert (await findings(database))["backlog"].level is Level.OK
     await connection.execute("update messages.message set available_at = now() - interval '1 h'")
     finding = (await findings(database))["backlog"]
     assert (finding.level, finding.found) == (
         Level.WARN,
-        "the message next in turn has waited for 60 min",
+        "the next message has waited for 60 min",
     )
     await connection.execute("select messages.pause_queue('default')")
     assert (await findings(database))["backlog"].found == "no message waits"
 
 
-async def test_sessions_that_hold_everybody_up(
+async def test_sessions_that_block_others(
     database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_FORGOTTEN", "_LONG"):
+    for name in ("_LONG_IDLE", "_LONG_TRANSACTION"):
         monkeypatch.setattr(activity, name, timedelta(0))
     monkeypatch.setattr(activity, "_MANY", -1)
     holder = await connect(server_settings={"application_name": "report"})
@@ -275,14 +281,16 @@ async def test_sessions_that_hold_everybody_up(
             await sleeping
 
 
-async def test_a_bell_that_does_not_arrive(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_notification_that_does_not_arrive(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def elsewhere(dsn: str, **options: Any) -> Any:
-        # Notifications do not cross databases, so this is as deaf as a session behind a pooler.
+        # Notifications do not cross databases, like a session behind a pooler this receives none.
         return await connect_ours(with_database(dsn, "template1"), **options)
 
-    monkeypatch.setattr(access, "_HEARD_WITHIN", 0.2)
+    monkeypatch.setattr(access, "_ARRIVES_WITHIN", 0.2)
     monkeypatch.setattr(access, "connect", elsewhere)
-    finding = (await findings(database))["bell"]
+    finding = (await findings(database))["notifications"]
     assert finding.level is Level.WARN
     assert "pooler in transaction mode" in finding.found
     assert "listen_dsn" in finding.advice
@@ -293,14 +301,12 @@ async def test_a_server_that_only_reads(database: str) -> None:
     assert found["primary"].level is Level.FAIL
 
 
-async def test_a_pooler_that_drops_what_sessions_ask_for(
-    database: str, connection: Connection
-) -> None:
-    look = Look(connection, database, "--dsn", sees_all=True)
+async def test_a_pooler_that_drops_session_state(database: str, connection: Connection) -> None:
+    context = Context(connection, database, "--dsn", sees_all=True)
     await connection.execute("set default_transaction_isolation = serializable")
-    assert "is serializable although" in (await server.check_session(look)).found
+    assert "is serializable although" in (await server.check_session(context)).found
     await connection.execute("reset default_transaction_isolation; set statement_timeout = '5s'")
-    assert "statement_timeout is 5s although" in (await server.check_session(look)).found
+    assert "statement_timeout is 5s although" in (await server.check_session(context)).found
 
 
 @pytest.fixture
@@ -313,7 +319,7 @@ async def stranger(server: str) -> AsyncIterator[str]:
         await admin.execute("drop role test_patient")
 
 
-async def test_who_may_not_look_is_told_which_right_that_needs(
+async def test_a_missing_right_is_named(
     database: str, connection: Connection, stranger: str
 ) -> None:
     dsn = f"postgresql://{stranger}:doctor@{database.rpartition('@')[2]}"
@@ -331,7 +337,7 @@ async def test_who_may_not_look_is_told_which_right_that_needs(
         "schema",
         "install",
         "origin",
-        "upkeep",
+        "maintenance",
         "schedules",
         "backlog",
         "subscribers",
@@ -407,8 +413,10 @@ async def test_how_far_the_end_of_transaction_numbers_is(
 
 
 @pytest.mark.parametrize(("usage", "level"), [(0, Level.OK), (0.2, Level.WARN), (0.5, Level.FAIL)])
-async def test_notifications_that_nobody_reads(usage: float, level: Level) -> None:
-    finding = await judged(activity.check_bells, usage, "session 5 of me in database d (idle)")
+async def test_a_full_notification_queue(usage: float, level: Level) -> None:
+    finding = await judged(
+        activity.check_notification_queue, usage, "session 5 of me in database d (idle)"
+    )
     assert finding.level is level
     assert (level is Level.OK) != ("session 5 of me" in finding.advice)
 
@@ -428,15 +436,15 @@ PURGE = {**CRON, "entry": "notifyq purge", "last_started_at": None}
 @pytest.mark.parametrize(
     ("workers", "version", "row", "level", "text"),
     [
-        (2, None, None, Level.OK, "the upkeep is that of 2 sessions"),
+        (2, None, None, Level.OK, "2 worker sessions do maintenance"),
         (0, None, None, Level.WARN, "neither pg_cron in this database nor a worker"),
-        (0, "1.6", CRON, Level.OK, "pg_cron 1.6 runs the upkeep: 10 seconds"),
-        (0, "1.4-1", {"schedule": "* * * * *"}, Level.OK, "once a minute: 1.5 knows seconds"),
+        (0, "1.6", CRON, Level.OK, "pg_cron 1.6 runs maintenance: 10 seconds"),
+        (0, "1.4-1", {"schedule": "* * * * *"}, Level.OK, "once a minute, the most before 1.5"),
         (0, "1.6", {"schedule": "* * * * *"}, Level.WARN, "once a minute only"),
         (0, "1.6", {"last_status": "failed", "last_message": "a\nb"}, Level.FAIL, "failed: a b"),
-        (0, "1.6", {"last_status": None, "age": None}, Level.OK, "runs the upkeep"),
+        (0, "1.6", {"last_status": None, "age": None}, Level.OK, "runs maintenance"),
         (0, "1.6", {"age": timedelta(hours=3)}, Level.WARN, "ran 3 h ago"),
-        (0, "1.6", {"is_active": False}, Level.WARN, "is switched off"),
+        (0, "1.6", {"is_active": False}, Level.WARN, "is inactive"),
         (0, "1.6", {"failed": 2}, Level.WARN, "2 runs of pg_cron failed within an hour"),
     ],
 )
@@ -449,32 +457,32 @@ async def test_pg_cron(
     # Whether there is the role that it runs as, or, without pg_cron, where pg_cron is.
     there = {"is_there": True, "home": None}
     answers = [there] if version is None else [[entry, PURGE], there]
-    finding = await judged(upkeep.check_cron, workers, version, *answers)
+    finding = await judged(maintenance.check_cron, workers, version, *answers)
     assert finding.level is level
     assert text in finding.found
 
 
-async def test_an_entry_of_pg_cron_that_is_not_there() -> None:
-    finding = await judged(upkeep.check_cron, 1, "1.6", [], True, "shop")
+async def test_a_missing_pg_cron_entry() -> None:
+    finding = await judged(maintenance.check_cron, 1, "1.6", [], True)
     assert finding.level is Level.WARN
-    assert (await judged(upkeep.check_cron, 1, "1.6", [], False)).level is Level.SKIPPED
+    assert (await judged(maintenance.check_cron, 1, "1.6", [], False)).level is Level.SKIPPED
     row = {**CRON, "last_started_at": None}
     there = {"is_there": True}
-    assert "for ever" in (await judged(upkeep.check_cron, 1, "1.6", [row], there)).found
-    assert "has no entry `notifyq maintain` that shop may see" in finding.found
+    assert "forever" in (await judged(maintenance.check_cron, 1, "1.6", [row], there)).found
+    assert "has no entry `notifyq maintain` that this user may see" in finding.found
 
 
 @pytest.mark.parametrize(
     ("dsn", "ssl", "level", "text"),
     [
-        ("postgresql://db.example/x", False, Level.WARN, "in the clear"),
+        ("postgresql://db.example/x", False, Level.WARN, "unencrypted"),
         ("postgresql://db.example/x?sslmode=require", True, Level.WARN, "sslmode=require does not"),
         ("postgresql://db.example/x", True, Level.WARN, "sslmode=prefer does not"),
-        ("postgresql://db.example/x?sslmode=verify-full", True, Level.OK, "is checked"),
+        ("postgresql://db.example/x?sslmode=verify-full", True, Level.OK, "is verified"),
         ("postgresql://127.0.0.1/x", False, Level.OK, "on this machine"),
         ("postgresql://u:p@[::1]:5432,localhost/x", False, Level.OK, "on this machine"),
         ("postgresql:///x?host=/run/postgresql", False, Level.OK, "on this machine"),
-        ("postgresql://localhost,10.0.0.1/x", False, Level.WARN, "in the clear"),
+        ("postgresql://localhost,10.0.0.1/x", False, Level.WARN, "unencrypted"),
     ],
 )
 async def test_tls(
@@ -488,10 +496,10 @@ async def test_tls(
     assert text in finding.found
 
 
-async def test_where_the_password_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_source_of_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_showing", list)
     finding = await judged(access.check_password, dsn="postgresql://me:secret@db.example/x")
-    assert finding == Finding(Level.OK, "the DSN is from NOTIFYQ_DSN and holds a password")
+    assert finding == Finding(Level.OK, "the DSN comes from NOTIFYQ_DSN and contains a password")
     monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://db.example/x")
     monkeypatch.setenv("NOTIFYQ_DSN_FILE", "/etc/notifyq.dsn")
     assert (await judged(access.check_password)).level is Level.WARN
@@ -506,11 +514,6 @@ def test_a_process_that_shows_a_password() -> None:
     assert finding.level is Level.WARN
     assert str(process.pid) in finding.found
     assert ":s@" not in finding.found
-
-
-def test_durations() -> None:
-    given = (timedelta(seconds=5), timedelta(minutes=4), timedelta(hours=5), timedelta(days=3))
-    assert [lasting(value) for value in given] == ["5.0 s", "4 min", "5 h", "3 d"]
 
 
 def test_the_command_prints_a_line_for_each_check(notifyq: Notifyq, shared_database: str) -> None:

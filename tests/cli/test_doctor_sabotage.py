@@ -1,6 +1,6 @@
 """`notifyq doctor` on sabotaged databases: each fault is made for real, found, and named.
 
-And where `--fix` can mend it, it is mended: the same check, and all others, are well again.
+Where `--fix` can fix it, the same check and all others are well afterwards.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from notifyq.operations.doctor import (
     Finding,
     Level,
     activity,
+    apply_fixes,
     examine,
-    mend,
     steps,
     storage,
 )
-from notifyq.operations.doctor.bugs import BUGS
+from notifyq.operations.doctor.server import BUGS
 from support.database import ROOT, install, open_session, publish, session, until
 
 if TYPE_CHECKING:
@@ -60,16 +60,16 @@ begin
   end loop;
 end $$
 """
-MENDED = {
+FIXED = {
     "a trigger is disabled": (
         "alter table messages.message disable trigger published",
         "install",
         "trigger published",
     ),
     "a trigger is dropped": (
-        "drop trigger died on messages.message_archive",
+        "drop trigger process_archived on messages.message_archive",
         "install",
-        "trigger died",
+        "trigger process_archived",
     ),
     "a trigger fires for replicas only": (
         "alter table messages.message enable replica trigger bound",
@@ -80,7 +80,7 @@ MENDED = {
         "select messages.grant_queue('default', 'notifyq_admin'); "
         "alter table messages.message disable trigger admit",
         "install",
-        "trigger admit, as there are grants",
+        "trigger admit",
     ),
     "an index is dropped": (
         "drop index messages.message_locked_idx",
@@ -134,35 +134,35 @@ MENDED = {
     "storage parameters are gone": (
         "alter table messages.message reset (fillfactor, autovacuum_vacuum_threshold)",
         "parameters",
-        "than they were made with: message",
+        "storage parameters were changed: message",
     ),
     "the day of today is gone": (
         DROP_DAYS.format("message_archive", "="),
         "install",
         "an archive partition for today",
     ),
-    "no day is made ahead": (
+    "no future day has a partition": (
         DROP_DAYS.format("attempt", ">"),
         "partitions",
-        "0 days of messages.attempt are made ahead",
+        "messages.attempt has partitions for the next 0 days",
     ),
     "locks are not ended": (
         "select messages.publish('default', '1'); select messages.claim(); "
         "update messages.message set lock_expires_at = now() - interval '1 h'",
-        "upkeep",
-        "nobody has ended a lock",
+        "maintenance",
+        "an expired lock or a due message has waited",
     ),
 }
 
 
-async def test_what_is_mended(database: str, connection: Connection) -> None:
-    """All at once, which takes one database; each is found and named, and mended."""
+async def test_fix_repairs_damage(database: str, connection: Connection) -> None:
+    """All at once, which takes one database; each is found, named and fixed."""
     before = await found(database)
-    for damage, _, _ in reversed(MENDED.values()):
+    for damage, _, _ in reversed(FIXED.values()):
         await connection.execute(damage)
     seen = await found(database)
-    checks = {check for _, check, _ in MENDED.values()}
-    for fault, (_, check, text) in MENDED.items():
+    checks = {check for _, check, _ in FIXED.values()}
+    for fault, (_, check, text) in FIXED.items():
         finding = seen[check]
         assert finding.level in {Level.WARN, Level.FAIL}, fault
         assert text in finding.found, fault
@@ -170,7 +170,7 @@ async def test_what_is_mended(database: str, connection: Connection) -> None:
         assert finding.fix is not None, fault
     others = {name for name, it in seen.items() if it.level != before[name].level}
     assert others == checks
-    done = [step async for step in mend(database, seen.values())]
+    done = [step async for step in apply_fixes(database, seen.values())]
     assert done == steps(seen.values())
     assert done[-1] == "notifyq init"
     # Also what was done before the function that notes it was back.
@@ -185,14 +185,14 @@ async def test_what_is_mended(database: str, connection: Connection) -> None:
     assert steps(after.values()) == []
 
 
-async def test_what_was_archived_without_a_day_gets_one(
+async def test_rows_archived_without_a_partition_get_one(
     database: str, connection: Connection
 ) -> None:
     await connection.execute(DROP_DAYS.format("message_archive", "="))
     await publish(connection, 1)
     await connection.execute("select messages.take('default')")
     finding = (await found(database, "install"))["install"]
-    assert [step async for step in mend(database, [finding])]
+    assert [step async for step in apply_fixes(database, [finding])]
     assert (await found(database, "install"))["install"].level is Level.OK
     assert await connection.fetchval("select count(*) from messages.message_archive") == 1
     assert await connection.fetchval("select count(*) from notifyq.message_archive_default") == 0
@@ -202,20 +202,20 @@ async def test_the_trigger_of_grants_is_dropped(database: str, connection: Conne
     await connection.execute("select messages.grant_queue('default', 'notifyq_worker')")
     await connection.execute("drop trigger admit on messages.message")
     finding = (await found(database, "install"))["install"]
-    assert finding.found == "missing: trigger admit, as there are grants"
-    assert [step async for step in mend(database, [finding])] == ["notifyq init"]
+    assert finding.found == "missing: trigger admit"
+    assert [step async for step in apply_fixes(database, [finding])] == ["notifyq init"]
     assert (await found(database, "install"))["install"].level is Level.OK
 
 
-async def test_a_schema_that_is_closed(database: str, connection: Connection) -> None:
+async def test_a_schema_without_grants(database: str, connection: Connection) -> None:
     await connection.execute("revoke usage on schema messages from notifyq_worker")
     finding = (await found(database, "grants"))["grants"]
     assert finding.found == "notifyq_worker may not use the schemas"
-    assert [step async for step in mend(database, [finding])] == ["notifyq init"]
+    assert [step async for step in apply_fixes(database, [finding])] == ["notifyq init"]
     assert (await found(database, "grants"))["grants"].level is Level.OK
 
 
-async def test_a_function_of_somebody_else(database: str, connection: Connection) -> None:
+async def test_a_foreign_function(database: str, connection: Connection) -> None:
     await connection.execute(
         "create function messages.mine() returns integer language sql as 'select 1'"
     )
@@ -240,7 +240,7 @@ async def test_timeouts_that_hurt(database: str, connection: Connection) -> None
     assert (await found(database, "timeouts"))["timeouts"].level is Level.OK
 
 
-async def test_a_system_that_sorts_otherwise(database: str, connection: Connection) -> None:
+async def test_another_version_of_the_collation(database: str, connection: Connection) -> None:
     changed = await connection.execute(
         "update pg_database set datcollversion = 'old' where datname = current_database()"
     )
@@ -268,7 +268,7 @@ async def test_a_slot_that_nobody_reads(
 async def test_a_session_that_waits_for_a_lock(
     database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity, "_WAITS", timedelta(0))
+    monkeypatch.setattr(activity, "_LONG_WAIT", timedelta(0))
     holder, waiter = await connect(), await connect()
     async with holder.transaction():
         await holder.execute("lock table messages.share in access exclusive mode")
@@ -302,7 +302,7 @@ async def test_queues_without_a_worker_and_workers_that_hang(
     assert "`notifyq worker MODULE:APP --queue default`" in finding.advice
     await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     finding = (await found(database, "workers"))["workers"]
-    assert finding.found.startswith("worker w is connected, but does nothing")
+    assert finding.found.startswith("worker w is connected, but has not reported")
 
 
 @pytest.mark.cron
@@ -314,7 +314,7 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
             (
                 "select cron.alter_job(jobid, active := false) from cron.job "
                 "where jobname = 'notifyq maintain'",
-                "is switched off",
+                "is inactive",
             ),
             (
                 "select cron.unschedule(jobid) from cron.job where jobname = 'notifyq maintain'",
@@ -328,7 +328,7 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
                 "create role test_gone; update cron.job set username = 'test_gone' "
                 "where jobname = 'notifyq maintain'; "
                 "drop role test_gone",
-                "is of test_gone, a role that is gone",
+                "belongs to test_gone, a role that does not exist",
             ),
         ):
             await connection.execute(damage)
@@ -337,7 +337,7 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
             finding = (await found(server, "cron"))["cron"]
             assert finding.level in {Level.WARN, Level.FAIL}
             assert text in finding.found
-            assert [step async for step in mend(server, [finding])]
+            assert [step async for step in apply_fixes(server, [finding])]
             assert (await found(server, "cron"))["cron"].level is Level.OK
         await connection.execute(
             "insert into cron.job_run_details (jobid, runid, status, return_message, start_time, "
@@ -394,7 +394,7 @@ def pgbouncer(server: str, database: str, tmp_path: Path) -> Iterator[str]:
 async def test_a_pooler_in_between(pgbouncer: str, database: str) -> None:
     finding = (await found(pgbouncer, "pooler"))["pooler"]
     assert finding.level is Level.WARN
-    assert "lends sessions by transaction" in finding.found
+    assert "a pooler in transaction mode" in finding.found
     assert "listen_dsn" in finding.advice
     beside = [it async for it in examine(pgbouncer, listen_dsn=database, only=["pooler"])]
     assert [finding.level for _, finding in beside] == [Level.OK]
@@ -410,11 +410,11 @@ def test_every_check_has_a_sabotage() -> None:
         for name, check in CHECKS.items()
         if f'"{name}"' not in text
         and f".{check.__name__}" not in text
-        and name not in {check for _, check, _ in MENDED.values()}
+        and name not in {check for _, check, _ in FIXED.values()}
     ]
 
 
-def test_the_command_mends_and_looks_again(anywhere: Notifyq, database: str) -> None:
+def test_the_command_fixes_and_checks_again(anywhere: Notifyq, database: str) -> None:
     async def damage() -> None:
         async with session(database) as connection:
             await connection.execute("alter table messages.message disable trigger published")
@@ -466,20 +466,20 @@ def test_the_command_for_programs(anywhere: Notifyq, database: str) -> None:
 
 
 def test_the_page_names_every_check_and_every_bug() -> None:
-    page = (ROOT / "docs/doctor.md").read_text()
+    page = (ROOT / "docs/operations/doctor.md").read_text()
     _, _, table = page.partition("## Checks\n")
     table, _, bugs = table.partition("## Bugs")
     assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == list(CHECKS)
     for bug in BUGS:
-        mended = ", ".join(f"{major}.{minor}" for major, minor in bug.mended.items())
-        assert f"| {bug.what} | {mended}" in bugs
+        fixed = ", ".join(f"{major}.{minor}" for major, minor in bug.fixed_in.items())
+        assert f"| {bug.what} | {fixed}" in bugs
         assert bug.source in bugs
 
 
-async def test_sessions_of_notifyq_are_not_to_be_ended(
+async def test_sessions_of_notifyq_need_not_be_ended(
     database: str, connection: Connection, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_WAITS", "_FORGOTTEN", "_LONG"):
+    for name in ("_LONG_WAIT", "_LONG_IDLE", "_LONG_TRANSACTION"):
         monkeypatch.setattr(activity, name, timedelta(0))
     monkeypatch.setattr(activity, "_MANY", -1)
     ours = {"application_name": "notifyq worker"}

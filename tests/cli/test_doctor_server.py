@@ -17,7 +17,7 @@ import pytest
 from cli.test_doctor_sabotage import found
 from notifyq.config import with_database
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.operations.doctor import Finding, Level, activity, mend, storage
+from notifyq.operations.doctor import Finding, Level, activity, apply_fixes, storage
 from notifyq.server import wheel_binaries
 from notifyq.server.binaries import clean_environment, reachable
 from notifyq.server.folder import Folder
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("advice_that_works")
 _STATEMENT = re.compile(r"(?:alter|analyze|drop|rollback|select|vacuum)\b[^;`]*")
 
 
-async def look(dsn: str, check: str) -> Finding:
+async def examine(dsn: str, check: str) -> Finding:
     return (await found(dsn, check))[check]
 
 
 async def obey(dsn: str, finding: Finding) -> None:
-    """Send what the advice says, and wait until the server has taken it."""
+    """Run the advice, and wait until it takes effect."""
     statements = _STATEMENT.findall(finding.advice)
     assert statements, finding.advice
     async with session(dsn) as connection:
@@ -51,7 +51,7 @@ async def obey(dsn: str, finding: Finding) -> None:
 
 async def until_well(dsn: str, check: str) -> None:
     async def is_well() -> bool:
-        return (await look(dsn, check)).level is Level.OK
+        return (await examine(dsn, check)).level is Level.OK
 
     await until(is_well, f"{check} is well")
 
@@ -60,13 +60,13 @@ async def until_well(dsn: str, check: str) -> None:
 def own_server() -> Iterator[Server]:
     """Give a server for faults of a whole server, the wheel's if it is installed.
 
-    That is new enough to have a small queue of bells.
+    That is new enough to have a small queue of notifications.
     """
     settings = {
         "max_connections": "20",
         "max_prepared_transactions": "2",
         "wal_level": "logical",
-        # So that the tests, and no vacuum of the server's, mend what is old.
+        # The tests, and not the autovacuum, must fix old tables.
         "autovacuum_freeze_max_age": "2000000000",
         "archive_mode": "on",
     }
@@ -87,10 +87,8 @@ async def own(own_server: Server) -> str:
     return own_server.dsn
 
 
-async def test_a_prepared_transaction_that_was_left(
-    own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(activity, "_PREPARED", timedelta(0))
+async def test_a_forgotten_prepared_transaction(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_LONG_PREPARED", timedelta(0))
     monkeypatch.setattr(activity, "_MANY", -1)
     async with session(own) as connection:
         await connection.execute(
@@ -129,13 +127,13 @@ async def test_wal_that_cannot_be_archived(own: str) -> None:
 
 
 async def test_a_listener_that_reads_nothing(own: str) -> None:
-    """The queue of bells fills up behind a session that listens, idle in a transaction."""
+    """The queue of notifications fills up behind a session that listens, idle in a transaction."""
     assert (await found(own, "notify-queue"))["notify-queue"].level is Level.OK
-    async with session(own) as connection, session(own) as deaf:
+    async with session(own) as connection, session(own) as stuck:
         if await connection.fetchval("show server_version_num") < "170000":
-            pytest.skip("the queue of bells has gigabytes before PostgreSQL 17")
-        await deaf.execute("listen somewhere")
-        await deaf.execute("begin; select 1")
+            pytest.skip("the queue of notifications has gigabytes before PostgreSQL 17")
+        await stuck.execute("listen somewhere")
+        await stuck.execute("begin; select 1")
         for quantity, level in ((10, Level.WARN), (30, Level.FAIL)):
             await connection.execute(
                 "select pg_notify('somewhere', repeat('x', 7900) || i) "
@@ -143,8 +141,8 @@ async def test_a_listener_that_reads_nothing(own: str) -> None:
             )
             finding = (await found(own, "notify-queue"))["notify-queue"]
             assert finding.level is level
-            assert f"session {deaf.get_server_pid()} of " in finding.advice
-        await deaf.execute("rollback")
+            assert f"session {stuck.get_server_pid()} of " in finding.advice
+        await stuck.execute("rollback")
 
 
 @pytest.fixture
@@ -158,18 +156,18 @@ async def user(own: str) -> AsyncIterator[str]:
         await connection.execute("drop owned by patient; drop role patient")
 
 
-async def test_a_server_that_may_lose_what_was_acknowledged(own: str) -> None:
-    """Each from another place, and each is said how to take back there."""
+async def test_a_server_that_may_lose_committed_data(own: str) -> None:
+    """Each is set in another way, and the advice undoes it in that way."""
     async with session(own) as connection:
         await connection.execute("alter database notifyq set synchronous_commit = off")
         await connection.execute("alter system set full_page_writes = off")
         await connection.execute("select pg_reload_conf()")
 
     async def is_seen() -> bool:
-        return "full_page_writes" in (await look(own, "durability")).found
+        return "full_page_writes" in (await examine(own, "durability")).found
 
     await until(is_seen, "the server has read its settings")
-    finding = await look(own, "durability")
+    finding = await examine(own, "durability")
     assert finding.level is Level.WARN
     for name in ("fsync", "full_page_writes", "synchronous_commit"):
         assert f"{name} is off: " in finding.found
@@ -179,11 +177,9 @@ async def test_a_server_that_may_lose_what_was_acknowledged(own: str) -> None:
     await obey(own, finding)
 
     async def only_fsync() -> bool:
-        return (await look(own, "durability")).advice == "start the server without --fsync, " + (
-            "where it is given"
-        )
+        return (await examine(own, "durability")).advice == "start the server without --fsync"
 
-    await until(only_fsync, "the rest is mended")
+    await until(only_fsync, "the rest is fixed")
 
 
 async def test_a_server_without_autovacuum(own: str) -> None:
@@ -193,10 +189,10 @@ async def test_a_server_without_autovacuum(own: str) -> None:
         await connection.execute("select pg_reload_conf()")
 
     async def is_seen() -> bool:
-        return "autovacuum and track_counts off" in (await look(own, "autovacuum")).found
+        return "autovacuum and track_counts off" in (await examine(own, "autovacuum")).found
 
     await until(is_seen, "the server has read its settings")
-    finding = await look(own, "autovacuum")
+    finding = await examine(own, "autovacuum")
     assert finding.level is Level.FAIL
     await obey(own, finding)
     await until_well(own, "autovacuum")
@@ -219,55 +215,55 @@ async def test_a_setting_of_a_user_or_a_database(
         await connection.execute("set default_transaction_read_only = off")
         for whose in ("database notifyq", "role postgres", "role postgres in database notifyq"):
             await connection.execute(f"alter {whose} set {setting}")
-            finding = await look(own, check)
+            finding = await examine(own, check)
             assert finding.level is level, whose
             assert f"alter {whose} reset {name}" in finding.advice
             await connection.execute(finding.advice)
-            assert (await look(own, check)).level is Level.OK, whose
+            assert (await examine(own, check)).level is Level.OK, whose
 
 
 async def test_connections_that_are_used_up(own: str, user: str) -> None:
-    assert (await look(own, "connections")).level is Level.OK
+    assert (await examine(own, "connections")).level is Level.OK
     async with session(own) as connection:
         most = await connection.fetchval("select current_setting('max_connections')::integer") - 3
         others = [await open_session(own) for _ in range(most - 2)]
         try:
-            finding = await look(own, "connections")
+            finding = await examine(own, "connections")
         finally:
             for other in others:
                 await other.close()
         assert finding.level is Level.WARN
         assert finding.found.endswith(f" of {most} connections in use")
         assert "raise max_connections" in finding.advice
-        # A superuser is let in past the limit of a database, and says what others meet.
-        for dsn, whose, told in (
+        # A superuser connects beyond the limit of a database, and reports the error of others.
+        for dsn, whose, match in (
             (user, "role patient", "of user patient"),
             (own, "database notifyq", "to database notifyq"),
         ):
             await connection.execute(f"alter {whose} connection limit 1")
-            finding = await look(dsn, "connections")
+            finding = await examine(dsn, "connections")
             assert finding.level is Level.WARN
-            assert told in finding.found
+            assert match in finding.found
             await obey(own, finding)
-            assert (await look(user, "connections")).level is Level.OK
+            assert (await examine(user, "connections")).level is Level.OK
 
 
 async def test_a_group_role_that_is_gone(own: str) -> None:
     async with session(own) as connection:
         await connection.execute("drop owned by notifyq_reader; drop role notifyq_reader")
-    finding = await look(own, "roles")
+    finding = await examine(own, "roles")
     assert (finding.level, finding.found) == (Level.WARN, "there is no role notifyq_reader")
-    assert [step async for step in mend(own, [finding])] == ["notifyq init"]
+    assert [step async for step in apply_fixes(own, [finding])] == ["notifyq init"]
     for check in ("roles", "grants"):
-        assert (await look(own, check)).level is Level.OK
+        assert (await examine(own, check)).level is Level.OK
 
 
-async def test_an_owner_with_too_much_power_and_what_is_not_its_own(own: str) -> None:
-    assert (await look(own, "owner")).level is Level.OK
+async def test_an_owner_with_too_many_rights_and_foreign_objects(own: str) -> None:
+    assert (await examine(own, "owner")).level is Level.OK
     async with session(own) as connection:
         for attribute, text in (("login", "can log in"), ("superuser", "is a superuser")):
             await connection.execute(f"alter role notifyq_owner {attribute}")
-            finding = await look(own, "owner")
+            finding = await examine(own, "owner")
             assert finding.level is Level.WARN
             assert f"the owner notifyq_owner {text}" in finding.found
             await connection.execute(f"alter role notifyq_owner no{attribute}")
@@ -275,12 +271,12 @@ async def test_an_owner_with_too_much_power_and_what_is_not_its_own(own: str) ->
             alter function messages.maintain() owner to postgres;
             alter table messages.queue owner to postgres;
         """)
-        finding = await look(own, "owner")
+        finding = await examine(own, "owner")
         assert finding.level is Level.FAIL
         assert "messages.maintain() of postgres" in finding.found
         assert "messages.queue of postgres" in finding.found
-        assert len([step async for step in mend(own, [finding])]) == 2
-        assert (await look(own, "owner")).level is Level.OK
+        assert len([step async for step in apply_fixes(own, [finding])]) == 2
+        assert (await examine(own, "owner")).level is Level.OK
 
 
 TABLES = {
@@ -299,19 +295,19 @@ TABLES = {
 
 
 @pytest.mark.parametrize("damage", TABLES)
-async def test_what_others_did_to_tables(own: str, damage: str) -> None:
+async def test_changed_tables(own: str, damage: str) -> None:
     level, text = TABLES[damage]
     async with session(own) as connection:
         await connection.execute(damage)
-    finding = await look(own, "tables")
+    finding = await examine(own, "tables")
     assert finding.level is level
     assert text in finding.found
     assert finding.fix is None
     await obey(own, finding)
-    assert (await look(own, "tables")).level is Level.OK
+    assert (await examine(own, "tables")).level is Level.OK
 
 
-async def test_an_index_that_failed_to_be_made(own: str) -> None:
+async def test_an_invalid_index(own: str) -> None:
     async with session(own) as connection:
         await connection.execute("select messages.publish_many('default', '{1,2}'::jsonb[])")
         with pytest.raises(asyncpg.UniqueViolationError):
@@ -319,15 +315,13 @@ async def test_an_index_that_failed_to_be_made(own: str) -> None:
                 "create unique index concurrently mine on messages.message (queue)"
             )
         await connection.execute("delete from messages.message")
-    finding = await look(own, "tables")
+    finding = await examine(own, "tables")
     assert finding.found.startswith("index messages.mine is invalid")
     await obey(own, finding)
-    assert (await look(own, "tables")).level is Level.OK
+    assert (await examine(own, "tables")).level is Level.OK
 
 
-async def test_messages_of_a_restore_that_nobody_counted(
-    own: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_restore_without_statistics(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "_MANY", 10)
     async with session(own) as connection:
         await connection.execute(
@@ -336,19 +330,19 @@ async def test_messages_of_a_restore_that_nobody_counted(
         await connection.execute(
             "select pg_stat_reset_single_table_counters('messages.message'::regclass)"
         )
-    # A session that ends says how much it has written; one that idles may take ten seconds.
+    # A session reports its writes when it ends; an idle one may take ten seconds.
     async with session(own) as connection:
         await connection.execute(
             "select messages.publish_many('default', array_fill('1'::jsonb, '{20}'))"
         )
 
     async def is_seen() -> bool:
-        return "without statistics" in (await look(own, "autovacuum")).found
+        return "without statistics" in (await examine(own, "autovacuum")).found
 
     await until(is_seen, "the server has counted")
-    finding = await look(own, "autovacuum")
+    finding = await examine(own, "autovacuum")
     assert finding.level is Level.WARN
-    assert [step async for step in mend(own, [finding])] == ["analyze messages.message"]
+    assert [step async for step in apply_fixes(own, [finding])] == ["analyze messages.message"]
     await until_well(own, "autovacuum")
     async with session(own) as connection:
         await connection.execute("delete from messages.message")
@@ -358,10 +352,10 @@ async def test_a_slot_of_a_reader_that_is_gone(own: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(storage, "_MUCH_WAL", -1)
     async with session(own) as connection:
         await connection.execute("select pg_create_logical_replication_slot('left', 'pgoutput')")
-    finding = await look(own, "wal")
+    finding = await examine(own, "wal")
     assert finding.found.startswith("replication slot left (abandoned) keeps ")
     await obey(own, finding)
-    assert "slot" not in (await look(own, "wal")).found.partition(",")[0].replace("no slot", "")
+    assert "replication slot" not in (await examine(own, "wal")).found
 
 
 async def test_a_reader_of_another_database_holds_nothing_here(
@@ -372,9 +366,9 @@ async def test_a_reader_of_another_database_holds_nothing_here(
         pid = elsewhere.get_server_pid()
         async with elsewhere.transaction(isolation="repeatable_read"):
             await elsewhere.execute("select 1")
-            assert f"session {pid}" not in (await look(own, "snapshots")).found
+            assert f"session {pid}" not in (await examine(own, "snapshots")).found
             await elsewhere.execute("select pg_current_xact_id()")
-            assert f"session {pid}" in (await look(own, "snapshots")).found
+            assert f"session {pid}" in (await examine(own, "snapshots")).found
 
 
 @pytest.fixture
@@ -401,57 +395,57 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield server.dsn.replace("127.0.0.1", name)
 
 
-async def test_a_way_that_others_can_read(certified: str, tmp_path: Path) -> None:
+async def test_an_unencrypted_connection(certified: str, tmp_path: Path) -> None:
     try:
-        finding = await look(certified, "tls")
+        finding = await examine(certified, "tls")
     except DatabaseUnavailableError:
         pytest.skip("this machine does not find itself by its name")
     assert finding.level is Level.WARN
-    assert "cross the network in the clear" in finding.found
+    assert "cross the network unencrypted" in finding.found
     try:
         await obey(certified, finding)
     except asyncpg.InvalidParameterValueError:
         pytest.skip("this build of PostgreSQL knows no TLS")
 
     async def is_on() -> bool:
-        return "in the clear" not in (await look(certified, "tls")).found
+        return "unencrypted" not in (await examine(certified, "tls")).found
 
     await until(is_on, "the server speaks TLS")
-    finding = await look(f"{certified}?sslmode=require", "tls")
+    finding = await examine(f"{certified}?sslmode=require", "tls")
     assert finding.level is Level.WARN
-    assert "sslmode=require does not check" in finding.found
+    assert "sslmode=require does not verify" in finding.found
     root = quote(str(tmp_path / "server.crt"), safe="")
     checked = f"{certified}?sslmode=verify-full&sslrootcert={root}"
-    assert (await look(checked, "tls")).level is Level.OK
+    assert (await examine(checked, "tls")).level is Level.OK
 
 
 async def test_a_server_that_runs_out_of_transaction_numbers(own: str, own_server: Server) -> None:
     """As after 1.3 billion of them without a vacuum, in every database."""
-    assert (await look(own, "frozen")).level is Level.OK
+    assert (await examine(own, "frozen")).level is Level.OK
     await asyncio.to_thread(own_server.stop)
     _age(own_server, 1_300_000_000)
     await asyncio.to_thread(own_server.start)
     own = own_server.dsn
     async with session(own) as connection:
         names = {row[0] for row in await connection.fetch("select datname from pg_database")}
-    mended = []
-    while (finding := await look(own, "frozen")).level is not Level.OK:
+    fixed = []
+    while (finding := await examine(own, "frozen")).level is not Level.OK:
         assert finding.level is Level.FAIL
-        assert "the whole server will stop taking writes" in finding.found
-        told = re.search(r"in database (\S+), is 1\d{9} transactions old", finding.found)
-        assert told is not None
-        mended.append(told[1])
+        assert "the whole server will stop accepting writes" in finding.found
+        match = re.search(r"in database (\S+), is 1\d{9} transactions old", finding.found)
+        assert match is not None
+        fixed.append(match[1])
         allow = re.findall(r"alter database \S+ allow_connections \w+", finding.advice)
         async with session(own) as connection:
             for statement in allow[:1]:
                 await connection.execute(statement)
-            async with session(with_database(own, told[1])) as there:
+            async with session(with_database(own, match[1])) as there:
                 assert finding.advice.count("vacuum (freeze)") == 1
                 await there.execute("vacuum (freeze)")
             for statement in allow[1:]:
                 await connection.execute(statement)
-    assert mended[0] == "notifyq"
-    assert set(mended) == names
+    assert fixed[0] == "notifyq"
+    assert set(fixed) == names
 
 
 def _age(server: Server, number: int) -> None:

@@ -1,4 +1,4 @@
-"""How a command is told its database, and that nobody else is told the password."""
+"""How a command gets its database, and that no other user can read the password."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_file_of_the_environment(anywhere: Notifyq, file: Path) -> None:
     anywhere.good("ping", "--dsn-file", str(file), env={"NOTIFYQ_DSN": NOWHERE})
 
 
-def test_what_is_behind_two_dashes_is_no_option(anywhere: Notifyq, file: Path) -> None:
+def test_arguments_after_two_dashes_are_no_options(anywhere: Notifyq, file: Path) -> None:
     line = anywhere.refused(
         *("publish", "default", "--", "--dsn-file"), env={"NOTIFYQ_DSN_FILE": str(file)}
     )
@@ -106,7 +106,7 @@ def test_a_file_that_others_may_read_is_refused(anywhere: Notifyq, tmp_path: Pat
         assert SECRET not in line
 
 
-def test_a_password_among_the_arguments_is_warned_of_once(
+def test_a_password_in_the_arguments_causes_one_warning(
     anywhere: Notifyq, shared_database: str, server: str
 ) -> None:
     result = anywhere("ping", "--dsn", shared_database)
@@ -131,7 +131,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_is_printed_has_any_part_of_the_password(
+def test_no_output_has_any_part_of_the_password(
     anywhere: Notifyq, tmp_path: Path, form: str
 ) -> None:
     raw = [f"{SECRET}{odd}{SECRET}" for odd in ODD]
@@ -148,7 +148,7 @@ def test_nothing_that_is_printed_has_any_part_of_the_password(
 
 
 @pytest.mark.parametrize("form", ["passfile", "service"])
-def test_libpqs_files_are_read(
+def test_files_of_libpq_are_read(
     anywhere: Notifyq, shared_database: str, tmp_path: Path, form: str
 ) -> None:
     parts = urlsplit(shared_database)
@@ -185,7 +185,7 @@ def ours(running: Running) -> Iterator[list[Path]]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="there is no /proc")
 @pytest.mark.parametrize("way", ["--dsn", "--dsn=", "--dsn-file", "NOTIFYQ_DSN"])
-def test_no_process_that_a_command_starts_has_the_password_among_its_arguments(
+def test_child_processes_have_no_password_in_their_arguments(
     shared_database: str, tmp_path: Path, way: str
 ) -> None:
     (tmp_path / "handlers.py").write_text(
@@ -194,19 +194,19 @@ def test_no_process_that_a_command_starts_has_the_password_among_its_arguments(
         else PROGRAM.replace('"postgresql://127.0.0.1:1/nowhere", ', "")
     )
     parts = urlsplit(shared_database)
-    password = parts.password or SECRET  # a server that trusts everybody does not look at it
+    password = parts.password or SECRET  # a server with trust authentication ignores it
     login = f"{parts.username or 'postgres'}:{password}@{parts.netloc.rpartition('@')[2]}"
     shared_database = urlunsplit(parts._replace(netloc=login))
-    told = {
+    given = {
         "--dsn": ["--dsn", shared_database],
         "--dsn=": [f"--dsn={shared_database}"],
         "--dsn-file": ["--dsn-file", str(write(tmp_path, shared_database))],
     }.get(way, [])
-    address = "" if told else shared_database
-    args = ["worker", "handlers:app", "--processes", "2", *told]
+    address = "" if given else shared_database
+    args = ["worker", "handlers:app", "--processes", "2", *given]
     with Running(address, *args, cwd=tmp_path) as worker:
         for _ in range(2):
-            worker.hear("WorkerStarted")
+            worker.logged("WorkerStarted")
         with ours(worker) as processes:
             assert len(processes) == 2
             for process in processes:

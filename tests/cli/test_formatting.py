@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notifyq.cli.demo import without_password
-from notifyq.cli.output import cell, duration, instant, printable, span, when
+from notifyq.cli.options import duration, instant
+from notifyq.cli.output import cell, printable, span, when
 from notifyq.models.payload import check_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def test_duration_is_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "s", "5x", "-1s", "1e3s", "1,5h", "365001d", "9" * 400])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_wrong_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         duration(text)
 
@@ -93,7 +94,7 @@ def test_cell_is_one_line_of_plain_text() -> None:
         ("", "", False),
     ],
 )
-def test_password_is_taken_out(dsn: str, public: str, has: bool) -> None:
+def test_the_password_is_removed_from_a_dsn(dsn: str, public: str, has: bool) -> None:
     assert without_password(dsn) == (public, has)
 
 
@@ -123,7 +124,7 @@ def is_taken(text: str) -> bool:
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(text=TEXTS | NUMBERS)
-async def test_json_is_taken_where_postgresql_takes_it(connection: Connection, text: str) -> None:
+async def test_json_is_accepted_if_postgresql_accepts_it(connection: Connection, text: str) -> None:
     try:
         await connection.execute(f"select '{text}'::jsonb")
     except asyncpg.DataError:

@@ -1,4 +1,4 @@
-"""`queues`, `ls`, `show`, `cancel` and `dead`: what they print, for people and for programs."""
+"""The output of `queues`, `ls`, `show`, `cancel` and `dead`, for people and for programs."""
 
 from __future__ import annotations
 
@@ -69,22 +69,26 @@ def publish(notifyq: Notifyq, queue: str, message: object, *options: str) -> int
     return int(notifyq.good("publish", queue, json.dumps(message), *options).out)
 
 
-def test_queue_lives_from_create_to_drop(notifyq: Notifyq) -> None:
+def test_a_queue_from_create_to_drop(notifyq: Notifyq) -> None:
     name = "it's [bold]a[/] queue"
     run = notifyq.good
-    policy = ["--lock-timeout", "1m30s", "--max-attempts", "5", "--backoff", "250ms"]
-    policy += ["--backoff-max", "1h", "--bell", "off", "--retention", "7d", "--max-bytes", "5000"]
+    policy = ["--lock-duration", "1m30s", "--max-attempts", "5", "--backoff", "250ms"]
+    policy += ["--backoff-max", "1h", "--notify", "off", "--retention", "7d", "--max-bytes", "5000"]
     assert run("queues", "create", name, *policy).out == f"created {name}\n"
     assert run("queues", "create", name).out == f"{name} exists, nothing changed\n"
     row = next(row for row in run("queues", "--json").data if row["queue"] == name)
     counts = {"waiting": 0, "scheduled": 0, "locked": 0, "expired": 0, "oldest_waiting_at": None}
-    times = {"lock_timeout": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
-    rest = {"queue": name, "max_attempts": 5, "paused": False, "bell": "off", "max_bytes": 5000}
+    times = {"lock_duration": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
+    rest = {"queue": name, "max_attempts": 5, "paused": False, "notify": "off", "max_bytes": 5000}
     assert row == row | counts | times | rest
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
     assert run("queues", "pause", name).out == f"{name} was paused already\n"
     assert any(line.startswith(name) and " yes" in line for line in run("queues").out.splitlines())
+    until = run("queues", "pause", name, "--until", "2999-01-31T12:00").out
+    assert until == f"paused {name} until 2999-01-31 12:00\n"
+    assert "2999-01-31" in run("queues", "ls").out
+    assert run("queues", "pause", name, "--for", "1h").out == f"paused {name} for 60 min\n"
     assert run("queues", "resume", name).out == f"resumed {name}\n"
     assert run("queues", "resume", name).out == f"{name} was not paused\n"
     publish(notifyq, name, 1)
@@ -107,7 +111,7 @@ def test_queue_that_is_not_there(notifyq: Notifyq, command: str) -> None:
 def test_policy_that_contradicts_itself(notifyq: Notifyq) -> None:
     line = notifyq.refused("queues", "create", "q", "--backoff", "5m", "--backoff-max", "1s")
     assert "nor longer than backoff_max" in line
-    assert "longer than zero" in notifyq.refused("queues", "create", "q", "--lock-timeout", "0s")
+    assert "longer than zero" in notifyq.refused("queues", "create", "q", "--lock-duration", "0s")
 
 
 def test_messages_are_listed_by_state(notifyq: Notifyq, queue: str) -> None:
@@ -133,15 +137,55 @@ def test_messages_are_listed_by_state(notifyq: Notifyq, queue: str) -> None:
     assert ids("--status", "success") == []
 
 
-def test_cancel_takes_what_it_can_and_says_what_not(notifyq: Notifyq, queue: str) -> None:
+def test_cancel_names_messages_that_it_cannot_cancel(notifyq: Notifyq, queue: str) -> None:
     id_ = publish(notifyq, queue, 1)
     result = notifyq("cancel", id_, id_, "9000000000000000000")
     assert result.code == 1
     assert result.out == f"cancelled {id_}\n"
     assert result.err == (
         "notifyq: 9000000000000000000 cannot be cancelled: "
-        "it is being handled, is finished, or never was\n"
+        "it is being handled, is finished, or never existed\n"
     )
+
+
+async def test_a_running_message_is_cancelled_on_demand(
+    notifyq: Notifyq, queue: str, shared_database: str
+) -> None:
+    id_ = publish(notifyq, queue, 1)
+    async with session(shared_database) as connection:
+        await connection.execute("select id from messages.claim_id($1)", id_)
+    assert notifyq("cancel", id_).code == 1
+    assert notifyq.good("cancel", id_, "--running", "--children").out == f"cancelled {id_}\n"
+    refused = notifyq("cancel", "--running", id_)
+    assert (refused.code, refused.err) == (
+        1,
+        f"notifyq: {id_} cannot be cancelled: it is finished, or never existed\n",
+    )
+
+
+def test_a_message_is_amended(notifyq: Notifyq, queue: str) -> None:
+    id_ = publish(notifyq, queue, 1)
+    given = ('{"n": 2}', "--priority", "0", "--header", "trace=t1")
+    assert notifyq.good("amend", id_, *given).out == f"changed {id_}\n"
+    [shown] = notifyq.good("show", id_, "--json").data
+    assert (shown["message"], shown["priority"], shown["headers"]) == ({"n": 2}, 0, {"trace": "t1"})
+    notifyq.good("amend", id_, "--at", "2099-01-01T00:00:00+00:00")
+    [shown] = notifyq.good("show", id_, "--json").data
+    assert shown["state"] == "scheduled"
+    assert "give JSON, --priority, --at or --header" in notifyq.refused("amend", id_, code=2)
+    assert "the payload is not JSON" in notifyq.refused("amend", id_, "{")
+    notifyq.good("cancel", id_)
+    refused = notifyq("amend", id_, "--priority", "1")
+    assert (refused.code, "cannot be changed: it is being handled" in refused.err) == (1, True)
+
+
+async def test_a_message_expires(notifyq: Notifyq, queue: str, shared_database: str) -> None:
+    id_ = publish(notifyq, queue, 1, "--expires-in", "1h")
+    async with session(shared_database) as connection:
+        await connection.execute("update notifyq.expiry set expires_at = now()")
+        assert await connection.fetch("select id from messages.claim(array[$1])", queue) == []
+    [shown] = notifyq.good("show", id_, "--json").data
+    assert shown["details"] == "expired"
 
 
 def test_what_waits_for_others_is_shown_counted_and_unblocked(notifyq: Notifyq, queue: str) -> None:
@@ -180,7 +224,7 @@ def test_message_that_is_not_there(notifyq: Notifyq) -> None:
         assert "there is no message 9000000000000000000" in notifyq.refused(*args)
 
 
-async def test_text_from_anywhere_cannot_steer_the_terminal(
+async def test_texts_cannot_control_the_terminal(
     notifyq: Notifyq, shared_database: str, queue: str
 ) -> None:
     (id_,) = await archive(shared_database, queue, 1, details=f"{EVIL}\nsecond line")
@@ -215,7 +259,7 @@ def test_times_are_local(notifyq: Notifyq, queue: str) -> None:
         )
 
 
-async def test_message_for_never_can_be_listed(
+async def test_a_message_that_never_becomes_due_is_listed(
     notifyq: Notifyq, shared_database: str, queue: str
 ) -> None:
     async with session(shared_database) as connection:
@@ -264,7 +308,7 @@ LISTS = [("ls", "--json"), ("dead", "ls")]
 
 
 @pytest.mark.parametrize("args", LISTS, ids=" ".join)
-def test_reader_may_go_and_output_may_be_closed(
+def test_the_output_may_be_closed(
     notifyq: Notifyq, shared_database: str, queue: str, args: tuple[str, ...]
 ) -> None:
     notifyq.good("publish", queue, stdin="1\n" * 20)
@@ -317,7 +361,7 @@ def plain(text: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()
 
 
-def test_ping_asks_for_the_server_and_for_a_session(notifyq: Notifyq) -> None:
+def test_ping_checks_the_server_and_a_session(notifyq: Notifyq) -> None:
     assert notifyq.good("ping").out == "ok\n"
     assert notifyq.good("ping", "--as", "notifyq").out == "ok\n"
     line = notifyq.refused("ping", "--as", "notifyq worker")
@@ -368,7 +412,7 @@ def test_a_key_gets_a_share_and_loses_it(notifyq: Notifyq, queue: str) -> None:
     notifyq.good("queues", "alter", queue, "--fair")
     assert notifyq.good("queues", "shares", queue).out == "every key has the weight 1\n"
     assert notifyq.good("queues", "share", queue, "gold", "2.5").out == f"changed {queue}\n"
-    assert notifyq.good("queues", "share", queue, "gold", "2.5").out == "it was so already\n"
+    assert notifyq.good("queues", "share", queue, "gold", "2.5").out == "nothing changed\n"
     (row,) = notifyq.good("queues", "shares", queue, "--json").data
     assert row == {"queue": queue, "key": "gold", "weight": 2.5}
     assert "give a number" in notifyq.refused("queues", "share", queue, "gold", "much", code=2)

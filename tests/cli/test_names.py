@@ -1,4 +1,4 @@
-"""Names that are not there: said, with the ones that were perhaps meant, in words of commands."""
+"""Unknown names: the error suggests similar ones and names commands, not SQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.database import INIT_FILES, session
 if TYPE_CHECKING:
     from cli.programs import Notifyq
 
-# What speaks of SQL and no command can meet: of batches, procedures and tables of the caller's.
+# Files whose hints no command can meet: of batches, procedures and tables of the caller.
 _SQL_ONLY = {
     "init/bootstrap/schema.sql",
     "init/common/positions.sql",
@@ -68,7 +68,9 @@ STREAM = "there is no stream 'oders': did you mean 'orders'? Or create it with "
     ],
     ids=" ".join,
 )
-def test_queue(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+def test_an_unknown_queue_gets_a_similar_name(
+    notifyq: Notifyq, names: str, args: tuple[str, ...]
+) -> None:
     assert notifyq.dsn == names
     assert f"notifyq: {QUEUE}`notifyq queues create biling`\n" in notifyq.refused(*args)
 
@@ -83,7 +85,9 @@ def test_queue(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_stream(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+def test_an_unknown_stream_gets_a_similar_name(
+    notifyq: Notifyq, names: str, args: tuple[str, ...]
+) -> None:
     assert notifyq.dsn == names
     assert f"notifyq: {STREAM}`notifyq stream create oders`\n" in notifyq.refused(*args)
 
@@ -98,12 +102,14 @@ def test_stream(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_subscriber(notifyq: Notifyq, names: str, args: tuple[str, ...]) -> None:
+def test_an_unknown_subscriber_gets_a_similar_name(
+    notifyq: Notifyq, names: str, args: tuple[str, ...]
+) -> None:
     assert notifyq.dsn == names
     assert "did you mean 'warehouse'?" in notifyq.refused(*args)
 
 
-async def test_queue_that_is_empty_or_was_dropped_is_known(notifyq: Notifyq, names: str) -> None:
+async def test_an_empty_or_dropped_queue_is_known(notifyq: Notifyq, names: str) -> None:
     assert notifyq.good("ls", "-q", "billing").out == "no messages\n"
     assert notifyq.good("dead", "ls", "-q", "orders").out == "no dead messages\n"
     notifyq.good("queues", "create", "gone")
@@ -113,12 +119,12 @@ async def test_queue_that_is_empty_or_was_dropped_is_known(notifyq: Notifyq, nam
     assert " gone " in notifyq.good("dead", "ls", "-q", "gone").out
 
 
-def test_no_hint_of_a_command_speaks_sql(notifyq: Notifyq, names: str) -> None:
+def test_hints_of_commands_contain_no_sql(notifyq: Notifyq, names: str) -> None:
     notifyq.good("publish", "billing", "1")
     notifyq.good("stream", "pause", "orders")
     for args, hint in (
-        (("queues", "drop", "billing"), "drop it with --force"),
-        (("stream", "drop", "orders"), "or drop it with --force"),
+        (("queues", "drop", "billing"), "or add --force"),
+        (("stream", "drop", "orders"), "or add --force"),
         (("publish", "orders", "1"), "with `notifyq stream resume orders`"),
         (("schedules", "remove", "nosuch"), "there was no schedule"),
         (("schedules", "run", "nosuch"), "`notifyq schedules` lists them"),
@@ -129,7 +135,7 @@ def test_no_hint_of_a_command_speaks_sql(notifyq: Notifyq, names: str) -> None:
     notifyq.good("stream", "resume", "orders")
 
 
-def test_each_hint_that_speaks_sql_has_one_for_commands() -> None:
+def test_each_sql_hint_has_one_for_commands() -> None:
     """But for errors that no command can meet."""
     by_state = {kind.sqlstate: kind for kind in errors.DatabaseError.__subclasses__()}
     raises = re.compile(r"raise exception using(.*?);\n", re.DOTALL)
@@ -147,6 +153,6 @@ def test_each_hint_that_speaks_sql_has_one_for_commands() -> None:
 
 @pytest.mark.parametrize("kind", HINTS)
 def test_hints_of_commands_name_no_function(kind: type[errors.DatabaseError]) -> None:
-    told = advised(kind("there is no 'it''s' of 'that'"))
-    assert not _FUNCTION.search(told)
-    assert "{" not in told
+    text = advised(kind("there is no 'it''s' of 'that'"))
+    assert not _FUNCTION.search(text)
+    assert "{" not in text

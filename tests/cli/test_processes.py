@@ -37,7 +37,7 @@ app = notifyq.App(pool_size=1)
 @app.handler("pids")
 async def pids(_: int) -> tuple[int, list[str]]:
     await asyncio.sleep(0.05)
-    return os.getpid(), [name for name in os.environ if "PLACE" in name]
+    return os.getpid(), [name for name in os.environ if "SLOT" in name]
 
 @app.handler("slow", max_attempts=2)
 async def slow(seconds: float) -> None:
@@ -68,11 +68,11 @@ class Workers(Running):
         super().__init__(dsn, *args, cwd=folder, process_group=0, env=more)
         self.pids: dict[int, int] = {}
         for _ in range(number):
-            self.hear_start()
+            self.receive_start()
 
-    def hear_start(self) -> tuple[int, int]:
+    def receive_start(self) -> tuple[int, int]:
         """Wait for a worker to start: its number and its pid."""
-        found = STARTED.match(self.hear("WorkerStarted"))
+        found = STARTED.match(self.logged("WorkerStarted"))
         assert found is not None
         number, pid = map(int, found.groups())
         self.pids[number] = pid
@@ -102,7 +102,7 @@ async def states(connection: Connection) -> list[tuple[str, int]]:
     return [tuple(row) for row in found]
 
 
-async def test_all_work_and_stop_by_one_signal(
+async def test_all_processes_work_and_one_signal_stops_them(
     database: str, connection: Connection, folder: Path
 ) -> None:
     with running(database, folder, 3, "-c", "1") as workers:
@@ -149,14 +149,14 @@ async def test_a_second_signal_releases_at_once(
         workers.line(), workers.line()
         send = workers.signal_all if to_all else workers.process.send_signal
         send(signal.SIGTERM)
-        workers.hear("WorkerStopping")
-        workers.hear("WorkerStopping")
+        workers.logged("WorkerStopping")
+        workers.logged("WorkerStopping")
         send(signal.SIGINT)
         assert workers.end().code == 0
     assert await states(connection) == [("waiting", 0)] * 2
 
 
-async def test_a_third_signal_kills_what_does_not_listen(
+async def test_a_third_signal_kills_a_worker_that_does_not_stop(
     database: str, connection: Connection, folder: Path
 ) -> None:
     with running(database, folder, 2, "-c", "1") as workers:
@@ -164,13 +164,13 @@ async def test_a_third_signal_kills_what_does_not_listen(
         workers.line(), workers.line()
         for how in ("stops", "stops at once"):
             workers.process.send_signal(signal.SIGTERM)
-            workers.hear(f"SIGTERM: every worker {how}\n")
+            workers.logged(f"SIGTERM: every worker {how}\n")
         result = workers.stop(signal.SIGTERM)
     assert result.code == 128 + signal.SIGTERM
     assert result.err.count(" while it was stopping") == 2
 
 
-def test_ctrl_c_in_a_terminal_stops_them(
+def test_ctrl_c_in_a_terminal_stops_all_processes(
     shared_database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -187,15 +187,15 @@ async def test_a_killed_worker_is_replaced(
     with running(database, folder, 2) as workers:
         old = workers.pids[2]
         os.kill(old, signal.SIGKILL)
-        line = workers.hear("another one follows in ")
+        line = workers.logged("another one follows in ")
         assert f"worker process 2 (pid {old}) ended with signal 9, " in line
-        number, new = workers.hear_start()
+        number, new = workers.receive_start()
         assert number == 2
         assert new != old
-        # One that was told to end by somebody else is replaced, too.
+        # A worker that another process stopped is replaced, too.
         os.kill(new, signal.SIGTERM)
-        assert "ended with exit code 0, " in workers.hear("another one follows in ")
-        assert workers.hear_start()[0] == 2
+        assert "ended with exit code 0, " in workers.logged("another one follows in ")
+        assert workers.receive_start()[0] == 2
         assert workers.stop(signal.SIGTERM).code == 0
 
 
@@ -204,12 +204,12 @@ def test_a_stop_does_not_wait_for_the_next_worker(shared_database: str, folder: 
     args = ("worker", "handlers:app", "--processes", "2")
     with Running(shared_database, *args, cwd=folder) as running:
         for _ in range(3):
-            assert "worker process 1 " in running.hear("another one follows in ")
+            assert "worker process 1 " in running.logged("another one follows in ")
         assert running.stop(signal.SIGTERM).code == 0
-    assert "worker process 2 " not in running.heard
+    assert "worker process 2 " not in running.stderr
 
 
-async def test_workers_of_a_killed_supervisor_stop_by_themselves(
+async def test_workers_of_a_killed_supervisor_stop(
     database: str, connection: Connection, folder: Path
 ) -> None:
     with running(database, folder, 2, "-c", "1") as workers:
@@ -234,14 +234,14 @@ async def test_workers_of_a_killed_supervisor_stop_by_themselves(
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_what_no_worker_can_start_with_is_said_once(
+def test_an_error_of_all_workers_is_printed_once(
     notifyq: Notifyq, folder: Path, args: tuple[str, ...], why: str
 ) -> None:
     env = {"NOTIFYQ_RETRY_FOR": "0"}
     assert why in notifyq.refused("worker", *args, "--processes", 3, folder=folder, env=env)
 
 
-def test_wrong_usage_is_said_once(notifyq: Notifyq, folder: Path) -> None:
+def test_wrong_usage_is_printed_once(notifyq: Notifyq, folder: Path) -> None:
     assert "not MODULE:APP" in notifyq.refused("worker", "app", "--processes", 2, code=2)
     assert "'--processes'" in notifyq.refused("worker", "m:a", "--processes", 0, code=2)
     line = notifyq.refused("worker", "m:a", env={"NOTIFYQ_PROCESSES": "0"})
@@ -258,20 +258,20 @@ def test_a_worker_that_cannot_start_again_ends_all(shared_database: str, folder:
     assert result.err.count(" WorkerStopped ") == 2
 
 
-async def test_a_server_that_is_full_ends_no_worker(database: str, folder: Path) -> None:
+async def test_a_full_server_ends_no_worker(database: str, folder: Path) -> None:
     async with Proxy(database) as proxy:
         start = asyncio.to_thread(Workers, proxy.dsn, folder, 2)
         with await start as workers:
             proxy.is_closed = True
             os.kill(workers.pids[1], signal.SIGKILL)
-            await asyncio.to_thread(workers.hear, "another one follows in ")
+            await asyncio.to_thread(workers.logged, "another one follows in ")
             # It waits for the server, and ends neither itself nor the others.
-            await asyncio.to_thread(workers.hear, ", try 2 follows in ")
+            await asyncio.to_thread(workers.logged, ", attempt 2 follows in ")
             proxy.is_closed = False
-            assert (await asyncio.to_thread(workers.hear_start))[0] == 1
+            assert (await asyncio.to_thread(workers.receive_start))[0] == 1
             assert (await asyncio.to_thread(workers.stop, signal.SIGTERM)).code == 0
-    assert "worker process 1 " in workers.heard
-    assert "worker process 2 " not in workers.heard
+    assert "worker process 1 " in workers.stderr
+    assert "worker process 2 " not in workers.stderr
 
 
 async def test_json_has_the_number_in_a_field(database: str, folder: Path) -> None:
@@ -279,7 +279,7 @@ async def test_json_has_the_number_in_a_field(database: str, folder: Path) -> No
     env = {"NOTIFYQ_PROCESSES": "2"}
     with Running(database, *options, cwd=folder, env=env) as running:
         for _ in range(2):
-            running.hear("WorkerStarted")
+            running.logged("WorkerStarted")
         result = running.stop(signal.SIGINT)
     assert result.code == 0
     lines = [json.loads(line) for line in result.err.splitlines()]
@@ -291,14 +291,14 @@ def test_one_process_has_no_supervisor(shared_database: str, folder: Path) -> No
     args = ("worker", "handlers:app", "--processes", "1")
     env = {"NOTIFYQ_PROCESSES": "3"}
     with Running(shared_database, *args, cwd=folder, env=env) as running:
-        line = running.hear("WorkerStarted")
+        line = running.logged("WorkerStarted")
         assert f":{running.process.pid}:" in line
         assert not line.startswith("[")
         assert running.stop(signal.SIGTERM).code == 0
-    assert running.heard.count(" WorkerStarted ") == 1
+    assert running.stderr.count(" WorkerStarted ") == 1
 
 
-async def test_far_more_processes_than_cores_are_warned_of(
+async def test_far_more_processes_than_cores_log_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cores = os.cpu_count() or 1

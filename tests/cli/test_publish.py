@@ -63,7 +63,7 @@ def test_bad_message_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(("message", "payload"), TAKEN, ids=[it[0] for it in TAKEN])
-def test_message_comes_out_as_it_went_in(
+def test_a_message_keeps_its_text(
     notifyq: Notifyq, queue: str, message: str, payload: object
 ) -> None:
     notifyq.good("publish", queue, message)
@@ -74,7 +74,7 @@ def test_message_comes_out_as_it_went_in(
     ]
 
 
-def test_digits_are_kept_that_python_would_round(notifyq: Notifyq, queue: str) -> None:
+def test_digits_are_not_rounded(notifyq: Notifyq, queue: str) -> None:
     for number in ("0.1000000000000000055511151231257827", "7" * 4000, "1.10"):
         id_ = notifyq.good("publish", queue, number).out.strip()
         assert f'"message":{number},' in notifyq.good("show", id_, "--json").out
@@ -110,7 +110,7 @@ def test_lines_are_published_in_order_all_or_none(
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \n"])
-def test_nothing_to_publish_is_no_error(notifyq: Notifyq, queue: str, text: bytes) -> None:
+def test_empty_input_is_no_error(notifyq: Notifyq, queue: str, text: bytes) -> None:
     assert notifyq.good("publish", queue, stdin=text).out == "0 published\n"
 
 
@@ -119,7 +119,7 @@ def test_binary_garbage_is_not_json(notifyq: Notifyq, queue: str, garbage: bytes
     assert "line 1 is not JSON" in notifyq.refused("publish", queue, stdin=garbage)
 
 
-def test_lines_for_a_queue_that_is_not_there(notifyq: Notifyq) -> None:
+def test_lines_for_an_unknown_queue_are_refused(notifyq: Notifyq) -> None:
     for args in (("nosuch", "1"), ("nosuch", "-")):
         line = notifyq.refused("publish", *args, stdin="1\n")
         assert "there is no queue 'nosuch': create it with `notifyq queues create nosuch`" in line
@@ -136,7 +136,7 @@ def test_line_of_many_megabytes_is_a_message_like_any_other(notifyq: Notifyq, qu
     assert all(name in rows[0] for name in ("id", "queue", "state", "available_at", "message"))
 
 
-def test_interrupt_ends_a_wait_for_input(shared_database: str, queue: str, count: Count) -> None:
+def test_an_interrupt_ends_a_wait_for_input(shared_database: str, queue: str, count: Count) -> None:
     with Running(shared_database, "publish", queue, stdin=subprocess.PIPE) as publishing:
         assert publishing.process.stdin is not None
         publishing.process.stdin.write("1\n" * 100_000)
@@ -155,7 +155,7 @@ def test_kill_publishes_nothing(shared_database: str, queue: str, count: Count) 
     assert count() == 0
 
 
-def test_terminal_is_told_what_to_type(shared_database: str, queue: str, count: Count) -> None:
+def test_a_terminal_gets_a_prompt(shared_database: str, queue: str, count: Count) -> None:
     with Terminal(shared_database, "publish", queue) as terminal:
         terminal.show("one message a line")
         terminal.type('"typed"\n\x04')
@@ -172,7 +172,7 @@ def test_terminal_is_told_what_to_type(shared_database: str, queue: str, count: 
 async def test_an_interrupt_that_a_library_swallowed_ends_the_wait_for_input(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the command would read on, deaf to a Ctrl-C that came while it connected."""
+    """Otherwise the command would read on after a Ctrl-C that came while it connected."""
 
     async def read() -> None:
         task = asyncio.current_task()

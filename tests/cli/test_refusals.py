@@ -1,4 +1,4 @@
-"""A database that cannot be used: one line that says what to do, and never a password."""
+"""A database that cannot be used: one line with advice, and never a password."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMMANDS: list[tuple[str, ...]] = [
     ("queues",),
     ("queues", "create", "x"),
-    ("queues", "alter", "x", "--bell", "off"),
+    ("queues", "alter", "x", "--notify", "off"),
     ("queues", "pause", "x"),
     ("queues", "resume", "x"),
     ("queues", "drop", "x"),
@@ -111,7 +111,7 @@ def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
         "postgresql://me:s3cr3t#half@h/x",
     ],
 )
-def test_address_with_its_password_in_another_place(anywhere: Notifyq, dsn: str) -> None:
+def test_address_with_its_password_elsewhere(anywhere: Notifyq, dsn: str) -> None:
     assert "s3cr3t" not in anywhere.refused("ping", env={"NOTIFYQ_DSN": dsn})
 
 
@@ -159,7 +159,7 @@ def test_user_without_rights(anywhere: Notifyq, shared_database: str, stranger: 
         assert "run as its owner" in line
 
 
-def test_traceback_is_for_those_who_ask(anywhere: Notifyq, server: str) -> None:
+def test_a_traceback_is_only_printed_on_request(anywhere: Notifyq, server: str) -> None:
     dsn = with_login(server, f"postgres:{SECRET}")
     for args in (("--debug", "queues"), ("queues", "--debug")):
         result = anywhere(*args, env={"NOTIFYQ_DSN": dsn})

@@ -12,7 +12,7 @@ import pytest
 
 from cli.programs import Running
 from notifyq import ConfigurationError
-from notifyq.cli.reload import run_and_reload
+from notifyq.cli.processes import run_and_reload
 from support.database import Connection, rows, until, value
 
 PROGRAM = """
@@ -52,23 +52,23 @@ async def test_a_worker_starts_again_when_a_file_changes_and_survives_a_broken_o
     module.write_text(PROGRAM.format(answer="one"))
     args = ("worker", "handlers:app", "--reload", "--grace", "1s", "--dsn", database)
     with Running(database, *args, cwd=tmp_path, process_group=0) as worker, stopped(worker):
-        worker.hear("WorkerStarted")
+        worker.logged("WorkerStarted")
         await answer("one")
         module.write_text(PROGRAM.format(answer="two"))
-        assert "handlers.py changed" in worker.hear("changed")
-        worker.hear("WorkerStarted")
+        assert "handlers.py changed" in worker.logged("changed")
+        worker.logged("WorkerStarted")
         await answer("two")
         module.write_text("def")
-        worker.hear("cannot be imported: SyntaxError")
+        worker.logged("cannot be imported: SyntaxError")
         module.write_text(PROGRAM.format(answer="three"))
-        worker.hear("WorkerStarted")
+        worker.logged("WorkerStarted")
         await answer("three")
         ended = worker.stop(signal.SIGTERM)
     assert ended.code == 0
     assert "WorkerStopped" in ended.err
 
 
-def test_without_watchfiles_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reload_without_watchfiles_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'notifyq\[reload\]'"):
         run_and_reload(timedelta(seconds=1))

@@ -40,7 +40,7 @@ def test_retention_is_shown_and_changed(notifyq: Notifyq) -> None:
     assert "no queue of that name" in shown
     [line] = run("retention", "--dry-run").out.splitlines()
     assert "3 rows" in line
-    assert line.endswith("is written anew without what is past its retention")
+    assert line.endswith("is rewritten without what is past its retention")
     data = run("retention", "--json").data
     assert {row["queue"]: row["rows"] for row in data if "queue" in row} == {
         "brief": 2,
@@ -49,8 +49,8 @@ def test_retention_is_shown_and_changed(notifyq: Notifyq) -> None:
     }
     assert len([row for row in data if "day" in row]) >= 5
 
-    said = run("retention", "set", "--retention", "14d", "--days-ahead", "5").out
-    assert said == "retention: 14 d\nretention_dead: none\ndays_ahead: 5\n"
+    printed = run("retention", "set", "--retention", "14d", "--days-ahead", "5").out
+    assert printed == "retention: 14 d\nretention_dead: none\ndays_ahead: 5\n"
     [policy] = run("retention", "set", "--retention", "none", "--json").data
     assert policy["retention"] is None
     run("queues", "alter", "brief", "--retention-dead", "none")

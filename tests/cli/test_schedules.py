@@ -20,7 +20,7 @@ def run() -> None: ...
 """
 
 
-def test_a_schedule_lives_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
+def test_a_schedule_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
     run = notifyq.good
     assert run("schedules").out == "no schedules\n"
     add = ["schedules", "add", "it's [bold]", "0 8 * * mon-fri", queue, '{"n": 1}']
@@ -52,14 +52,14 @@ def test_a_schedule_lives_from_add_to_remove(notifyq: Notifyq, queue: str) -> No
     assert run("schedules", "remove", "it's [bold]").out == 'there was no schedule "it\'s [bold]"\n'
 
 
-def test_an_expression_can_be_tried(notifyq: Notifyq) -> None:
+def test_next_shows_the_times_of_an_expression(notifyq: Notifyq) -> None:
     when = ["schedules", "next", "30 2 * * *", "--timezone", "Europe/Oslo", "-n", "2"]
     shown = notifyq.good(*when, "--since", "2026-03-28T12:00+01:00").out
     assert "Sun 2026-03-29 03:00:00 +0200  past" in shown
     assert "Mon 2026-03-30 02:30:00 +0200" in shown
 
 
-def test_what_is_wrong_is_said_in_a_line(notifyq: Notifyq, queue: str) -> None:
+def test_a_wrong_schedule_is_refused_in_one_line(notifyq: Notifyq, queue: str) -> None:
     for args, complaint in (
         (["next", "0 25 * * *"], "'25' cannot be the hour"),
         (["next", "@daily", "--timezone", "Europe/Olso"], "no time zone 'Europe/Olso'"),
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_said_in_a_line(notifyq: Notifyq, queue: str) -> None:
         assert complaint in notifyq.refused("schedules", *args), args
 
 
-def test_the_schedules_of_an_app_are_put_in_place(
+def test_apply_creates_the_schedules_of_an_app(
     notifyq: Notifyq, queue: str, tmp_path: Path
 ) -> None:
     (tmp_path / "clockwork.py").write_text(APP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
@@ -52,9 +52,9 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
     found = [*path]
     for each in command.params:
         if each.required:
-            told = ARGUMENTS.get(each.name, "default")
-            told = {"system": "pgmq", "path": "out.json", "lake": "lake"}.get(each.name, told)
-            found += [each.opts[0], told] if each.param_type_name == "option" else [told]
+            value = ARGUMENTS.get(each.name, "default")
+            value = {"system": "pgmq", "path": "out.json", "lake": "lake"}.get(each.name, value)
+            found += [each.opts[0], value] if each.param_type_name == "option" else [value]
     yield tuple(found)
 
 
@@ -72,7 +72,7 @@ def some(first: int, quantity: int = 3) -> list[str]:
     """Some of the wrong ones, so that all have their turn."""
     every = [*WRONG.values()]
     step = len(every) // quantity
-    return [every[(first + place * step) % len(every)] for place in range(quantity)]
+    return [every[(first + index * step) % len(every)] for index in range(quantity)]
 
 
 def check(result: Result, args: tuple[str, ...], code: frozenset[int] = frozenset({1, 2})) -> None:
@@ -80,7 +80,7 @@ def check(result: Result, args: tuple[str, ...], code: frozenset[int] = frozense
     assert SECRET not in result.out + result.err, (args, result)
 
 
-def test_all_commands_are_walked_over() -> None:
+def test_all_commands_are_covered() -> None:
     assert len(COMMANDS) > 60
     assert ("spark", "export", "--lake", "lake") in COMMANDS
     assert ("queues", "share", "default", "default", "1") in COMMANDS
@@ -108,7 +108,7 @@ def test_no_command_prints_the_password_of_a_wrong_dsn(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_prints_a_dsn_that_stands_in_a_wrong_place(
+def test_no_command_prints_a_misplaced_dsn(
     anywhere: Notifyq, folder: Path, command: tuple[str, ...]
 ) -> None:
     for dsn in some(COMMANDS.index(command), 1):
@@ -168,7 +168,7 @@ def test_no_mistake_prints_the_password(
         check(anywhere(*given, env=env, folder=folder), given)
 
 
-def test_an_argument_that_is_no_text_shows_no_password(anywhere: Notifyq) -> None:
+def test_an_undecodable_argument_shows_no_password(anywhere: Notifyq) -> None:
     result = anywhere("ping", "--dsn", WRONG["nobody answers"].encode() + b"\xff")
     check(result, ("ping",))
     assert "is not text in UTF-8" in result.err
@@ -193,7 +193,7 @@ def test_a_text_that_quotes_a_dsn_is_masked(text: str, left: str) -> None:
     assert masked_in(text) == left
 
 
-def test_what_is_logged_is_masked() -> None:
+def test_logs_are_masked() -> None:
     record = logging.makeLogRecord(
         {
             "msg": "to %s",
@@ -203,7 +203,7 @@ def test_what_is_logged_is_masked() -> None:
     )
     error = ValueError(WRONG["nobody answers"])
     record.exc_info = (type(error), error, None)
-    for log_format in (*LogFormat, None):
+    for log_format in (*get_args(LogFormat), None):
         line = formatter(log_format).format(record)
         assert "127.0.0.1" in line
         assert SECRET not in line

@@ -37,10 +37,10 @@ def processes(folder: Path) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            place = os.readlink(entry / "cwd")  # noqa: PTH115  not resolved any further
+            cwd = os.readlink(entry / "cwd")  # noqa: PTH115  not resolved any further
         except OSError:
             continue
-        if str(folder) in arguments or place.startswith(str(folder)):
+        if str(folder) in arguments or cwd.startswith(str(folder)):
             found.append(f"{entry.name}: {arguments}")
     return found
 
@@ -60,7 +60,7 @@ def running(folder: Path, *args: str, dsn: str | None = None) -> Running:
 @pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
 async def test_bench(temporary: Path, end: signal.Signals) -> None:
     with running(temporary, "bench", "--quick", "--case", "drain", "--system", "notifyq") as bench:
-        bench.hear("round 1")
+        bench.logged("round 1")
         assert any((temporary / "tmp").iterdir())
         assert bench.stop(end).code == CODES[end]
     await is_clean(temporary)

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from cli.programs import Notifyq
 
 
-def test_a_stream_lives_from_create_to_drop(notifyq: Notifyq) -> None:
+def test_a_stream_from_create_to_drop(notifyq: Notifyq) -> None:
     run = notifyq.good
     assert run("stream", "ls").out == "no streams\n"
     assert run("stream", "lag").out == "no subscribers\n"
     create = ["stream", "create", "s [b]", "--retention", "1d", "--max-lag", "7d"]
-    create += ["--max-events", "1000", "--max-bytes", "5000", "--bell", "always"]
+    create += ["--max-events", "1000", "--max-bytes", "5000", "--notify", "always"]
     assert run(*create).out == "created s [b]\n"
     assert run(*create).out == "s [b] exists already, nothing changed\n"
-    assert run("stream", "alter", "s [b]", "--bell", "auto").out == "altered s [b]\n"
+    assert run("stream", "alter", "s [b]", "--notify", "auto").out == "altered s [b]\n"
     (row,) = run("stream", "ls", "--json").data
     given = {"stream": "s [b]", "retention": 86400, "max_lag": 7 * 86400, "max_events": 1000}
     assert {name: row[name] for name in given} == given
     assert run("stream", "subscribe", "s [b]", "a").out == "subscribed a to s [b]\n"
-    assert "it stays where it is" in run("stream", "subscribe", "s [b]", "a", "start").out
+    assert "its position is unchanged" in run("stream", "subscribe", "s [b]", "a", "start").out
     number = int(run("publish", "s [b]", '{"n": 1}', "--key", "k", "--type", "t").out)
     assert int(run("stream", "tick", "s [b]").out) > 0
     (lag,) = run("stream", "lag", "s [b]", "--json").data
@@ -48,19 +48,40 @@ def test_a_stream_lives_from_create_to_drop(notifyq: Notifyq) -> None:
         assert "no" in notifyq.refused("stream", *command)
 
 
-def test_what_cannot_be_read(notifyq: Notifyq, tmp_path: Path) -> None:
+def test_a_stream_gets_bounds_and_a_schema_and_loses_them(notifyq: Notifyq) -> None:
+    def bounds() -> list[object]:
+        (row,) = [row for row in notifyq.good("stream", "--json").data if row["stream"] == "bounds"]
+        return [row["max_lag"], row["max_events"], row["payload_schema"]]
+
+    schema = '{"type": "object"}'
+    none = ("--max-lag", "none", "--max-events", "none", "--payload-schema", "none")
+    notifyq.good("stream", "create", "bounds", *none)
+    assert bounds() == [None, None, None]
+    given = ("--max-lag", "1d", "--max-events", "5", "--payload-schema", schema)
+    notifyq.good("stream", "alter", "bounds", *given)
+    assert bounds() == [86400, 5, schema]
+    notifyq.good("stream", "alter", "bounds", *none)
+    assert bounds() == [None, None, None]
+
+
+def test_wrong_options_of_a_stream_are_refused(notifyq: Notifyq, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text("{")
     create = ["stream", "create", "odd"]
-    assert "is not JSON" in notifyq.refused(*create, "--payload-schema", str(schema))
-    assert "--bell must be" in notifyq.refused(*create, "--bell", "loud", code=2)
+    for text in (str(schema), f"@{schema}"):
+        assert "schema.json is not JSON" in notifyq.refused(
+            *create, "--payload-schema", text, code=2
+        )
+    assert "is not one of 'auto', 'always', 'off'" in notifyq.refused(
+        *create, "--notify", "loud", code=2
+    )
 
 
 async def test_tail_prints_events_until_a_signal(database: str, connection: Connection) -> None:
     await connection.fetchval("select messages.create_stream('s')")
 
     async def is_tailing() -> bool:
-        # Where it begins to look is decided before it listens.
+        # It takes its first position before it listens.
         found: int = await connection.fetchval(
             "select count(*) from pg_stat_activity "
             "where application_name = 'notifyq stream tail' and datname = current_database()"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-async def test_in_a_terminal_until_q(database: str, connection: Connection) -> None:
+async def test_top_runs_in_a_terminal_until_q(database: str, connection: Connection) -> None:
     await fill(connection)
     with Terminal(database, "top", "--read-only") as terminal:
         terminal.show("billing")
@@ -24,7 +24,7 @@ async def test_in_a_terminal_until_q(database: str, connection: Connection) -> N
         assert terminal.end() == 0
 
 
-async def test_a_signal_gives_the_terminal_back(database: str, connection: Connection) -> None:
+async def test_a_signal_restores_the_terminal(database: str, connection: Connection) -> None:
     await fill(connection)
     with Terminal(database, "top") as terminal:
         terminal.show("billing")
@@ -47,6 +47,6 @@ async def test_once_prints_the_figures(
     assert found["dead"][0]["dead"] == 7
 
 
-def test_without_a_terminal_one_line_says_so(notifyq: Notifyq) -> None:
+def test_without_a_terminal_top_is_refused_in_one_line(notifyq: Notifyq) -> None:
     assert "top --once" in notifyq.refused("top")
-    assert "--json goes with --once" in notifyq.refused("top", "--json", code=2)
+    assert "--json needs --once" in notifyq.refused("top", "--json", code=2)

@@ -41,10 +41,10 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("queues", "create"), "Missing argument"),
     (("queues", "create", "q", "--max-attempts", "0"), "'--max-attempts'"),
     (("queues", "create", "q", "--max-attempts", "1001"), "'--max-attempts'"),
-    (("queues", "create", "q", "--bell", "loud"), "'loud' is not one of 'auto', 'always', 'off'"),
+    (("queues", "create", "q", "--notify", "loud"), "'loud' is not one of 'auto', 'always', 'off'"),
     (("queues", "create", "q", "--retention", "1x"), "'1x' is not a duration"),
     (("queues", "create", "q", "--backoff", "-5s"), "'-5s' is not a duration"),
-    (("queues", "alter", "q", "--lock-timeout", "9" * 20 + "d"), "is longer than"),
+    (("queues", "alter", "q", "--lock-duration", "9" * 20 + "d"), "is too long for a duration"),
     (("publish", "q", "1", "--priority", "2147483648"), "'--priority'"),
     (("publish", "q", "1", "--delay", "soon"), "'soon' is not a duration"),
     (("publish", "q", "1", "--delay", "365001d"), "is longer than 365000d"),
@@ -71,6 +71,21 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("worker", "m:a", "--grace", "long"), "'long' is not a duration"),
     (("worker", "m:a", "--log-level", "loud"), "is not one of 'debug', 'info'"),
     (("worker", "m:a", "--log-format", "xml"), "'xml' is not one of 'text', 'json'"),
+    (("worker", "m:a", "--strict"), "--strict needs --queues"),
+    (("worker", "m:a", "-q", "a", "--queues", "b"), "--queue and --queues exclude each other"),
+    (("worker", "m:a", "--queues", "a:0"), "the weight '0' is not a whole number from 1 to 1000"),
+    (("worker", "m:a", "--queues", "a:-1"), "the weight '-1' is not a whole number"),
+    (("worker", "m:a", "--queues", "a:1.5"), "the weight '1.5' is not a whole number"),
+    (("worker", "m:a", "--queues", "a:"), "the weight '' is not a whole number"),
+    (("worker", "m:a", "--queues", "a:1001"), "the weight '1001' is not a whole number"),
+    (("worker", "m:a", "--queues", "a:3,a:1"), "'a' is given twice"),
+    (("worker", "m:a", "--queues", "a:3,"), "a name is missing"),
+    (("worker", "m:a", "--queues", "a:3,b"), "a weight is missing"),
+    (("worker", "m:a", "--queues", "a:3,b:1", "--strict"), "leave out the weights of --queues"),
+    (
+        ("queues", "pause", "q", "--until", "2999-01-31", "--for", "1h"),
+        "--until and --for exclude each other",
+    ),
     (("publish", "q", "1", "--on-failure", "run"), "--on-failure is for what is published"),
     (("demo", "--workers", "0"), "'--workers'"),
     (("demo", "--dsn", ""), "--dsn is empty"),
@@ -85,12 +100,12 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
         for args, _ in WRONG
     ],
 )
-def test_wrong_usage_is_told_before_any_connection(
+def test_wrong_usage_is_refused_before_any_connection(
     anywhere: Notifyq, args: tuple[str | bytes, ...], why: str
 ) -> None:
     line = anywhere.refused(*args, code=2, env={"NOTIFYQ_DSN": "postgresql://127.0.0.1:1/x"})
     assert why in line
-    assert "--help` tells more)" in line
+    assert "(see `notifyq" in line
 
 
 @pytest.mark.parametrize("args", [(), ("archive",), ("server",)])
@@ -102,7 +117,7 @@ def test_command_without_its_command_prints_help(anywhere: Notifyq, args: tuple[
     assert "Commands:" in result.err
 
 
-def test_groups_that_list_something_do_that_without_a_command(notifyq: Notifyq) -> None:
+def test_a_group_lists_without_a_command(notifyq: Notifyq) -> None:
     listing = [
         name for name, group in tree().commands.items() if "ls" in getattr(group, "commands", ())
     ]
@@ -134,8 +149,8 @@ def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
         assert text.startswith(f"Usage: {path}")
         assert max(map(len, text.splitlines())) <= 80
     # And one of them as a terminal has it.
-    asked = anywhere.good("queues", "create", "--help", env={"COLUMNS": "80"}).out
-    assert asked.split() == seen["notifyq queues create"].split()
+    printed = anywhere.good("queues", "create", "--help", env={"COLUMNS": "80"}).out
+    assert printed.split() == seen["notifyq queues create"].split()
 
 
 def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> None:
@@ -150,7 +165,7 @@ def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> No
             assert f"setting {name.lower()}: " in anywhere.refused(*args, env=env)
 
 
-def test_no_database_at_all_is_told_with_the_three_ways_to_have_one(anywhere: Notifyq) -> None:
+def test_without_a_database_the_error_names_three_ways_to_get_one(anywhere: Notifyq) -> None:
     line = anywhere.refused("queues", env={})
     assert all(way in line for way in ("--dsn", "NOTIFYQ_DSN", "`notifyq server start`"))
 
@@ -168,7 +183,7 @@ def test_no_database_at_all_is_told_with_the_three_ways_to_have_one(anywhere: No
         (("report", "-o", ""), "-o"),
     ],
 )
-def test_an_option_with_nothing_as_its_value(
+def test_an_option_with_an_empty_value_is_refused(
     anywhere: Notifyq, args: tuple[str, ...], option: str
 ) -> None:
     assert anywhere.refused(*args, code=2).startswith(
@@ -178,7 +193,7 @@ def test_an_option_with_nothing_as_its_value(
 
 @pytest.mark.parametrize("command", ["queues", "demo", "ping", "worker"])
 @pytest.mark.parametrize("variable", ["NOTIFYQ_DSN", "NOTIFYQ_DSN_FILE", "NOTIFYQ_POOL_SIZE"])
-def test_a_blank_variable(anywhere: Notifyq, command: str, variable: str) -> None:
+def test_a_blank_variable_is_refused(anywhere: Notifyq, command: str, variable: str) -> None:
     args = (command, "notifyq.demo.index:app") if command == "worker" else (command,)
     dsn = {"NOTIFYQ_DSN": "postgresql://127.0.0.1:1/x"} if variable.endswith("SIZE") else {}
     line = anywhere.refused(*args, env={**dsn, variable: ""})

@@ -43,7 +43,7 @@ async def kill(connection: Connection, quantity: int = 1, queue: str = "default"
 
 def watch(database: str, *args: str | Path) -> Running:
     running = Running(database, "dead", "watch", *args)
-    running.hear(LISTENS)
+    running.logged(LISTENS)
     return running
 
 
@@ -62,7 +62,9 @@ async def test_message_is_printed_as_soon_as_it_is_dead(
         assert watching.stop(signal.SIGTERM)[:2] == (0, "")
 
 
-async def test_only_the_queue_that_was_asked_for(database: str, connection: Connection) -> None:
+async def test_only_messages_of_the_given_queue_are_printed(
+    database: str, connection: Connection
+) -> None:
     await connection.fetchval("select messages.create_queue('other')")
     with watch(database, "--queue", "other", "--json") as watching:
         await kill(connection)
@@ -80,14 +82,14 @@ async def test_message_that_commits_late_is_not_missed(
         open_transaction = late.transaction()
         await open_transaction.start()
         behind = await kill(late)
-        ahead = await kill(connection, 3)
-        assert min(ahead) > min(behind)
-        assert ids(watching, 3) == ahead
+        later = await kill(connection, 3)
+        assert min(later) > min(behind)
+        assert ids(watching, 3) == later
         await open_transaction.commit()
         assert ids(watching, 1) == behind
 
 
-async def test_state_goes_on_after_a_kill(
+async def test_a_watch_continues_after_a_kill(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -101,21 +103,21 @@ async def test_state_goes_on_after_a_kill(
         assert watching.stop(signal.SIGKILL).code == -signal.SIGKILL
     third = await kill(connection)
     with watch(database, "--json", "--state", state) as watching:
-        heard = ids(watching, 1)
+        found = ids(watching, 1)
         # What was printed just before the kill may come again; nothing is left out.
-        while heard[-1] in missed:
-            heard = ids(watching, 1)
-        assert heard == third
+        while found[-1] in missed:
+            found = ids(watching, 1)
+        assert found == third
         assert watching.stop(signal.SIGTERM).out == ""
 
 
 async def test_command_gets_each_message_on_its_input(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
-    command = f"cat >> {tmp_path}/got; echo heard"
+    command = f"cat >> {tmp_path}/got; echo received"
     with watch(database, "--exec", command, "--state", tmp_path / "state") as watching:
         expected = await kill(connection, 3)
-        assert [watching.line() for _ in range(3)] == ["heard\n"] * 3
+        assert [watching.line() for _ in range(3)] == ["received\n"] * 3
         assert watching.stop(signal.SIGTERM).code == 0
     rows = [json.loads(line) for line in (tmp_path / "got").read_text().splitlines()]
     assert [row["id"] for row in rows] == expected
@@ -123,7 +125,7 @@ async def test_command_gets_each_message_on_its_input(
     assert rows[0]["message"] == 1
 
 
-async def test_command_that_fails_gets_its_message_again_and_no_other_one(
+async def test_a_failed_command_gets_only_its_message_again(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -152,7 +154,7 @@ async def test_command_that_fails_gets_its_message_again_and_no_other_one(
     ("command", "how"),
     [("exit 3", "ended with exit code 3"), ("kill -9 $$", "was ended by signal 9")],
 )
-async def test_end_of_a_command_is_told(
+async def test_the_end_of_a_command_is_reported(
     database: str, connection: Connection, command: str, how: str
 ) -> None:
     with watch(database, "--exec", command) as watching:
@@ -170,7 +172,7 @@ async def test_command_need_not_read_its_input(database: str, connection: Connec
         assert watching.stop(signal.SIGTERM).code == 0
 
 
-async def test_command_that_has_begun_comes_to_its_end(
+async def test_a_running_command_is_not_interrupted(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state, gate = tmp_path / "state", tmp_path / "gate"
@@ -227,7 +229,7 @@ def test_state_that_cannot_be_used(notifyq: Notifyq, tmp_path: Path, kind: str) 
     assert state.read_bytes() == text
 
 
-async def test_since_begins_at_a_time_and_goes_on_from_there(
+async def test_since_begins_at_an_instant_and_continues(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -243,8 +245,8 @@ async def test_since_begins_at_a_time_and_goes_on_from_there(
     with watch(database, "--json", "--state", state) as watching:
         # Unless it was stopped in between, it has noted the last one, too.
         later = await kill(connection)
-        heard = ids(watching, 1)
-        assert (heard if heard == later else ids(watching, 1)) == later
+        found = ids(watching, 1)
+        assert (found if found == later else ids(watching, 1)) == later
         assert watching.stop(signal.SIGTERM).out == ""
 
 
@@ -254,18 +256,20 @@ def test_state_of_another_server(notifyq: Notifyq, tmp_path: Path) -> None:
     state.write_text(text)
     line = notifyq.refused("dead", "watch", "--state", str(state))
     assert f"{state}: this position is of another server: of 1, and this is" in line
-    assert line.endswith(": give --since INSTANT to have again what died since then\n")
+    assert line.endswith(
+        ": give --since INSTANT to get again the messages that failed since then\n"
+    )
     assert state.read_text() == text
 
 
-async def test_state_of_another_watch_or_in_no_place(
+async def test_a_state_of_another_watch_or_in_a_missing_folder(
     notifyq: Notifyq, database: str, connection: Connection, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
     with watch(database, "--state", state) as watching:
         assert watching.stop(signal.SIGTERM).code == 0
     line = notifyq.refused("dead", "watch", "--state", str(state), "--queue", "default")
-    assert f"{state} is of all queues: delete it to begin now" in line
+    assert f"{state} is for all queues: delete it to begin now" in line
     for path, why in (
         (tmp_path, "Is a directory"),
         (tmp_path / "no/such/folder", "No such file or directory"),
@@ -295,7 +299,7 @@ async def own_server() -> AsyncIterator[Server]:
             server.stop()
 
 
-async def test_restart_of_the_server_is_survived(own_server: Server, tmp_path: Path) -> None:
+async def test_a_watch_survives_a_restart_of_the_server(own_server: Server, tmp_path: Path) -> None:
     dsn = own_server.dsn
     with watch(dsn, "--json", "--state", tmp_path / "state") as watching:
         connection = await open_session(dsn)
@@ -307,9 +311,9 @@ async def test_restart_of_the_server_is_survived(own_server: Server, tmp_path: P
         connection = await open_session(dsn)
         expected = await kill(connection, 2)
         assert ids(watching, 2) == expected
-        watching.hear("again=True")
-        heard = await kill(connection)
-        assert ids(watching, 1) == heard
+        watching.logged("again=True")
+        found = await kill(connection)
+        assert ids(watching, 1) == found
         await connection.close()
         result = watching.stop(signal.SIGTERM)
     assert (result.code, result.out) == (0, "")

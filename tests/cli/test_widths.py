@@ -26,14 +26,17 @@ STREAM = "warehouse-movements.stock-corrections.north-america-2"
 SUBSCRIBER = "replenishment-forecast.nightly-recalculation.blue"
 SCHEDULE = "monthly-invoices.reminder-of-overdue-payments.second"
 KEY = "tenant-4711.subsidiary-of-the-north.department-of-things"
+SIGNAL = "approved:tenant-4711.subsidiary-of-the-north.order-2027-000815"
 ROLE = "notifyq_publisher"
 REASON = "PaymentGatewayTimeout: no answer of https://pay.example.org after 30 s, " * 4
 
-# A list, the names and ids without which a line of it says nothing, and words of its head.
+# A list, the names and ids that its lines cannot miss, and words of its head.
 LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "queues": (("queues",), (QUEUE,), ("waiting", "locked", "paused")),
     "grants": (("queues", "grants"), (QUEUE, ROLE), ("may_publish", "may_consume")),
     "shares": (("queues", "shares"), (QUEUE, KEY), ("weight",)),
+    "limits": (("queues", "limits"), (QUEUE, KEY), ("concurrency",)),
+    "parked": (("parked",), (QUEUE, SIGNAL), ("kind", "waits_for")),
     "stream": (("stream", "ls"), (STREAM,), ("subscribers", "paused")),
     "lag": (("stream", "lag"), (STREAM, SUBSCRIBER), ("lag", "pending", "dead")),
     "forwards": (("stream", "forwards"), (STREAM, f"{SUBSCRIBER}-2", QUEUE), ()),
@@ -82,6 +85,12 @@ async def _fill(database: str) -> None:
             json.dumps({"text": "long " * 99}),
         )
         await connection.fetchval("select messages.publish($1, '1')", QUEUE)
+        await connection.execute(
+            "select messages.await_signal(m.id, m.lock_token, $2, $2) from messages.claim_id("
+            "  messages.publish($1, '1')) as m",
+            QUEUE,
+            SIGNAL,
+        )
 
 
 @pytest.fixture
@@ -89,6 +98,8 @@ def changed(notifyq: Notifyq, filled: str) -> str:
     """Give that database, with entries in the audit."""
     notifyq.good("queues", "alter", QUEUE, "--fair")
     notifyq.good("queues", "share", QUEUE, KEY, "3")
+    notifyq.good("queues", "alter", QUEUE, "--key-concurrency", "2")
+    notifyq.good("queues", "limit", QUEUE, KEY, "--concurrency", "1")
     return filled
 
 
@@ -109,14 +120,14 @@ def _unfolded(lines: list[str], text: str) -> Iterator[bool]:
     """Whether a column has the text in one line, or in some that follow each other."""
     for number, line in enumerate(lines):
         for start in range(len(line)):
-            left, place = text, number
-            while left and place < len(lines):
-                piece = lines[place][start:].split("  ")[0].rstrip()
+            left, row = text, number
+            while left and row < len(lines):
+                piece = lines[row][start:].split("  ")[0].rstrip()
                 if piece.startswith(left):
                     left = ""
                 if not piece or not left.startswith(piece):
                     break
-                left, place = left[len(piece) :].lstrip(), place + 1
+                left, row = left[len(piece) :].lstrip(), row + 1
             if not left:
                 yield True
 

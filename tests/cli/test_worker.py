@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
+from notifyq.cli.logs import configure_logging
 from support.database import session, until
 
 if TYPE_CHECKING:
@@ -55,15 +55,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("target", "why"), TARGETS, ids=[target for target, _ in TARGETS])
-def test_app_that_cannot_be_had(notifyq: Notifyq, folder: Path, target: str, why: str) -> None:
+def test_an_app_that_cannot_be_loaded(
+    notifyq: Notifyq, folder: Path, target: str, why: str
+) -> None:
     assert why in notifyq.refused("worker", target, folder=folder)
 
 
-def test_settings_that_do_not_fit(notifyq: Notifyq, folder: Path) -> None:
+def test_wrong_settings_are_refused(notifyq: Notifyq, folder: Path) -> None:
     def refused(*args: str, **env: str) -> str:
         return notifyq.refused("worker", "good:app", *args, folder=folder, env=env)
 
     assert "no handler for queue 'other': there are handlers for good" in refused("-q", "other")
+    assert "no handler for queue 'other': there" in refused("--queues", "good:3,other:1")
+    assert "no handler for queue 'other': there" in refused("--queues", "other,good", "--strict")
     assert "setting poll" in refused("--poll", "0s")
     assert "setting concurrency" in refused(NOTIFYQ_CONCURRENCY="many")
     assert "setting grace" in refused(NOTIFYQ_GRACE="long")
@@ -74,7 +78,7 @@ def test_settings_that_do_not_fit(notifyq: Notifyq, folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_worker_handles_and_stops(database: str, folder: Path, number: int) -> None:
     with Running(database, "worker", "good:app", cwd=folder) as worker:
-        worker.hear("WorkerStarted")
+        worker.logged("WorkerStarted")
         async with session(database) as connection:
             id_ = await connection.fetchval("select messages.publish('good', '1')")
 
@@ -94,23 +98,23 @@ async def test_worker_handles_and_stops(database: str, folder: Path, number: int
     assert lines[-1].endswith(" handled=1 released=0")
 
 
-async def test_option_beats_the_environment_and_both_the_app(database: str, folder: Path) -> None:
+async def test_options_precede_the_environment_and_the_app(database: str, folder: Path) -> None:
     nowhere = "postgresql://127.0.0.1:1/nowhere"
     with Running(nowhere, "worker", "elsewhere:app", "--dsn", database, cwd=folder) as worker:
-        worker.hear("WorkerStarted")
+        worker.logged("WorkerStarted")
         assert worker.stop(signal.SIGTERM).code == 0
     at_once = {"NOTIFYQ_RETRY_FOR": "0"}
     with Running(database, "worker", "elsewhere:app", cwd=folder, env=at_once) as worker:
         assert worker.end().code == 1
 
 
-async def test_log_of_json_is_one_object_a_line(database: str, folder: Path) -> None:
+async def test_a_json_log_has_one_object_a_line(database: str, folder: Path) -> None:
     options = ["--log-format", "json", "--log-level", "debug", "--poll", "50ms", "-c", "2"]
     with Running(database, "worker", "good:app", *options, cwd=folder) as worker:
-        worker.hear("WorkerStarted")
+        worker.logged("WorkerStarted")
         async with session(database) as connection:
             await connection.execute("select messages.publish('good', '-1')")
-        worker.hear("MessageFinished")
+        worker.logged("MessageFinished")
         result = worker.stop(signal.SIGTERM)
     assert result.code == 0
     rows = [json.loads(line) for line in result.err.splitlines()]
@@ -125,7 +129,7 @@ def test_event_is_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     try:
-        configure_logging(LogLevel.INFO, LogFormat.TEXT)
+        configure_logging("info")
         event = {"queues": ("a", "b c"), "wait": 1.23456, "none": None, "text": 'x\n"y"', "n": 3}
         logging.getLogger("notifyq").info("Something", extra={"event": event})
         logging.getLogger("notifyq").debug("Nothing")
@@ -136,7 +140,7 @@ def test_event_is_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.endswith(' INFO    Something queues=a,"b c" wait=1.235 text="x\\n\\"y\\"" n=3')
 
 
-def test_folder_that_was_removed_is_no_traceback(notifyq: Notifyq, tmp_path: Path) -> None:
+def test_a_removed_folder_is_no_traceback(notifyq: Notifyq, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a promise is checked with: a server that may crash, and a database on it."""
+"""Fixtures of the guarantees: a server that may crash, and a database on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises O1 to O23: the conventions of LISTEN/NOTIFY queues (oliverlambson/pgmq)."""
+"""Guarantees O1 to O23: the conventions of LISTEN/NOTIFY queues (oliverlambson/pgmq)."""
 
 import asyncio
 import random
@@ -14,10 +14,10 @@ from notifyq.server import Server
 from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
 from sql.maintenance.test_cron import cron_connection  # noqa: F401  a fixture
 from support.database import (
-    Bells,
     Connect,
     Connection,
     Notices,
+    Notifications,
     archived,
     catalog_lines,
     claim_one,
@@ -51,39 +51,41 @@ async def test_o1_an_insert_alone_publishes(app: App, events: Events, connect: C
 
 
 async def test_o2_an_insert_notifies_with_its_id_and_only_after_commit(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     async with connection.transaction():
         id_ = await connection.fetchval(INSERT)
-        assert await bells.heard() == []
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+        assert await notifications.received() == []
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
     await connection.execute(f"begin; {INSERT}; rollback")
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     ids = await publish(connection, 100)
     # One notification that names each, not one for each.
-    assert [bell.ids for bell in await bells.heard()] == [ids]
+    assert [notification.ids for notification in await notifications.received()] == [ids]
     await publish(connection, 50_000)
-    assert sum(len(bell.payload) for bell in await bells.heard()) < 8000
+    assert sum(len(notification.payload) for notification in await notifications.received()) < 8000
 
 
-async def test_o3_without_workers_nothing_is_lost_and_the_bell_is_repeated(
-    connection: Connection, bells: Bells, app: App, events: Events
+async def test_o3_without_workers_nothing_is_lost_and_the_notification_is_repeated(
+    connection: Connection, notifications: Notifications, app: App, events: Events
 ) -> None:
     ids = await publish(connection, 10)
-    await bells.heard()
+    await notifications.received()
     for _ in range(2):  # pg_cron does it each minute
         await rows(connection, "maintain")
         await connection.execute("select notifyq.renotify()")
-        assert {bell.queue for bell in await bells.heard()} == {"default"}
+        assert {notification.queue for notification in await notifications.received()} == {
+            "default"
+        }
     app.handler("default")(lambda _: None)
     async with working(app, events):
         await events.wait(MessageFinished, len(ids), status="success")
     assert await statuses(connection) == {"success": len(ids)}
     # Until they are handled, and no longer.
-    await bells.heard()
+    await notifications.received()
     await rows(connection, "maintain")
     await connection.execute("select notifyq.renotify()")
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_o4_of_sixteen_that_claim_one_message_one_wins(
@@ -96,7 +98,7 @@ async def test_o4_of_sixteen_that_claim_one_message_one_wins(
     assert winner["lock_expires_at"] > winner["locked_at"]
 
 
-async def test_o5_who_loses_gets_no_row_and_neither_waits_nor_fails(
+async def test_o5_the_loser_gets_no_row_and_neither_waits_nor_fails(
     connection: Connection, connect: Connect
 ) -> None:
     [id_] = await publish(connection, 1)
@@ -124,13 +126,13 @@ async def test_o6_the_row_goes_and_the_archive_comes_in_one_transaction(
     """
     app.handler("default")(lambda _: None)
     await publish(connection, 200)
-    looks = 0
+    reads = 0
     async with working(app, events):
         while len(events.of(MessageFinished)) < 200:
             async with observer.transaction(isolation="repeatable_read"):
                 assert tuple(await observer.fetchrow(both) or ()) == (200, 200)
-            looks += 1
-    assert looks
+            reads += 1
+    assert reads
     assert await statuses(connection) == {"success": 200}
 
 
@@ -160,7 +162,7 @@ async def test_o7_what_is_invalid_is_rejected_and_an_error_is_a_failure_with_det
 async def test_o8_what_still_runs_after_its_lock_is_lock_expired(
     connection: Connection, app: App, events: Events
 ) -> None:
-    @app.handler("default", lock_timeout=0.3, heartbeat=False)
+    @app.handler("default", lock_duration=0.3, heartbeat=False)
     async def handle() -> None:
         await asyncio.Event().wait()
 
@@ -170,7 +172,7 @@ async def test_o8_what_still_runs_after_its_lock_is_lock_expired(
     assert await statuses(connection) == {"lock_expired": 1}
 
 
-async def test_o9_what_a_dead_worker_held_is_lock_expired_by_the_upkeep(
+async def test_o9_messages_of_a_killed_worker_are_lock_expired_by_maintenance(
     connection: Connection, connect: Connect
 ) -> None:
     [id_] = await publish(connection, 1)
@@ -186,12 +188,12 @@ async def test_o9_what_a_dead_worker_held_is_lock_expired_by_the_upkeep(
 
 
 @pytest.mark.parametrize("status", ["success", "rejected", "failed", "lock_expired"])
-async def test_o10_a_dead_message_is_told_and_a_success_is_not(
-    connection: Connection, bells: Bells, notices: Notices, status: str
+async def test_o10_a_dead_message_is_notified_and_a_success_is_not(
+    connection: Connection, notifications: Notifications, notices: Notices, status: str
 ) -> None:
     [id_] = await publish(connection, 1)
     row = await claim_one(connection)
-    await notices.said()
+    await notices.received()
     if status == "lock_expired":
         await expire(connection, id_)
         assert await value(connection, "reap") == 1
@@ -200,12 +202,14 @@ async def test_o10_a_dead_message_is_told_and_a_success_is_not(
             connection, "finish", id=id_, lock_token=row["lock_token"], status=status, details="why"
         )
     assert [row["status"] for row in await archived(connection, id_)] == [status]
-    warnings = await notices.said("WARNING")
-    told = [bell.payload for bell in await bells.heard("dead_message")]
+    warnings = await notices.received("WARNING")
+    received = [
+        notification.payload for notification in await notifications.received("dead_message")
+    ]
     if status == "success":
-        assert (told, warnings) == ([], [])
+        assert (received, warnings) == ([], [])
     else:
-        assert told == [f"default:{id_}"]
+        assert received == [f"default:{id_}"]
         [warning] = warnings
         assert warning.startswith(f"notifyq: dead message {id_} in queue default: {status}: ")
 
@@ -256,11 +260,11 @@ class Storm:
     async def work(self, number: int) -> None:
         session, dice = await self._connect(), random.Random(number)
         lock = timedelta(milliseconds=dice.randint(1, 30))
-        asked = {"queues": ["storm"], "quantity": 5, "lock_timeout": lock}
+        asked = {"queues": ["storm"], "quantity": 5, "lock_duration": lock}
         while not await self.is_over():
             for row in await rows(session, "claim", **asked):
                 if dice.random() < 0.2:
-                    continue  # it has died
+                    continue  # it was killed
                 await asyncio.sleep(dice.random() / 100)
                 name = "release" if dice.random() < 0.3 else "finish"
                 await value(session, name, id=row["id"], lock_token=row["lock_token"])
@@ -328,7 +332,7 @@ async def test_o13_a_lock_is_an_instant_that_can_be_seen_and_moved(
     row = await claim_one(connection)
     hour = timedelta(hours=1)
     assert await value(
-        connection, "extend", id=id_, lock_token=row["lock_token"], lock_timeout=hour
+        connection, "extend", id=id_, lock_token=row["lock_token"], lock_duration=hour
     )
     seen = await live(connection, id_)
     assert seen is not None
@@ -344,7 +348,7 @@ async def test_o14_another_worker_gets_a_released_message_at_once(
     took = []
     async with working(app, events) as worker:
         for _ in range(5):
-            # It gets the message by its bell alone, as it sleeps and polls once a minute.
+            # It gets the message by its notification alone, as it sleeps and polls once a minute.
             await until_calm([], worker)
             id_ = await held(connection)
             began = time.monotonic()
@@ -370,14 +374,14 @@ async def held(connection: Connection) -> int:
     return int(id_)
 
 
-async def test_o14_a_released_message_is_free_and_told_at_once(
-    connection: Connection, connect: Connect, bells: Bells
+async def test_o14_a_released_message_is_free_and_notified_at_once(
+    connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:
     [id_] = await publish(connection, 1)
     row = await claim_one(connection)
-    await bells.heard()
+    await notifications.received()
     assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
     assert (await claim_one(await connect(), "another"))["id"] == id_
 
 
@@ -394,9 +398,9 @@ async def test_o15_what_pg_cron_inserts_arrives_like_any_other(
     def handle(message: Message) -> None:
         arrived.put_nowait(message)
 
-    bells = Bells(cron_connection)
-    await bells.listen()
-    # Without the upkeep: nothing but the insert itself may ring.
+    notifications = Notifications(cron_connection)
+    await notifications.listen()
+    # Without maintenance: only the insert itself may notify.
     await cron_connection.execute("select cron.unschedule(jobid) from cron.job")
     async with working(app, events):
         await cron_connection.execute(
@@ -409,13 +413,13 @@ async def test_o15_what_pg_cron_inserts_arrives_like_any_other(
         await events.wait(MessageFinished, status="success", message_id=message.id)
     await app.close()
     assert message.payload() == ["hello"]
-    assert [message.id] in [bell.ids for bell in await bells.heard()]
+    assert [message.id] in [notification.ids for notification in await notifications.received()]
     [row] = await archived(cron_connection, message.id)
     assert (row["status"], row["queue"], row["attempts"]) == ("success", "default", 1)
 
 
 async def test_o15_a_schedule_is_a_publisher_as_any_other(
-    connection: Connection, connect: Connect, bells: Bells, app: App, events: Events
+    connection: Connection, connect: Connect, notifications: Notifications, app: App, events: Events
 ) -> None:
     # What pg_cron would run of its own, and what a schedule of the schema runs.
     await (await connect()).execute(INSERT)
@@ -425,7 +429,10 @@ async def test_o15_a_schedule_is_a_publisher_as_any_other(
         "update messages.schedule set next_at = date_trunc('hour', clock_timestamp())"
     )
     assert await value(connection, "notifyq.fire_schedules") == 1
-    assert {bell.queue for bell in await bells.heard()} == {"default", "clock"}
+    assert {notification.queue for notification in await notifications.received()} == {
+        "default",
+        "clock",
+    }
     for queue in ("default", "clock"):
         app.handler(queue)(lambda _: None)
     async with working(app, events):
@@ -486,7 +493,7 @@ async def test_o19_installing_twice_changes_nothing(connection: Connection) -> N
 async def test_o20_a_minute_is_a_minute_in_every_zone(connection: Connection, zone: str) -> None:
     await connection.execute(f"set timezone = '{zone}'")
     await publish(connection, 1)
-    await connection.execute("select messages.claim(lock_timeout => interval '60 seconds')")
+    await connection.execute("select messages.claim(lock_duration => interval '60 seconds')")
     held = "select lock_expires_at - locked_at from messages.message"
     assert await connection.fetchval(held) == timedelta(seconds=60)
     # As a session elsewhere sees it, too: half a minute later it is held, a minute later it is not.
@@ -528,7 +535,7 @@ async def test_o21_a_worker_survives_the_loss_of_its_listening_session(
         assert time.monotonic() - begun < 5
 
 
-async def test_o22_a_backlog_is_drained_at_the_start_without_a_bell(
+async def test_o22_a_backlog_is_drained_at_the_start_without_a_notification(
     connection: Connection, app: App, events: Events
 ) -> None:
     await publish(connection, 10)

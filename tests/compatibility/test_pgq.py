@@ -1,4 +1,4 @@
-"""Promises P1 to P30: PgQ as version 3.5 behaves; docs/coming-from/pgq.md has the deviations."""
+"""Guarantees P1 to P30: PgQ as version 3.5 behaves; docs/coming-from/pgq.md has the deviations."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -130,7 +130,7 @@ async def test_p3_a_new_subscriber_starts_at_the_last_tick(s: Connection) -> Non
     assert await read(s, C) == ["later"]
 
 
-async def test_p4_nothing_to_read_is_null_and_who_did_not_subscribe_is_told(s: Connection) -> None:
+async def test_p4_no_events_are_null_and_no_subscription_is_an_error(s: Connection) -> None:
     assert await nothing(s)
     with pytest.raises(SubscriptionNotFoundError):
         await value(s, "next_batch", stream="s", subscriber="nobody")
@@ -247,7 +247,7 @@ async def test_p9b_a_commit_between_a_batch_and_its_reading_is_of_the_next(
 async def test_p10_a_prepared_transaction_is_in_progress(mortal: Mortal) -> None:
     connection = await mortal.connect()
     # PostgreSQL prepares no transaction that has sent a NOTIFY.
-    await value(connection, "create_stream", name="s", bell="off")
+    await value(connection, "create_stream", name="s", notify="off")
     await subscribe(connection, A)
     await connection.execute("begin; select messages.publish('s', '1')")
     await connection.execute("prepare transaction 'late'")
@@ -415,9 +415,9 @@ async def test_p18_a_batch_is_finished_once(s: Connection, notices: Notices) -> 
     [id_] = await put(s, 1)
     batch = await next_batch(s)
     assert await finish(s, batch) is True
-    assert await notices.said("WARNING") == []
+    assert await notices.received("WARNING") == []
     assert await finish(s, batch) is False
-    assert await notices.said("WARNING") == [f"batch {batch} was finished before"]
+    assert await notices.received("WARNING") == [f"batch {batch} was finished before"]
     for operation in (
         value(s, "retry_event", batch=batch, event=id_),
         value(s, "retry_batch", batch=batch),
@@ -453,7 +453,7 @@ async def test_p19_a_rollback_undoes_batch_and_finish_with_the_effect(s: Connect
     assert await read(s) == [3]
 
 
-async def test_p20_who_unsubscribes_loses_what_was_put_off(s: Connection) -> None:
+async def test_p20_unsubscribing_deletes_events_that_were_put_off(s: Connection) -> None:
     [id_] = await put(s, 1)
     batch = await next_batch(s)
     assert await retry(s, batch, id_, delay=HOUR)
@@ -497,7 +497,7 @@ async def test_p22_ticks_are_cut_by_hand_for_one_stream_or_for_all(s: Connection
 
 
 @pytest.mark.parametrize(
-    "changes", [{"bell": "loud"}, {"max_events": -1}, {"retention": -HOUR}, {"max_bytes": 0}]
+    "changes", [{"notify": "loud"}, {"max_events": -1}, {"retention": -HOUR}, {"max_bytes": 0}]
 )
 async def test_p23_a_setting_that_makes_no_sense_is_an_error(
     s: Connection, changes: dict[str, Any]
@@ -545,7 +545,7 @@ async def stored(connection: Connection) -> int:
     return count
 
 
-async def test_p25_what_a_subscriber_still_needs_stays(s: Connection) -> None:
+async def test_p25_events_that_a_subscriber_needs_stay(s: Connection) -> None:
     await value(s, "alter_stream", name="s", retention=timedelta(0))
     await subscribe(s, B)
     for n in range(5):
@@ -563,9 +563,7 @@ async def test_p25_what_a_subscriber_still_needs_stays(s: Connection) -> None:
     assert await stored(s) == 0
 
 
-async def test_p26_two_sessions_that_ask_at_once_get_one_batch(
-    s: Connection, connect: Connect
-) -> None:
+async def test_p26_two_sessions_at_once_get_one_batch(s: Connection, connect: Connect) -> None:
     await put(s, *range(10))
     sessions = [await connect() for _ in range(8)]
     batches = await asyncio.gather(*(next_batch(session) for session in sessions))
@@ -602,7 +600,7 @@ async def test_p27_the_state_can_be_seen(s: Connection) -> None:
     assert (row["current_batch"], row["pending"]) == (None, 0)
 
 
-async def test_p27_a_batch_tells_its_ticks_and_its_lag(s: Connection) -> None:
+async def test_p27_a_batch_reports_its_ticks_and_its_lag(s: Connection) -> None:
     await put(s, 1)
     asked = await tick(s)
     await put(s, 2)
@@ -642,7 +640,7 @@ async def test_p28_a_crash_leaves_events_ticks_and_the_open_batch(mortal: Mortal
     assert await drain(connection, B) == [1, 2, 3]
 
 
-async def test_p29_what_was_not_finished_comes_again(s: Connection, connect: Connect) -> None:
+async def test_p29_an_unfinished_batch_comes_again(s: Connection, connect: Connect) -> None:
     await put(s, 1)
     victim = await connect()
     batch = await next_batch(victim)

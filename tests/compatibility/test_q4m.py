@@ -1,4 +1,4 @@
-"""Promises M1 to M26: Q4M, a queue engine for MySQL; deviations are in docs/coming-from/q4m.md."""
+"""Guarantees M1 to M26: Q4M, a queue for MySQL; docs/coming-from/q4m.md has the deviations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from compatibility.conditions import CONDITIONS, evaluate
 from notifyq.errors import InvalidArgumentError, NothingOwnedError, QueueNotFoundError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     archived,
     live,
     publish,
@@ -64,7 +64,7 @@ async def create(connection: Connection, *queues: str) -> None:
 
 
 async def until_waiting(observer: Connection, *sessions: Connection) -> None:
-    """Wait until each session sleeps between two looks."""
+    """Wait until each session sleeps between two polls."""
     pids = [session.get_server_pid() for session in sessions]
 
     async def all_sleep() -> bool:
@@ -91,19 +91,19 @@ async def test_m1_an_insert_sends_and_the_table_can_be_read_in_its_order(
     await connection.execute("delete from messages.message where message = '1'")
     assert [row["message"] for row in await rows(connection, "take", queue="a")] == [3]
     await connection.execute("truncate messages.message")
-    assert (await wait(connection, "b"))["place"] == 0
+    assert (await wait(connection, "b"))["index"] == 0
 
 
-async def test_m2_wait_tells_a_message_from_a_timeout_and_from_an_unknown_queue(
+async def test_m2_wait_distinguishes_a_message_a_timeout_and_an_unknown_queue(
     connection: Connection,
 ) -> None:
     [id_] = await publish(connection, 1)
     found = await wait(connection)
-    assert (found["place"], found["id"], found["queue"], found["message"]) == (1, id_, "default", 0)
+    assert (found["index"], found["id"], found["queue"], found["message"]) == (1, id_, "default", 0)
     began = time.monotonic()
     nothing = await wait(connection, timeout=0.1)
     assert time.monotonic() - began >= 0.1
-    assert (nothing["place"], nothing["id"], nothing["message"]) == (0, None, None)
+    assert (nothing["index"], nothing["id"], nothing["message"]) == (0, None, None)
     with pytest.raises(QueueNotFoundError):
         await wait(connection, "nowhere")
     signature = await connection.fetchval(
@@ -151,20 +151,20 @@ async def test_m5_the_next_wait_finishes_what_was_owned_and_so_does_the_end(
         await value(connection, "finish_owned")
 
 
-async def test_m6_a_release_puts_it_back_in_its_place_and_wakes_who_waits(
-    connection: Connection, connect: Connect, bells: Bells
+async def test_m6_a_release_restores_the_position_and_wakes_a_waiting_session(
+    connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:
     first, second = await publish(connection, 2)
     other = await connect()
     await wait(connection)
-    await bells.heard()
+    await notifications.received()
     waiter = asyncio.create_task(wait(other, filters=["$ == 0"], timeout=5))
     await until_waiting(connection, other)
     released = time.monotonic()
     assert await value(connection, "release_owned")
     assert (await waiter)["id"] == first
     assert time.monotonic() - released < 0.1
-    assert [bell.ids for bell in await bells.heard()] == [[first]]
+    assert [notification.ids for notification in await notifications.received()] == [[first]]
     await value(other, "release_owned")
     assert (await wait(connection))["id"] == first
     row = await live(connection, second)
@@ -200,7 +200,7 @@ async def test_m7_a_message_is_back_when_its_owner_is_gone(
     assert await connection.fetchval("select count(*) from notifyq.owner_session") == 1
 
 
-async def test_m7_the_upkeep_puts_back_what_an_owner_has_left(
+async def test_m7_maintenance_puts_back_messages_of_an_owner_that_left(
     connection: Connection, connect: Connect
 ) -> None:
     ids = await publish(connection, 3)
@@ -225,12 +225,12 @@ async def test_m7_what_ends_its_owners_is_dead_where_attempts_are_counted(
         [_] = await publish(connection, 1, "q")
         await terminate(connection, doomed)
         assert await value(connection, "notifyq.return_owned", quantity=10) == 1
-        # Back in its old place, ahead of what came later.
+        # Back in its old position, before later messages.
         found = await connection.fetch("select id from messages.message order by id limit $1", left)
         assert [row["id"] for row in found] == [first][:left]
     [dead] = await archived(connection, first)
     assert (dead["status"], dead["attempts"]) == ("lock_expired", 2)
-    assert dead["details"] == "the session that owned it is gone"
+    assert dead["details"] == "the session that owned it has ended"
 
 
 @pytest.mark.parametrize("by", ["delete", "finish"])
@@ -273,17 +273,17 @@ async def test_m8_what_the_owner_has_deleted_stays_deleted(
     assert sorted(row["id"] for row in ended) == ([first, second, third] if by == "finish" else [])
 
 
-async def test_m9_several_queues_go_by_their_place(connection: Connection) -> None:
+async def test_m9_several_queues_are_read_in_their_order(connection: Connection) -> None:
     await create(connection, "high", "low")
     lows = await publish(connection, 2, "low")
     highs = await publish(connection, 2, "high")
     seen = []
     for _ in range(5):
         found = await wait(connection, "high", "low")
-        seen.append((found["place"], found["id"], found["queue"]))
+        seen.append((found["index"], found["id"], found["queue"]))
         # Of the other queue the owner sees nothing.
         owned_ids = [row["id"] for row in await rows(connection, "owned")]
-        assert owned_ids == ([found["id"]] if found["place"] else [])
+        assert owned_ids == ([found["id"]] if found["index"] else [])
     assert seen == [
         *((1, id_, "high") for id_ in highs),
         *((2, id_, "low") for id_ in lows),
@@ -291,20 +291,20 @@ async def test_m9_several_queues_go_by_their_place(connection: Connection) -> No
     ]
 
 
-async def test_m10_who_waits_for_several_wakes_for_whichever_comes(
+async def test_m10_a_session_that_waits_for_several_queues_wakes_for_each(
     connection: Connection, connect: Connect
 ) -> None:
     await create(connection, "a", "b")
     waiter = await connect()
-    for place, queue in ((2, "b"), (1, "a")):
+    for position, queue in ((2, "b"), (1, "a")):
         waiting = asyncio.create_task(wait(waiter, "a", "b", timeout=5))
         await until_waiting(connection, waiter)
         [id_] = await publish(connection, 1, queue)
         found = await waiting
-        assert (found["place"], found["id"]) == (place, id_)
+        assert (found["index"], found["id"]) == (position, id_)
 
 
-async def test_m11_a_condition_leaves_the_rest_and_who_waits_ignores_it(
+async def test_m11_a_condition_leaves_other_messages_and_a_waiting_session_ignores_them(
     connection: Connection, connect: Connect
 ) -> None:
     ids = await publish(connection, 5)
@@ -346,7 +346,7 @@ async def test_m13_a_bad_condition_is_an_error_and_never_sql(
     with pytest.raises((asyncpg.PostgresSyntaxError, asyncpg.DataError, InvalidArgumentError)):
         await wait(connection, filters=[bad])
     await connection.execute("drop table x")
-    assert (await wait(connection))["place"] == 1
+    assert (await wait(connection))["index"] == 1
 
 
 async def test_m13_what_cannot_be_computed_is_no_match(connection: Connection) -> None:
@@ -363,12 +363,12 @@ async def test_m14_one_queue_with_two_conditions_has_two_priorities(
     found = [
         await wait(connection, "default", "default", filters=["$ >= 2", None]) for _ in range(5)
     ]
-    assert [(row["place"], row["id"]) for row in found] == [
+    assert [(row["index"], row["id"]) for row in found] == [
         (1, ids[2]), (1, ids[3]), (2, ids[0]), (2, ids[1]), (0, None)
     ]  # fmt: skip
 
 
-async def test_m15_many_who_wait_each_get_theirs_soon(
+async def test_m15_many_waiting_sessions_each_get_a_message_soon(
     connection: Connection, connect: Connect
 ) -> None:
     waiters = [await connect() for _ in range(8)]
@@ -391,10 +391,10 @@ async def test_m16_the_row_that_is_owned_has_an_id(connection: Connection) -> No
     assert [await owned(connection)] == ids
 
 
-async def test_m17_a_place_is_received_once_and_another_source_has_its_own(
+async def test_m17_a_position_is_received_once_for_each_source(
     connection: Connection,
 ) -> None:
-    sent = [{"place": "1", "queue": "default", "message": 1}]
+    sent = [{"position": "1", "queue": "default", "message": 1}]
     for source, published in (("a", 1), ("a", 0), ("b", 1)):
         report = await connection.fetchrow(
             "select * from messages.receive($1, $2::text::jsonb)", source, json.dumps(sent)
@@ -402,7 +402,7 @@ async def test_m17_a_place_is_received_once_and_another_source_has_its_own(
         assert report is not None
         assert (report["published"], report["known"]) == (published, 1 - published)
     assert len(await rows(connection, "message_list")) == 2
-    # Only what is received counts: whoever publishes beside it is not held to a place.
+    # Only received messages count: other publishers need no position.
     await publish(connection, 1)
     assert len(await rows(connection, "message_list")) == 3
     with pytest.raises(InvalidArgumentError):
@@ -417,8 +417,8 @@ async def test_m18_the_mark_of_what_was_received_outlives_a_restart(
     await create(connection, "target")
     receive = "select (messages.receive($1, $2::text::jsonb)).published"
 
-    def sent(place: int) -> str:
-        return json.dumps([{"place": str(place), "queue": "target", "message": place}])
+    def sent(position: int) -> str:
+        return json.dumps([{"position": str(position), "queue": "target", "message": position}])
 
     for source in ("a", "b"):
         assert await connection.fetchval(receive, source, sent(1)) == 1
@@ -427,7 +427,7 @@ async def test_m18_the_mark_of_what_was_received_outlives_a_restart(
         left -= len(await rows(connection, "take", queue="target", quantity=2))
     await mortal.crash()
     connection = await mortal.connect()
-    # Each source has its own mark, of this place and of no other.
+    # Each source has its own mark, of this position and of no other.
     for source in ("a", "b"):
         assert await connection.fetchval(receive, source, sent(1)) == 0
     assert len(await rows(connection, "message_list", queue="target")) == left
@@ -458,7 +458,7 @@ async def test_m19_a_message_moves_once_wherever_its_relay_is_cut_off(
         if cut == "owned":
             return
         [row] = await rows(relay, "owned")
-        sent = {"place": str(id_), "queue": "target", "message": row["message"]}
+        sent = {"position": str(id_), "queue": "target", "message": row["message"]}
         sent |= {name: row[name] for name in fields}
         await connection.fetch(
             "select messages.receive('here', $1::text::jsonb)", json.dumps([sent])
@@ -495,7 +495,7 @@ async def test_m20_large_payloads_are_intact(connection: Connection) -> None:
         found = await wait(connection)
         assert found["message"] == {"t": text}
         # And through what a relay does.
-        sent = [{"place": str(size), "queue": "target", "message": found["message"]}]
+        sent = [{"position": str(size), "queue": "target", "message": found["message"]}]
         await connection.execute(
             "select messages.receive('here', $1::text::jsonb)", json.dumps(sent)
         )
@@ -515,7 +515,7 @@ async def test_m21_a_truncated_message_is_gone_for_its_owner(connection: Connect
 
 
 @pytest.mark.parametrize("queues", [["q"], ["q", "p"]])
-async def test_m22_a_drop_waits_for_nobody(
+async def test_m22_a_drop_waits_for_no_session(
     connection: Connection, connect: Connect, queues: list[str]
 ) -> None:
     await create(connection, "q", "p")
@@ -528,7 +528,7 @@ async def test_m22_a_drop_waits_for_nobody(
     dropping = time.monotonic()
     await value(connection, "drop_queue", name="q", force=True)
     assert time.monotonic() - dropping < 0.3
-    assert (await waiting)["place"] == 0
+    assert (await waiting)["index"] == 0
     assert time.monotonic() - began >= 0.6
     assert await owned(owner) is None
     assert await value(owner, "finish_owned") is False

@@ -1,4 +1,4 @@
-"""What QHB's built-in queue promises, number by number; see docs/coming-from/qhb.md."""
+"""The guarantees of QHB's built-in queue, number by number; see docs/coming-from/qhb.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from broker.procedures import (
     send,
     until_seen,
 )
-from broker.test_process import DEAF, serving
+from broker.test_process import NO_POLL, serving
 from notifyq.errors import DatabaseError, InvalidArgumentError
 from support.database import Notices, install, session, terminate, until, until_blocked
 from support.servers import kept_server
@@ -126,7 +126,7 @@ async def test_h4_reading_another_type_is_an_error_of_that_procedure_alone(
     await drain(app)
     assert await seen(app) == ["5"]
     # It is logged.
-    [line] = await notices.said("WARNING")
+    [line] = await notices.received("WARNING")
     assert "of subscriber wrong in stream r" in line
     assert "SQLSTATE 42804" in line
     [dead] = await app.fetch("select subscriber, details from messages.dead_message")
@@ -183,7 +183,7 @@ NEXT = "select array_agg(message::text) from messages.batch_events(messages.next
 HELD = "select array_agg(message::text::integer order by id) from messages.message"
 
 
-async def test_h7_a_full_queue_in_memory_has_the_newest(app: Connection) -> None:
+async def test_h7_a_full_ring_queue_keeps_the_newest_messages(app: Connection) -> None:
     await app.execute(RING)
     for number in range(10, 22):
         await app.execute("select messages.publish('ring', to_jsonb($1::integer))", number)
@@ -207,7 +207,7 @@ async def test_h8_publishers_of_a_full_queue_do_not_wait(app: Connection, connec
     assert len(await other.fetchval(HELD)) == 5
 
 
-async def test_h9_what_is_in_memory_is_gone_after_a_crash(mortal: Mortal) -> None:
+async def test_h9_unlogged_messages_are_gone_after_a_crash(mortal: Mortal) -> None:
     session = await mortal.connect()
     await session.execute(RING)
     await session.execute("select messages.create_stream('s', durable => false)")
@@ -224,7 +224,7 @@ async def test_h9_what_is_in_memory_is_gone_after_a_crash(mortal: Mortal) -> Non
     assert await session.fetchval(NEXT) == ["2"]
 
 
-async def test_h10_what_is_durable_is_there_after_a_crash(mortal: Mortal) -> None:
+async def test_h10_durable_messages_survive_a_crash(mortal: Mortal) -> None:
     session = await mortal.connect()
     await session.execute("select messages.create_stream('s')")
     await session.execute("select messages.subscribe('s', 'a')")
@@ -312,7 +312,7 @@ async def test_h14_publishing_does_not_wait_for_procedures(
     await app.execute("select pg_advisory_lock(1)")
     async with running(app, broker):
         await send(publisher, "first")
-        # The procedure runs, and ends when this session says so.
+        # The procedure runs, and ends when this session unlocks it.
         await until_blocked(app, broker)
         took = []
         for _ in range(5):
@@ -398,12 +398,12 @@ async def test_h19_an_error_is_of_one_call(app: Connection) -> None:
     assert await seen(app, "h1") == await seen(app, "h3") == ["1", "2", "3", "4"]
     assert await seen(app, "h2") == ["1", "2", "4"]
     # A warning of the broker's session is a line in the server's log.
-    [line] = await notices.said("WARNING")
+    [line] = await notices.received("WARNING")
     assert "of subscriber h2 in stream s" in line
     assert "three" in line
     await drain(app)
     assert await seen(app, "h2") == ["1", "2", "4"]
-    assert await notices.said("WARNING") == []
+    assert await notices.received("WARNING") == []
     # It stays registered.
     await send(app, "5")
     await drain(app)
@@ -555,7 +555,7 @@ async def test_h24_a_start_without_a_free_slot_is_an_error(narrow_server: Server
         await app.execute("select pg_advisory_unlock(1)")
         await held
         await until(lambda: has_no_worker(app), "the worker is gone")
-        # No job of pg_cron: one slot is left for the upkeep.
+        # No job of pg_cron: one slot is left for maintenance.
         async with contextlib.AsyncExitStack() as jobs:
             for _ in range(2):
                 job = session(dsn, server_settings={"application_name": "pg_cron"})
@@ -650,7 +650,7 @@ async def test_h27_a_broker_is_back_after_the_end_of_its_session(
     database: str,  # noqa: F811
 ) -> None:
     await register(app, "a")
-    async with serving(database, [], DEAF):
+    async with serving(database, [], NO_POLL):
         await send(app, "before")
         await until_seen(app, "before")
         pid = (await status(app))["pid"]

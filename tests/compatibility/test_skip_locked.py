@@ -1,4 +1,4 @@
-"""Promises D1 to D13: a queue by SKIP LOCKED in the caller's transaction (Devious SQL)."""
+"""Guarantees D1 to D13: a queue by SKIP LOCKED in the caller's transaction (Devious SQL)."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ async def claim_ten(session: Connection) -> None:
 
 
 @pytest.mark.parametrize("by", [take_ten, claim_ten], ids=["take", "claim"])
-async def test_d13_an_open_take_stops_nobody(
+async def test_d13_an_open_take_stops_no_other_session(
     connection: Connection,
     connect: Connect,
     second_database: str,
@@ -287,7 +287,7 @@ async def test_d13_an_open_take_stops_nobody(
     """Beside an open take, others are as fast as without it, by a fifth.
 
     Without it means: beside a transaction as old that has taken nothing. That holds back vacuum in
-    the same way, which is what the promise leaves aside. Both are measured in turns, so that a load
+    the same way, which the guarantee leaves aside. Both are measured in turns, so that a load
     of the machine slows both. The age of the take counts in what the others do meanwhile: 2000
     messages.
     """

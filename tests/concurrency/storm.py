@@ -63,7 +63,7 @@ _GONE = (
     TimeoutError,
 )
 _FAIR = {"40001", "40P01", "NQ022", "NQ003"}
-"""What a session may be told: another one was faster, or its snapshot is too old for the batch."""
+"""Errors that a session may get: another was faster, or its snapshot is too old for the batch."""
 
 
 class Storm:
@@ -84,7 +84,7 @@ class Storm:
         async with self._session() as session:
             await session.execute(_TABLES)
             self._prepares = await session.fetchval("show max_prepared_transactions") != "0"
-            await value(session, "create_stream", name="s", retention=timedelta(0), bell="off")
+            await value(session, "create_stream", name="s", retention=timedelta(0), notify="off")
             for name in READERS:
                 await value(session, "subscribe", stream="s", subscriber=name)
         self._ends_at = time.monotonic() + seconds
@@ -233,7 +233,7 @@ class Storm:
                             await asyncio.sleep(dice.random() / 50)
 
     async def _is_read(self, subscriber: str, found_at: float) -> bool:
-        """Whether a reader is done: the accounts are even, or long nothing was found to mend them.
+        """Whether a reader is done: the accounts are even, or nothing was found for long.
 
         Found was something at `found_at`, in monotonic seconds.
         """
@@ -257,10 +257,10 @@ class Storm:
                 await self._put(session, dice)
         # In the end each takes what it has left faster.
         quantity = 10_000 if self._is_published else READERS[subscriber]
-        asked = {"stream": "s", "subscriber": subscriber, "quantity": quantity}
+        arguments = {"stream": "s", "subscriber": subscriber, "quantity": quantity}
         if member:
-            asked |= {"member": member, "takeover": timedelta(seconds=0.5)}
-        batch: int | None = await value(session, "next_batch", **asked)
+            arguments |= {"member": member, "takeover": timedelta(seconds=0.5)}
+        batch: int | None = await value(session, "next_batch", **arguments)
         if batch is None:
             if within:
                 await session.execute("commit")
@@ -294,7 +294,7 @@ class Storm:
         self.counts["batches"] += 1
 
     async def _rotate(self, session: Connection, dice: random.Random) -> None:
-        """The upkeep, as if hours had passed: it closes, seals and empties segments."""
+        """Maintenance, as if hours had passed: it closes, seals and empties segments."""
         with contextlib.suppress(asyncpg.ObjectNotInPrerequisiteStateError):
             await session.execute(_AGE) if dice.random() < 0.5 else None
             await session.execute(
@@ -308,7 +308,7 @@ class Storm:
                 await session.execute(dice.choice(("commit", "commit", "rollback")))
             else:
                 await rows(session, "maintain")
-            self.counts["upkeep"] += 1
+            self.counts["maintenance"] += 1
         await asyncio.sleep(dice.random() / 10)
 
     async def _tick(self, session: Connection, dice: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""Messages that wait for others meet those who end them, publish, cancel and drop."""
+"""Messages that wait for others, while sessions finish, publish, cancel and drop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def states(connection: Connection) -> dict[int, str]:
     return {row["id"]: row["state"] for row in await rows(connection, "message_list")}
 
 
-async def test_of_two_that_end_at_once_the_second_sets_free(
+async def test_the_second_of_two_concurrent_finishes_frees_the_dependent(
     connection: Connection, connect: Connect
 ) -> None:
     other, observer = await connect(), await connect()
@@ -49,7 +49,7 @@ async def test_of_two_that_end_at_once_the_second_sets_free(
 
 
 @pytest.mark.parametrize("status", ["success", "failed"])
-async def test_who_publishes_beside_an_end_sees_it_once_it_is_committed(
+async def test_a_publisher_sees_a_concurrent_finish_once_it_commits(
     connection: Connection, connect: Connect, status: str
 ) -> None:
     other, observer = await connect(), await connect()
@@ -64,7 +64,7 @@ async def test_who_publishes_beside_an_end_sees_it_once_it_is_committed(
 
 
 @pytest.mark.parametrize("status", ["success", "failed"])
-async def test_who_ends_a_message_beside_a_publisher_sees_what_waits_for_it(
+async def test_a_finisher_sees_dependents_of_a_concurrent_publisher(
     connection: Connection, connect: Connect, status: str
 ) -> None:
     other, observer = await connect(), await connect()
@@ -93,7 +93,7 @@ async def test_a_link_that_is_added_while_the_chain_is_cancelled_is_cancelled_to
     assert await states(connection) == {}
 
 
-async def test_an_end_that_rolls_back_was_none(connection: Connection) -> None:
+async def test_a_finish_that_rolls_back_frees_no_dependent(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     id_ = await after(connection, [first])
     await rows(connection, "claim")
@@ -104,7 +104,7 @@ async def test_an_end_that_rolls_back_was_none(connection: Connection) -> None:
     assert await states(connection) == {first: "locked", id_: "scheduled"}
 
 
-async def test_a_finisher_is_not_kept_waiting_by_those_who_wait_for_it(
+async def test_publishers_of_dependents_do_not_delay_a_finisher(
     connection: Connection, connect: Connect
 ) -> None:
     (first,) = await publish(connection, 1)
@@ -127,7 +127,7 @@ async def test_a_finisher_is_not_kept_waiting_by_those_who_wait_for_it(
     assert (await states(connection))[following] == "waiting"
 
 
-async def test_two_transactions_that_end_messages_crosswise_are_told_of_their_ring(
+async def test_two_transactions_that_finish_crosswise_get_a_deadlock_error(
     connection: Connection, connect: Connect
 ) -> None:
     other = await connect()

@@ -55,7 +55,7 @@ async def test_a_claim_that_is_rolled_back_is_free_for_the_next(
 
 
 @pytest.mark.parametrize("by_id", [False, True])
-async def test_of_sixteen_claimers_of_one_message_one_gets_it(
+async def test_one_of_sixteen_claimers_gets_a_single_message(
     connection: Connection, connect: Connect, *, by_id: bool
 ) -> None:
     sessions = [await connect() for _ in range(16)]
@@ -173,7 +173,7 @@ async def test_claims_work_where_the_database_defaults_to_another_isolation(
     assert await connection.fetchval("select count(*) from messages.message_archive") == 600
 
 
-async def test_a_claim_at_serializable_is_told_apart_from_a_lost_lock(
+async def test_a_serialization_failure_differs_from_a_lost_lock(
     connection: Connection, connect: Connect
 ) -> None:
     """At a stricter isolation the server refuses; it never hands a message out twice."""

@@ -36,7 +36,7 @@ async def work(own: Connection, dice: random.Random, finished: list[int], most: 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_what_dying_sessions_own_is_finished_once(
+async def test_messages_of_ended_sessions_are_finished_once(
     database: str, connection: Connection, durable: bool
 ) -> None:
     if not durable:

@@ -3,15 +3,15 @@
 import asyncio
 
 from notifyq.errors import QueueNotFoundError
-from support.database import Bells, Connect, Connection, publish, rows, until_blocked, value
+from support.database import Connect, Connection, Notifications, publish, rows, until_blocked, value
 
 
 async def publish_key(connection: Connection, key: str) -> int:
     return int(await value(connection, "publish", queue="default", message=1, dedup_key=key))
 
 
-async def test_a_second_publisher_of_a_key_waits_and_gets_the_first_ones_message(
-    connection: Connection, connect: Connect, bells: Bells
+async def test_a_second_publisher_of_a_key_waits_and_gets_the_first_id(
+    connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:
     second, observer = await connect(), await connect()
     async with connection.transaction():
@@ -20,7 +20,7 @@ async def test_a_second_publisher_of_a_key_waits_and_gets_the_first_ones_message
         await until_blocked(observer, second)
     assert await publishing == first
     assert len(await rows(connection, "message_list")) == 1
-    assert [bell.ids for bell in await bells.heard()] == [[first]]
+    assert [notification.ids for notification in await notifications.received()] == [[first]]
 
 
 async def test_a_second_publisher_of_a_key_publishes_where_the_first_rolls_back(

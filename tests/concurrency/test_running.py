@@ -52,14 +52,14 @@ async def first(connection: Connection, quantity: int) -> list[int]:
 
 async def position(connection: Connection) -> str | None:
     remembered: str | None = await connection.fetchval(
-        "select current_setting('notifyq.look_' || to_hex(hashtextextended('bulk', 0)), true)"
+        "select current_setting('notifyq.position_' || to_hex(hashtextextended('bulk', 0)), true)"
     )
     return remembered or None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_drained", [True, False])
-async def test_a_bulk_that_commits_after_a_poll_is_handed_out_at_once_from_its_first(
+async def test_a_bulk_that_commits_after_a_poll_is_claimed_at_once_in_order(
     connection: Connection, connect: Connect, kind: str, *, is_drained: bool
 ) -> None:
     options, has_priorities, keys = KINDS[kind]
@@ -185,7 +185,7 @@ async def make_schedule(connection: Connection, connect: Connect, seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_claim_hands_out_the_first_of_all_that_are_committed(
+async def test_a_claim_returns_the_first_committed_message(
     connection: Connection, connect: Connect, seed: int
 ) -> None:
     schedule = await make_schedule(connection, connect, seed)
@@ -239,11 +239,11 @@ ENDED = {
     "one of those that have begun behind the end": ("100:100:", "101:101:", 7),
     "one older than all bounds": ("70:100:70", "100:100:", 0),
 }
-"""What a look saw, what the next one sees, and behind which id that has to look."""
+"""Snapshots of two scans, and the id after which the second one must read."""
 
 
 async def ended(connection: Connection, seen: str, snapshot: str) -> int | None:
-    """Ask with bounds at the numbers 80 and 98."""
+    """Call it with bounds at the numbers 80 and 98."""
     found: int | None = await connection.fetchval(
         "select notifyq.ended_after(array[$1, '{80,98}', '{5,7}'], $2::text::pg_snapshot)",
         seen,
@@ -253,14 +253,14 @@ async def ended(connection: Connection, seen: str, snapshot: str) -> int | None:
 
 
 @pytest.mark.parametrize("case", ENDED)
-async def test_a_look_goes_back_to_the_bound_of_what_has_ended(
+async def test_a_scan_goes_back_to_the_bound_of_ended_transactions(
     connection: Connection, case: str
 ) -> None:
     seen, snapshot, expected = ENDED[case]
     assert await ended(connection, seen, snapshot) == expected
 
 
-async def test_a_look_that_trusts_the_end_of_a_snapshot_misses_what_ended_behind_it(
+async def test_a_scan_that_used_the_end_of_a_snapshot_would_miss_messages(
     connection: Connection,
 ) -> None:
     """With snapshots made by hand: those of the server depend on what runs beside the test."""

@@ -1,4 +1,4 @@
-"""Whoever fires schedules at once, each of their times is published once."""
+"""Sessions that fire schedules at the same time publish each time once."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ async def test_many_sessions_publish_each_time_once(
             assert published in {4, 5}, name
 
 
-async def test_a_queue_is_dropped_after_what_is_being_fired_into_it(
+async def test_drop_queue_waits_for_a_schedule_that_fires_into_it(
     connection: Connection, connect: Connect
 ) -> None:
-    """Whoever fires holds the schedule and wants the queue; who drops must not hold the queue."""
+    """A session that fires holds the schedule and needs the queue; drop_queue must not hold it."""
     await value(connection, "create_queue", name="q")
     await value(connection, "schedule", name="s", cron="@hourly", queue="q")
     await connection.execute("update messages.schedule set next_at = next_at - interval '2 hours'")

@@ -39,7 +39,7 @@ async def settle(connection: Connection, function: str, message: asyncpg.Record)
 
 @pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
 @pytest.mark.parametrize("max_attempts", [1, 2])
-async def test_a_settler_that_meets_an_open_reaper_waits_and_loses(
+async def test_a_settler_waits_for_an_open_reaper_and_has_lost_the_lock(
     connection: Connection, connect: Connect, function: str, max_attempts: int
 ) -> None:
     worker, observer = await connect(), await connect()
@@ -64,7 +64,7 @@ async def test_a_settler_that_meets_an_open_reaper_waits_and_loses(
     ("function", "statuses"),
     [("finish", ["success"]), ("retry", ["failed"]), ("release", []), ("extend", [])],
 )
-async def test_a_reaper_that_meets_an_open_settler_passes_by(
+async def test_a_reaper_skips_a_message_of_an_open_settler(
     connection: Connection, connect: Connect, function: str, statuses: list[str]
 ) -> None:
     worker = await connect()
@@ -180,7 +180,7 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_in_a_storm_every_message_ends_once_and_the_finishers_were_told_the_truth(
+async def test_in_a_storm_every_message_ends_once_and_finishers_get_true_answers(
     connection: Connection, connect: Connect, seed: int
 ) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=3, backoff=timedelta(0))
@@ -234,12 +234,12 @@ async def test_settling_batches_in_any_order_beside_reaper_and_cancel_never_dead
                 await rows(session, function, **arguments)
                 calls += 1
 
-        async def upkeep(session: Connection, ids: list[int] = ids) -> None:
+        async def maintenance(session: Connection, ids: list[int] = ids) -> None:
             for id_ in chance.sample(ids, 30):
                 await value(session, "cancel", id=id_)
                 await value(session, "reap", quantity=10)
 
-        await asyncio.gather(*(batches(it) for it in sessions[:6]), *map(upkeep, sessions[6:]))
+        await asyncio.gather(*(batches(it) for it in sessions[:6]), *map(maintenance, sessions[6:]))
 
     assert calls == 6 * 6 * 4
     assert await deadlocks(connection) == 0
@@ -294,7 +294,11 @@ async def test_in_a_storm_each_attempt_is_in_the_history_once(
     connection: Connection, connect: Connect
 ) -> None:
     """Retries and reapers meet over the same locks until all attempts are used up."""
-    policy = {"max_attempts": 6, "backoff": timedelta(0), "lock_timeout": timedelta(milliseconds=1)}
+    policy = {
+        "max_attempts": 6,
+        "backoff": timedelta(0),
+        "lock_duration": timedelta(milliseconds=1),
+    }
     await value(connection, "alter_queue", name="default", **policy)
     ids = await publish(connection, 60)
     chance = random.Random(5)
@@ -302,7 +306,7 @@ async def test_in_a_storm_each_attempt_is_in_the_history_once(
     async def work(session: Connection) -> None:
         while await session.fetchval("select exists (select from messages.message)"):
             for message in await rows(session, "claim", quantity=5):
-                # Some are left to the reapers, who may also be sooner.
+                # Some are left to the reapers, which may also be first.
                 if chance.random() < 0.7:
                     await settle(session, "retry", message)
 

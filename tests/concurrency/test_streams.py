@@ -77,10 +77,10 @@ class Traffic:
     async def read(self, subscriber: str, member: str | None = None) -> None:
         """Take batch after batch; what was read counts once its batch is finished."""
         session, dice = await self._connect(), random.Random(subscriber + str(member))
-        asked = {"stream": "s", "subscriber": subscriber, "quantity": 50, "member": member}
+        arguments = {"stream": "s", "subscriber": subscriber, "quantity": 50, "member": member}
         while True:
             was_over = self.is_over
-            batch = await value(session, "next_batch", **asked)
+            batch = await value(session, "next_batch", **arguments)
             if batch is None:
                 if was_over:
                     return
@@ -89,7 +89,7 @@ class Traffic:
             found = await rows(session, "batch_events", batch=batch)
             await asyncio.sleep(SPEEDS[subscriber] * dice.random())
             if dice.random() < 0.1:
-                continue  # it has died, and comes again
+                continue  # it was terminated, and starts again
             assert await value(session, "finish_batch", batch=batch)
             self.finished[subscriber] += [tuple(row["message"].values()) for row in found]
 
@@ -125,11 +125,13 @@ async def test_each_subscriber_gets_each_committed_event_once(
     for name in ("fast", "slow"):
         for publisher in range(8):
             # In its own order, also where it had several transactions.
-            own = [number for who, number in traffic.finished[name] if who == publisher]
+            own = [
+                number for publisher_, number in traffic.finished[name] if publisher_ == publisher
+            ]
             assert own == sorted(own), name
 
 
-async def test_of_two_that_finish_a_batch_at_once_one_has_finished_it(
+async def test_one_of_two_concurrent_calls_finishes_a_batch(
     connection: Connection, connect: Connect
 ) -> None:
     await value(connection, "create_stream", name="s")
@@ -154,7 +156,7 @@ async def test_of_two_that_finish_a_batch_at_once_one_has_finished_it(
 
 
 class Script:
-    """Random steps of some sessions, one after the other: every interleaving can be told again."""
+    """Random steps of some sessions, one after the other: every interleaving can be repeated."""
 
     def __init__(self, sessions: list[Connection], reader: Connection, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -168,19 +170,19 @@ class Script:
         self._number = 0
         self.committed: list[int] = []
         self.finished: dict[str, list[int]] = {"plain": [], "sliced": [], "within": []}
-        self.said: list[str] = []
+        self.steps: list[str] = []
 
     async def step(self) -> None:
         session = self._dice.choice(self._sessions)
         depth = len(self._open.get(session, []))
         if depth == 0:
-            steps = [self.put, self.put, self.begin, self.begin, self.tick, self.upkeep]
+            steps = [self.put, self.put, self.begin, self.begin, self.tick, self.maintenance]
             steps += [self.read_plain, self.read_sliced, self.end_within, self.others]
         else:
             steps = [self.put, self.put, self.begin, self.commit, self.commit, self.roll_back]
             steps += [self.read_within, self.others]
         chosen = self._dice.choice(steps)
-        self.said.append(f"{self._sessions.index(session)} {chosen.__name__}")
+        self.steps.append(f"{self._sessions.index(session)} {chosen.__name__}")
         await chosen(session)
 
     async def put(self, session: Connection) -> None:
@@ -225,7 +227,7 @@ class Script:
             "select setval('messages.event_id_seq', nextval('messages.event_id_seq') + 2000)"
         )
 
-    async def upkeep(self, session: Connection) -> None:
+    async def maintenance(self, session: Connection) -> None:
         # As if hours had passed: segments are closed, sealed and emptied.
         await session.execute(
             "update notifyq.segment set opened_at = opened_at - interval '1 day';"
@@ -241,20 +243,20 @@ class Script:
 
     async def _read_all(self, session: Connection, subscriber: str, quantity: int) -> None:
         """Whatever is committed by now is there, and nothing else."""
-        asked = {"stream": "s", "subscriber": subscriber, "quantity": quantity}
-        while (batch := await value(session, "next_batch", **asked)) is not None:
+        arguments = {"stream": "s", "subscriber": subscriber, "quantity": quantity}
+        while (batch := await value(session, "next_batch", **arguments)) is not None:
             found = await rows(session, "batch_events", batch=batch)
             assert len(found) <= quantity
             assert await value(session, "finish_batch", batch=batch)
             self.finished[subscriber] += [row["message"] for row in found]
-        assert sorted(self.finished[subscriber]) == sorted(self.committed), self.said
+        assert sorted(self.finished[subscriber]) == sorted(self.committed), self.steps
 
     async def read_within(self, session: Connection) -> None:
         """One batch, finished in a transaction that publishes, too."""
         if self._reads.keys() - {session}:
             return  # the subscription is locked by another one
-        asked = {"stream": "s", "subscriber": "within", "quantity": self._dice.randint(1, 5)}
-        batch = await value(session, "next_batch", **asked)
+        arguments = {"stream": "s", "subscriber": "within", "quantity": self._dice.randint(1, 5)}
+        batch = await value(session, "next_batch", **arguments)
         kept = self._reads.setdefault(session, [])
         if batch is not None:
             found = await rows(session, "batch_events", batch=batch)
@@ -275,7 +277,7 @@ class Script:
 
 
 @pytest.mark.parametrize("seed", range(54, 60))
-async def test_whatever_the_interleaving_what_is_committed_is_read_once(
+async def test_each_committed_event_is_read_once_in_any_interleaving(
     connection: Connection, connect: Connect, seed: int
 ) -> None:
     await value(connection, "create_stream", name="s", retention=timedelta(0))
@@ -288,7 +290,7 @@ async def test_whatever_the_interleaving_what_is_committed_is_read_once(
 
 
 @pytest.mark.parametrize("first", ["next_batch", "tick", "publish", "subscribe"])
-async def test_a_transaction_goes_on_with_what_it_has_begun(
+async def test_a_transaction_continues_in_its_segment(
     connection: Connection, connect: Connect, first: str
 ) -> None:
     """Whatever it does first, nothing is lost: it may have a number by then, or none yet."""
@@ -297,11 +299,11 @@ async def test_a_transaction_goes_on_with_what_it_has_begun(
     read: list[int] = []
 
     async def read_all() -> None:
-        while (batch := await value(connection, "next_batch", **asked)) is not None:
+        while (batch := await value(connection, "next_batch", **arguments)) is not None:
             read.extend(r["message"] for r in await rows(connection, "batch_events", batch=batch))
             assert await value(connection, "finish_batch", batch=batch)
 
-    asked: dict[str, Any] = {"stream": "s", "subscriber": "c", "quantity": 2}
+    arguments: dict[str, Any] = {"stream": "s", "subscriber": "c", "quantity": 2}
     await value(connection, "subscribe", stream="s", subscriber="c")
     await value(connection, "publish", queue="s", message=0)
     open_one = late.transaction()
@@ -314,7 +316,7 @@ async def test_a_transaction_goes_on_with_what_it_has_begun(
             await value(connection, "publish", queue="s", message=2)
         elif first == "subscribe":
             await value(connection, "unsubscribe", stream="s", subscriber="c")
-            await value(connection, "subscribe", stream="s", subscriber="c", place="start")
+            await value(connection, "subscribe", stream="s", subscriber="c", position="start")
         await read_all()
         await value(late, "publish", queue="s", message=3)
         await value(connection, "publish", queue="s", message=4)
@@ -333,8 +335,8 @@ async def test_a_batch_that_was_taken_over_repeats_for_its_new_member(
     await value(connection, "subscribe", stream="s", subscriber="team")
 
     async def next_of(member: str, **options: Any) -> int | None:
-        asked = {"stream": "s", "subscriber": "team", "quantity": 1, "member": member}
-        batch: int | None = await value(connection, "next_batch", **asked, **options)
+        arguments = {"stream": "s", "subscriber": "team", "quantity": 1, "member": member}
+        batch: int | None = await value(connection, "next_batch", **arguments, **options)
         return batch
 
     await rows(connection, "publish_many", queue="s", messages=[1, 2, 3])
@@ -362,22 +364,22 @@ async def _age(session: Connection) -> None:
 
 async def _read_all(session: Connection, subscriber: str) -> list[Any]:
     found: list[Any] = []
-    asked = {"stream": "s", "subscriber": subscriber}
-    while (batch := await value(session, "next_batch", **asked)) is not None:
+    arguments = {"stream": "s", "subscriber": subscriber}
+    while (batch := await value(session, "next_batch", **arguments)) is not None:
         found += [row["message"] for row in await rows(session, "batch_events", batch=batch)]
         assert await value(session, "finish_batch", batch=batch)
     return found
 
 
-@pytest.mark.parametrize("looks_before", [False, True])
+@pytest.mark.parametrize("reads_before", [False, True])
 async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waited_for(
-    connection: Connection, connect: Connect, looks_before: bool
+    connection: Connection, connect: Connect, reads_before: bool
 ) -> None:
     """It has read which segment is the present one, and is slow in writing to it."""
     closer, later, gate = await connect(), await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "subscribe", stream="s", subscriber="c")
-    spare = "select exists (select from notifyq.segment where stream is null and witnesses = '{}')"
+    spare = "select exists (select from notifyq.segment where stream is null and waits_for = '{}')"
     while not await connection.fetchval(spare):
         await value(connection, "publish", queue="s", message=0)
         assert await _read_all(connection, "c") == [0]
@@ -389,7 +391,7 @@ async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waite
     present = "select segment from messages.stream"
     segment = await connection.fetchval(present)
     await later.execute("begin")
-    if looks_before:
+    if reads_before:
         await later.execute("select from pg_stat_activity")
     publisher = await connect()
     await closer.execute("begin")
@@ -413,7 +415,7 @@ async def test_a_publisher_that_came_while_its_segment_was_being_closed_is_waite
 async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
     connection: Connection, connect: Connect
 ) -> None:
-    """Who has made it may be slow in telling others: until it has, it holds the table.
+    """The session that made it may be slow to notify others: until then it holds the table.
 
     And others may be slow in listening: until their transactions are over.
     """
@@ -445,11 +447,11 @@ async def test_a_new_segment_is_written_to_when_all_can_know_of_it(
 async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment(
     connection: Connection, connect: Connect
 ) -> None:
-    """With a plan that is there it takes no lock that it has not got, so it hears of no table."""
-    publisher, attending = await connect(), await connect()
+    """With a plan that is there it takes no lock that it has not got, so it learns of no table."""
+    publisher, suppressing = await connect(), await connect()
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "subscribe", stream="s", subscriber="c")
-    assert await value(attending, "notifyq.suppress_stream", stream="s")
+    assert await value(suppressing, "notifyq.suppress_stream", stream="s")
     numbers = iter(range(100))
     await publisher.execute("set plan_cache_mode = force_generic_plan")
     present = "select segment from messages.stream"
@@ -468,20 +470,20 @@ async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment
     assert await _read_all(connection, "c") == list(range(next(numbers)))
 
 
-async def test_all_sessions_are_told_once_more_of_a_segment_when_it_is_written_to(
+async def test_all_sessions_are_notified_again_of_a_segment_in_use(
     connection: Connection,
 ) -> None:
-    """One that looks up the tables of events while another one is made may miss that."""
+    """A session that reads the tables of events while another one is made may miss it."""
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "publish", queue="s", message=0)
-    said = """
+    count = """
         select xmin from pg_attribute
         where attrelid = 'messages.event'::regclass and attname = 'id'
     """
     present = "select segment from messages.stream"
-    first, before = await connection.fetchval(present), await connection.fetchval(said)
+    first, before = await connection.fetchval(present), await connection.fetchval(count)
     while await connection.fetchval(present) == first:
-        assert await connection.fetchval(said) == before
+        assert await connection.fetchval(count) == before
         await _age(connection)
         await rows(connection, "maintain")
-    assert await connection.fetchval(said) != before
+    assert await connection.fetchval(count) != before

@@ -42,7 +42,7 @@ async def test_forty_publishers_of_a_key_at_once_publish_one_message(
     assert [row["id"] for row in await rows(connection, "message_list")] == ids[:1]
 
 
-async def test_a_window_that_rolls_back_was_never_there(
+async def test_a_window_that_rolls_back_leaves_the_key_free(
     connection: Connection, connect: Connect
 ) -> None:
     second, observer = await connect(), await connect()
@@ -57,7 +57,7 @@ async def test_a_window_that_rolls_back_was_never_there(
 
 
 @pytest.mark.parametrize("on_duplicate", ["keep", "replace", "debounce"])
-async def test_whoever_publishes_beside_a_claim_publishes_another_once_it_is_committed(
+async def test_a_publisher_beside_a_claim_publishes_another_once_it_commits(
     connection: Connection, connect: Connect, on_duplicate: str
 ) -> None:
     options: dict[str, Any] = {"dedup_scope": "waiting", "on_duplicate": on_duplicate}
@@ -143,7 +143,7 @@ async def settle(session: Connection, message: asyncpg.Record, way: int) -> None
             assert await value(session, "finish", **lock, status="failed")
 
 
-async def test_keys_that_come_and_go_fail_no_worker_and_lose_no_message(
+async def test_changing_keys_fail_no_worker_and_lose_no_message(
     connection: Connection, connect: Connect
 ) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=1000)

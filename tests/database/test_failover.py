@@ -1,4 +1,4 @@
-"""A primary that dies in the middle of a run, and its standby that takes over."""
+"""A primary crashes during a run, and its standby is promoted."""
 
 from __future__ import annotations
 
@@ -109,17 +109,17 @@ class Run:
         async def goes_on() -> bool:
             return len(self.handled) > handled + 20 and len(self.seen) > seen + 10
 
-        await until(goes_on, "messages flow", seconds=40)
+        await until(goes_on, "messages are handled", seconds=40)
 
 
 @pytest.mark.timeout(90)
-async def test_all_go_over_to_the_standby_by_themselves(pair: Pair) -> None:
+async def test_all_processes_reconnect_to_the_promoted_standby(pair: Pair) -> None:
     run = Run(pair.dsn)
     app, events = run.app, Events()
     acknowledged: dict[int, int] = {}
     doomed: set[int] = set()
     dead: set[int] = set()
-    settings: dict[str, Any] = {"poll": 1, "upkeep": 1, "ping": 0.2, "seconds": 40}
+    settings: dict[str, Any] = {"poll": 1, "maintenance": 1, "ping": 0.2, "seconds": 40}
     async with (
         working(app, events, **settings),
         working(app, events, **settings),
@@ -135,7 +135,7 @@ async def test_all_go_over_to_the_standby_by_themselves(pair: Pair) -> None:
             promoted = time.monotonic()
             await run.until_flowing()
             back = next(at for at in run.handled_at if at > promoted)
-            # Most of it is the pause between two tries at a server that is away, a second or so.
+            # Most of it is the pause between two attempts at a server that is away, about a second.
             print(f"promoted {promoted - began:.2f} s, handled {back - began:.2f} s after the kill")
             assert back - promoted < 10
         run.gate.set()
@@ -145,15 +145,15 @@ async def test_all_go_over_to_the_standby_by_themselves(pair: Pair) -> None:
             async def all_done() -> bool:
                 return set(acknowledged.values()) <= await archived(connection)
 
-            await until(all_done, "all that was acknowledged is handled", seconds=20)
+            await until(all_done, "all acknowledged messages are handled", seconds=20)
 
-            async def all_told() -> bool:
+            async def all_reported() -> bool:
                 return dead >= doomed
 
-            await until(all_told, "all that died is told", seconds=20)
+            await until(all_reported, "all dead messages are reported", seconds=20)
             assert await doubles(connection) == 0
         assert events.of(ListenerLost)
-        # The old primary comes back as one that only reads; nobody goes there.
+        # The old primary comes back as a read-only server; no process connects to it.
         pair.primary.demote()
         await pair.primary.start()
         last = await persisting(app, "q", 1_000_000)
@@ -180,7 +180,7 @@ async def stop_writing(server: Server, events: Events) -> None:
         await events.wait(ListenerConnected, again + 1)
 
 
-async def test_a_reader_of_the_standby_that_holds_up_vacuum_is_ended_by_what_is_advised(
+async def test_the_advice_ends_a_standby_reader_that_blocks_vacuum(
     pair: Pair,
 ) -> None:
     async with session(pair.standby.dsn) as there, session(pair.primary.dsn) as here:

@@ -1,4 +1,4 @@
-"""What our errors say for foreign ones, and which of those may pass."""
+"""Errors of notifyq for those of the driver, and which of them are retried."""
 
 import asyncio
 import ssl
@@ -71,7 +71,7 @@ MISFIT = asyncpg.InterfaceError("the server expects 6 arguments for this query, 
         (asyncpg.ReadOnlySQLTransactionError("ro"), DatabaseUnavailableError, "try again later"),
     ],
 )
-def test_a_foreign_error_becomes_ours_and_says_what_to_do(
+def test_a_driver_error_becomes_an_error_of_notifyq_with_advice(
     error: Exception, kind: type[NotifyqError], text: str
 ) -> None:
     ours = explained(error, DSN)
@@ -83,15 +83,15 @@ def test_a_foreign_error_becomes_ours_and_says_what_to_do(
     assert caught.value.__cause__ is error
 
 
-def test_a_statement_that_was_cancelled_does_not_look_like_a_server_that_is_gone() -> None:
+def test_a_cancelled_statement_does_not_count_as_a_lost_server() -> None:
     ours = explained(asyncpg.QueryCanceledError("canceling statement due to timeout"), DSN)
     assert (
         str(ours)
-        == f"{WHERE} cannot do it now: canceling statement due to timeout: try again later"
+        == f"{WHERE} cannot do this now: canceling statement due to timeout: try again later"
     )
 
 
-def test_an_error_of_ours_stays_as_it_is() -> None:
+def test_an_error_of_notifyq_is_unchanged() -> None:
     error = QueueNotFoundError("there is no queue 'x'")
     assert explained(error, DSN) is error
     with pytest.raises(QueueNotFoundError) as caught, explaining(DSN):
@@ -100,7 +100,7 @@ def test_an_error_of_ours_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("error", [asyncpg.UniqueViolationError("twice"), asyncpg.DataError("bad")])
-def test_an_error_that_only_the_caller_understands_is_left_alone(error: Exception) -> None:
+def test_an_unrelated_error_is_unchanged(error: Exception) -> None:
     assert explained(error, DSN) is None
     with pytest.raises(type(error)) as caught, explaining(DSN):
         raise error
@@ -129,7 +129,7 @@ def test_an_error_that_only_the_caller_understands_is_left_alone(error: Exceptio
         TimeoutError(),
     ],
 )
-def test_what_another_try_may_mend_passes(error: Exception) -> None:
+def test_a_passing_error_is_retried(error: Exception) -> None:
     assert is_passing(error)
 
 
@@ -147,7 +147,7 @@ def test_what_another_try_may_mend_passes(error: Exception) -> None:
         ValueError("x"),
     ],
 )
-def test_what_no_other_try_mends_does_not_pass(error: BaseException) -> None:
+def test_a_permanent_error_is_not_retried(error: BaseException) -> None:
     assert not is_passing(error)
 
 
@@ -173,7 +173,7 @@ async def test_a_dsn_may_name_several_hosts() -> None:
         await connect("postgresql://u:secret@127.0.0.1:1,127.0.0.1:2/db")
 
 
-async def test_a_call_that_the_schema_does_not_know_is_not_tried_again(database: str) -> None:
+async def test_a_call_that_the_schema_lacks_is_not_retried(database: str) -> None:
     async with Database(database) as ours:
         for statement, args in (("select messages.claim($1::text[])", ()), (NO_SUCH, (1,))):
             with pytest.raises(SchemaError, match="package do not fit"):

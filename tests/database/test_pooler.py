@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode, which nobody has told of us."""
+"""Behind PgBouncer in transaction mode, with its default configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notifyq.database.connect import Route
 from notifyq.database.pool import Database, connect
 from notifyq.notify.session import Session
 from notifyq.operations.doctor import Level, examine
-from notifyq.telemetry import ListenerConnected, ListenerDeaf, ListenerLost, MessageFinished
+from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished, NotificationsLost
 from support.database import Connection, until
 from support.database import session as opened
 from support.poolers import Pooler, pooler
@@ -56,7 +56,7 @@ async def behind(bouncer: Pooler) -> AsyncIterator[App]:
 
 
 async def until_none_is_left(connection: Connection) -> None:
-    """Wait until no lock of a promise is held: where a session of the pooler has it, for ever."""
+    """Wait until no advisory lock is held; a session of the pooler would keep it without end."""
 
     async def none_is_left() -> bool:
         return bool(
@@ -69,7 +69,7 @@ async def until_none_is_left(connection: Connection) -> None:
     await until(none_is_left, "no promise is held")
 
 
-async def test_with_a_direct_address_to_listen_at_the_bell_comes_at_once(
+async def test_with_a_listen_dsn_notifications_arrive_behind_a_pooler(
     beside: App, events: Events
 ) -> None:
     beside.handler("q")(lambda n: 2 * n)
@@ -80,11 +80,11 @@ async def test_with_a_direct_address_to_listen_at_the_bell_comes_at_once(
             handle = await beside.publish("q", number)
             assert await handle.result(timeout=20) == 2 * number
             took.append(time.monotonic() - began)
-    assert not events.of(ListenerDeaf)
+    assert not events.of(NotificationsLost)
     assert sorted(took)[10] < 0.5
 
 
-async def test_without_one_a_worker_polls_and_says_so_once(
+async def test_without_a_listen_dsn_a_worker_polls_and_warns_once(
     behind: App, bouncer: Pooler, events: Events, connection: Connection
 ) -> None:
     behind.handler("q")(lambda n: n)
@@ -94,7 +94,7 @@ async def test_without_one_a_worker_polls_and_says_so_once(
         return
 
     async with working(behind, events, poll=0.1):
-        await events.wait(ListenerDeaf)
+        await events.wait(NotificationsLost)
         handle = await behind.publish("q", 1)
         assert await handle.result(timeout=20) == 1
         bouncer.kill()
@@ -103,12 +103,12 @@ async def test_without_one_a_worker_polls_and_says_so_once(
         await events.wait(ListenerConnected, again=True)
         handle = await behind.publish("q", 2)
         assert await handle.result(timeout=20) == 2
-    assert len(events.of(ListenerDeaf)) == 1
+    assert len(events.of(NotificationsLost)) == 1
     await until_none_is_left(connection)
 
 
 @pytest.mark.parametrize("is_pooled", [True, False])
-async def test_a_bell_that_comes_with_another_call_says_nothing(
+async def test_a_notification_read_with_another_call_proves_nothing(
     database: str, connection: Connection, *, is_pooled: bool
 ) -> None:
     """What was promised after it would outlive the worker, on a session that others are lent."""
@@ -123,8 +123,9 @@ async def test_a_bell_that_comes_with_another_call_says_nothing(
             )
         )
 
-    async def ring(channel: str) -> bool:
-        if not calls:  # the pooler has one session of the server, and the first bell is rung there
+    async def notify(channel: str) -> bool:
+        # The pooler has one server session, and the first notification is sent there.
+        if not calls:
             calls.append(asyncio.create_task(session.fetch("select pg_sleep(0.5)")))
             await until(is_running, "the call is running")
         await connection.execute(f"notify {channel}")
@@ -132,49 +133,49 @@ async def test_a_bell_that_comes_with_another_call_says_nothing(
 
     with pooler(database, default_pool_size="1") as bouncer:
         lent = await connect(bouncer.dsn if is_pooled else database)
-        session = Session(lent, 20, lambda: None)
-        assert await session.hears(ring) is not is_pooled
+        session = Session(lent, notify=notify, timeout=20)
+        assert await session.delivers() is not is_pooled
         await asyncio.gather(*calls)
         await lent.close()
 
 
-async def test_a_bell_that_is_read_late_has_arrived_all_the_same(
+async def test_a_notification_that_is_read_late_counts_as_delivered(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was stopped, or its loop was kept busy, until the time was over."""
-    monkeypatch.setattr("notifyq.notify.session._HEARS_WITHIN", 0.2)
+    monkeypatch.setattr("notifyq.notify.session._ARRIVES_WITHIN", 0.2)
 
-    def ring_and_hold_up(channel: str) -> None:
-        async def ring() -> None:
+    def notify_and_block(channel: str) -> None:
+        async def notify() -> None:
             async with opened(database) as other:
                 await other.execute(f"notify {channel}")
 
-        thread = threading.Thread(target=asyncio.run, args=(ring(),))
+        thread = threading.Thread(target=asyncio.run, args=(notify(),))
         thread.start()
         thread.join()
         time.sleep(0.5)
 
-    async def ring(channel: str) -> bool:
-        asyncio.get_running_loop().call_soon(ring_and_hold_up, channel)
+    async def notify(channel: str) -> bool:
+        asyncio.get_running_loop().call_soon(notify_and_block, channel)
         return True
 
     direct = await connect(database)
-    assert await Session(direct, 20, lambda: None).hears(ring)
+    assert await Session(direct, notify=notify, timeout=20).delivers()
     await direct.close()
 
 
-async def test_what_a_worker_does_is_done_through_the_pooler(
+async def test_a_worker_works_through_a_pooler(
     beside: App, events: Events, connection: Connection
 ) -> None:
     seen: list[Any] = []
     is_held = asyncio.Event()
-    await connection.execute("create table ledger (entry integer)")
+    await connection.execute("create table accounts (entry integer)")
 
-    @beside.handler("ledger", transactional=True)
+    @beside.handler("accounts", transactional=True)
     async def book(entry: int, connection: asyncpg.Connection) -> None:
-        await connection.execute("insert into ledger values ($1)", entry)
+        await connection.execute("insert into accounts values ($1)", entry)
 
-    @beside.handler("slow", lock_timeout=1)
+    @beside.handler("slow", lock_duration=1)
     async def slow(n: int) -> int:
         await is_held.wait()
         return n
@@ -185,7 +186,7 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
 
     async with working(beside, events):
         waited = await beside.publish("slow", 5)
-        await beside.publish_many("ledger", [1, 2, 3])
+        await beside.publish_many("accounts", [1, 2, 3])
         await beside.publish_many("orders", ["a", "b"])
 
         async def has_outlived_its_lock() -> bool:
@@ -200,13 +201,13 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
         await until(has_outlived_its_lock, "the lock is extended")
         is_held.set()
         assert await waited.result(timeout=20) == 5
-        await events.wait(MessageFinished, 3, queue="ledger", status="success")
+        await events.wait(MessageFinished, 3, queue="accounts", status="success")
 
         async def both() -> bool:
             return seen == ["a", "b"]
 
         await until(both, "the subscriber has both")
-    assert await connection.fetchval("select array_agg(entry order by entry) from ledger") == [
+    assert await connection.fetchval("select array_agg(entry order by entry) from accounts") == [
         1,
         2,
         3,
@@ -215,18 +216,18 @@ async def test_what_a_worker_does_is_done_through_the_pooler(
     await until_none_is_left(connection)
 
 
-async def test_calls_of_many_on_few_sessions_get_their_own_answers(bouncer: Pooler) -> None:
-    """Prepared statements of one would else be those of another."""
+async def test_concurrent_calls_on_few_sessions_get_their_own_answers(bouncer: Pooler) -> None:
+    """Otherwise clients would use the prepared statements of others."""
     databases = [Database(bouncer.dsn) for _ in range(4)]
 
-    async def ask(number: int) -> None:
+    async def call(number: int) -> None:
         database = databases[number % 4]
         # As many statements as there are calls, each with a result of its own kind.
         row = await database.fetch(f"select $1::integer as a{number}, {number}::text as b", number)
         assert dict(row[0]) == {f"a{number}": number, "b": str(number)}
 
     try:
-        await asyncio.gather(*(ask(number) for number in range(200)))
+        await asyncio.gather(*(call(number) for number in range(200)))
     finally:
         for database in databases:
             await database.close()
@@ -251,8 +252,8 @@ async def test_a_killed_pooler_loses_nothing(
     assert len(set(acknowledged)) == 30
 
 
-async def test_parameters_that_it_ignores_and_hosts_that_are_asked_for_more(database: str) -> None:
-    """Asking a host whether it is the primary takes a statement before anything is known."""
+async def test_a_pooler_that_ignores_parameters_and_a_dsn_with_several_hosts(database: str) -> None:
+    """The check of target_session_attrs prepares a statement before the pooler is detected."""
     ignored = "default_transaction_isolation, statement_timeout"
     with pooler(database, ignore_startup_parameters=ignored, default_pool_size="1") as bouncer:
         routes = [
@@ -263,12 +264,12 @@ async def test_parameters_that_it_ignores_and_hosts_that_are_asked_for_more(data
                 connection = await connect(bouncer.dsn, route=route)
                 assert await connection.fetchval("select 1") == 1
                 await connection.close()
-            assert route.way is not None
-            assert route.way.is_pooled
-            assert not route.way.keeps_statements
+            assert route.features is not None
+            assert route.features.is_pooled
+            assert not route.features.keeps_statements
 
 
-async def test_settings_that_it_keeps_from_sessions_are_told_of(
+async def test_a_pooler_that_drops_session_settings_causes_a_warning(
     bouncer: Pooler, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = await connection.fetchval("select current_database()")
@@ -285,19 +286,21 @@ async def test_a_listen_dsn_of_another_database_is_refused(
     app.handler("q")(lambda n: n)
     with pytest.raises(ConfigurationError, match="the listen DSN leads to another database"):
         async with asyncio.timeout(20):
-            await app.work(app.worker(sink=events))
+            await app.work(app.worker(telemetry=events))
 
 
 async def test_the_doctor_names_the_pooler_and_trusts_the_direct_address(
     bouncer: Pooler, database: str
 ) -> None:
-    async def bell(listen_dsn: str | None) -> Any:
-        return {name: it async for name, it in examine(bouncer.dsn, listen_dsn=listen_dsn)}["bell"]
+    async def notification(listen_dsn: str | None) -> Any:
+        return {name: it async for name, it in examine(bouncer.dsn, listen_dsn=listen_dsn)}[
+            "notifications"
+        ]
 
-    found = await bell(None)
+    found = await notification(None)
     assert found.level is Level.WARN
     assert "pooler in transaction mode" in found.found
     assert "NOTIFYQ_LISTEN_DSN" in found.advice
-    found = await bell(database)
+    found = await notification(database)
     assert found.level is Level.OK
-    assert (await bell(with_database(database, "postgres"))).level is Level.FAIL
+    assert (await notification(with_database(database, "postgres"))).level is Level.FAIL

@@ -31,7 +31,7 @@ def longest_wait(error: Exception) -> float:
         asyncpg.InterfaceError("connection is closed"),
     ],
 )
-def test_a_server_that_is_away_is_asked_again_soon(error: Exception) -> None:
+def test_a_server_that_is_away_is_retried_soon(error: Exception) -> None:
     assert longest_wait(error) <= 1.5
 
 
@@ -43,5 +43,5 @@ def test_a_server_that_is_away_is_asked_again_soon(error: Exception) -> None:
         asyncpg.LockNotAvailableError(),
     ],
 )
-def test_a_server_that_refuses_is_spared(error: Exception) -> None:
+def test_a_server_that_refuses_is_retried_more_slowly(error: Exception) -> None:
     assert 5 <= longest_wait(error) <= 5.5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from notifyq import App
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.models.outcome import Success
 from notifyq.queues.claim_client import ClaimClient
@@ -21,48 +21,44 @@ async def last_query(connection: Connection, pid: int) -> str:
     return query
 
 
-async def test_all_claims_of_a_worker_go_over_one_session_that_nothing_else_uses(
+async def test_all_claims_of_a_worker_use_one_dedicated_session(
     app: App, connection: Connection
 ) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
-        pid = await inbox._claims.value(PID)
+        client = ClaimClient(app.database, "me")
+        pid = await client._claims.value(PID)
         await publish(connection, 6)
         for _ in range(3):
-            messages = await inbox.claim(["default"], 2)
-            assert await asyncio.gather(*(inbox.settle(m, Success()) for m in messages))
+            messages = await client.claim(["default"], 2)
+            assert await asyncio.gather(*(client.settle(m, Success()) for m in messages))
             assert "messages.claim" in await last_query(connection, pid)
-        assert await inbox._claims.value(PID) == pid
+        assert await client._claims.value(PID) == pid
 
 
-async def test_a_session_for_claims_that_is_lost_is_replaced(
-    app: App, connection: Connection
-) -> None:
+async def test_a_lost_claim_session_is_replaced(app: App, connection: Connection) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
-        pid = await inbox._claims.value(PID)
+        client = ClaimClient(app.database, "me")
+        pid = await client._claims.value(PID)
         await publish(connection, 1)
         lost = await connection.fetchval("select pg_terminate_backend($1, 5000)", pid)
         assert lost
-        assert len(await inbox.claim(["default"], 2)) == 1
-        assert await inbox._claims.value(PID) != pid
+        assert len(await client.claim(["default"], 2)) == 1
+        assert await client._claims.value(PID) != pid
 
 
 @pytest.mark.parametrize("by", [ClaimClient, Database])
-async def test_the_session_for_claims_is_closed(
-    app: App, connection: Connection, by: type[Any]
-) -> None:
+async def test_the_claim_session_is_closed(app: App, connection: Connection, by: type[Any]) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
-        pid = await inbox._claims.value(PID)
-        await (inbox if by is ClaimClient else app.database).close()
+        client = ClaimClient(app.database, "me")
+        pid = await client._claims.value(PID)
+        await (client if by is ClaimClient else app.database).close()
         left = await connection.fetchval(
             "select count(*) from pg_stat_activity where pid = $1 and query not like '%close%'", pid
         )
         assert left == 0
 
 
-async def test_a_session_keeps_what_a_call_left_and_not_what_a_user_did(database: str) -> None:
+async def test_a_session_is_reset_after_users_but_not_after_calls(database: str) -> None:
     app = App(database, pool_size=1)
     async with app:
         await app.database.value("select set_config('notifyq.seen', 'call', false)")
@@ -90,32 +86,32 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_finishes_that_come_turn_by_turn_share_a_statement(
+async def test_concurrent_finishes_share_a_statement(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
+        client = ClaimClient(app.database, "me")
         await publish(connection, 61)
-        *messages, last = await inbox.claim(["default"], 61)
+        *messages, last = await client.claim(["default"], 61)
         answers: list[Any] = []
         for message in messages:
-            inbox.finish(message, Success(), answers.append)
+            client.finish(message, Success(), answers.append)
             if message.id % 10 == 0:
                 await asyncio.sleep(0)
-        assert await inbox.settle(last, Success())
+        assert await client.settle(last, Success())
     assert answers == [True] * 60
     # One, unless the machine has stood still in between.
     assert len(batches) < 6
     assert await statuses(connection) == {"success": 61}
 
 
-async def test_a_finish_that_is_alone_is_not_held_back(
+async def test_a_single_finish_is_sent_at_once(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
+        client = ClaimClient(app.database, "me")
         await publish(connection, 2)
-        messages = await inbox.claim(["default"], 2)
+        messages = await client.claim(["default"], 2)
         for message in messages:
-            assert await inbox.settle(message, Success())
+            assert await client.settle(message, Success())
     assert batches == [1, 1]

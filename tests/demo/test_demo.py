@@ -52,10 +52,10 @@ def check(found: dict[str, Any]) -> None:
     assert 0 < found["run_seconds"]["p50"] <= found["run_seconds"]["p99"] <= found["seconds"]
 
 
-def test_two_demos_at_once_have_sums_of_their_own(empty_database: str) -> None:
+def test_two_demos_at_once_have_separate_totals(empty_database: str) -> None:
     with Running(empty_database, *SMALL, "--json", "--workers", "1") as first:
         # The second one after the schema is there: two installations at once is another test.
-        first.hear("indexing")
+        first.logged("indexing")
         with Running(empty_database, *SMALL, "--json", "--workers", "1") as second:
             for running in (first, second):
                 result = running.end()
@@ -63,7 +63,7 @@ def test_two_demos_at_once_have_sums_of_their_own(empty_database: str) -> None:
                 assert "Traceback" not in result.err
 
 
-async def test_lost_message_is_found_out(database: str) -> None:
+async def test_a_lost_message_is_detected(database: str) -> None:
     async with session(database) as connection:
         await connection.execute("""
             create function lose() returns trigger language plpgsql as 'begin return null; end';
@@ -77,10 +77,10 @@ async def test_lost_message_is_found_out(database: str) -> None:
         f"{len(FILES) + 3} published, {len(FILES) + 2} archived, which do not agree" in result.out
     )
     last = result.err.splitlines()[-1]
-    assert re.fullmatch(r"notifyq: the sums disagree: .*; not in the archive: \d+", last)
+    assert re.fullmatch(r"notifyq: the totals disagree: .*; not in the archive: \d+", last)
 
 
-def test_package_that_is_not_there(database: str) -> None:
+def test_an_unknown_package_is_refused(database: str) -> None:
     with Running(database, "demo", "--package", "../json") as running:
         result = running.end()
     assert result.code == 1
@@ -92,8 +92,8 @@ def plain(text: str) -> str:
 
 
 def pasted(text: str) -> list[str]:
-    """Take the commands to look further out of what the demo printed."""
-    lines = text[text.index("to look further") :].splitlines()[1:]
+    """Take the commands to see more out of what the demo printed."""
+    lines = text[text.index("to see more") :].splitlines()[1:]
     commands = [line for line in lines if line.startswith("  ")]
     program = " ".join(NOTIFYQ)
     assert all(program in line or " export NOTIFYQ_DSN=" in line for line in commands)
@@ -129,7 +129,7 @@ def test_terminal_shows_a_bar_tables_and_commands_that_work(database: str) -> No
         assert re.search(header, text, re.MULTILINE), header
     largest = index("json/encoder.py").model_dump().values()
     assert re.search(r"^" + " +".join(map(str, largest)) + "$", text, re.MULTILINE)
-    tables = text[text.index("status ") : text.index("to look further")]
+    tables = text[text.index("status ") : text.index("to see more")]
     assert max(map(len, tables.splitlines())) <= 80
     commands = pasted(text)
     env = environment(PGPASSWORD=password)
@@ -152,8 +152,8 @@ def home() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(180)
 def test_private_server_is_started_and_killed_with_its_demo(home: dict[str, str]) -> None:
     with Running(None, "demo", "--json", env=home) as running:
-        running.hear("starting a private PostgreSQL in")
-        running.hear("indexing: ")  # workers are at work
+        running.logged("starting a private PostgreSQL in")
+        running.logged("indexing: ")  # workers are at work
         family = descendants(running.process.pid)
         assert len(family) > 3
         watched = [os.pidfd_open(pid) for pid in family]

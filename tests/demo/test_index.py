@@ -41,14 +41,14 @@ def test_definitions_are_counted(library: Path) -> None:
         (b"(" * 500, "a.py, line 1: too many nested parentheses"),
     ],
 )
-def test_what_is_not_python_is_rejected(library: Path, code: bytes, reason: str) -> None:
+def test_a_file_that_is_not_python_is_rejected(library: Path, code: bytes, reason: str) -> None:
     (library / "a.py").write_bytes(code)
     with pytest.raises(Reject) as caught:
         demo.index("a.py")
     assert reason in str(caught.value)
 
 
-def test_file_that_is_missing_is_no_reason_to_reject(library: Path) -> None:
+def test_a_missing_file_is_not_rejected(library: Path) -> None:
     with pytest.raises(FileNotFoundError):
         demo.index("a.py")
 

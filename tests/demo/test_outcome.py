@@ -1,4 +1,4 @@
-"""The sums of a demo: when they agree, and what is said when they don't."""
+"""The totals of a demo: when they agree, and the text when they don't."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_each_message_once_agrees() -> None:
         ),
     ],
 )
-def test_anything_else_does_not(published: list[int], found: list[int], difference: str) -> None:
+def test_other_outcomes_do_not_agree(
+    published: list[int], found: list[int], difference: str
+) -> None:
     outcome = Outcome(published, [archived(id_) for id_ in found], START)
     assert not outcome.agrees
     assert outcome.difference == difference

@@ -13,11 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# sql.intro.md is the head of sql.md, into which it is copied.
-PAGES = [
-    ROOT / "README.md",
-    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name != "sql.intro.md"),
-]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+# Made from the source by the programs of tools/docs.
+GENERATED = {
+    DOCS / f"reference/{name}.md"
+    for name in ("commands", "metrics", "python", "settings", "sql", "telemetry")
+}
+
+
+def page_id(page: Path) -> str:
+    """Return the name of a page in the name of a test."""
+    return page.relative_to(ROOT).as_posix()
 
 
 @dataclass(frozen=True)

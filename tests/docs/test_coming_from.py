@@ -1,4 +1,4 @@
-"""The pages for those who come from another system: every promise has a row and a test."""
+"""The pages on other queues: every numbered row has a test, every comparison a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.database import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROMISES = {
+COMPATIBLE = {
     "listen-notify": ("o", 23),
     "pgq": ("p", 30),
     "q4m": ("m", 26),
@@ -21,9 +21,9 @@ PROMISES = {
 }
 
 
-@pytest.mark.parametrize("page", PROMISES)
-def test_every_promise_has_a_row_and_a_test(page: str) -> None:
-    letter, count = PROMISES[page]
+@pytest.mark.parametrize("page", COMPATIBLE)
+def test_every_numbered_row_has_a_test(page: str) -> None:
+    letter, count = COMPATIBLE[page]
     text = (ROOT / f"docs/coming-from/{page}.md").read_text(encoding="utf-8")
     numbers = [int(n) for n in re.findall(rf"^\| {letter.upper()}(\d+) \|", text, re.MULTILINE)]
     assert numbers == [*range(1, count + 1)]
@@ -37,12 +37,12 @@ def test_every_promise_has_a_row_and_a_test(page: str) -> None:
 NEIGHBOURS = sorted(
     path
     for path in (ROOT / "docs/coming-from").glob("*.md")
-    if path.stem not in {*PROMISES, "index"}
+    if path.stem not in {*COMPATIBLE, "comparison", "index"}
 )
 
 
 @pytest.mark.parametrize("page", NEIGHBOURS, ids=lambda page: page.stem)
-def test_a_neighbours_page_maps_shows_differs_and_moves(page: Path) -> None:
+def test_a_page_has_the_four_sections(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.search(r"^Read against .* \d+\.\d+", text, re.MULTILINE)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
@@ -51,12 +51,12 @@ def test_a_neighbours_page_maps_shows_differs_and_moves(page: Path) -> None:
         "What differs",
         "How to move",
     ]
-    # What is better there is said, too.
+    # Each page also names what is better there.
     assert "\n- There: " in text
 
 
-def test_each_line_of_the_comparison_says_where_it_was_read() -> None:
-    text = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+def test_each_line_of_the_comparison_has_a_source() -> None:
+    text = (ROOT / "docs/coming-from/comparison.md").read_text(encoding="utf-8")
     tables = re.findall(r"^\| .*\| read in \|\n\| ---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     assert len(tables) >= 5
     for row in "".join(tables).splitlines():

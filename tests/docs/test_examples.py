@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from docs.pages import PAGES, Block, blocks, commands
+from docs.pages import PAGES, Block, blocks, commands, page_id
 from notifyq import App
 from notifyq.cli import main as cli
+from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.database import Connection
 
-# Some need more packages: tests/spark runs them. test_start.py runs its own.
-APART = {"lake", "load", "spark", "start"}
+# Some need more packages: tests/spark runs them. test_tutorial.py runs its own.
+APART = {"lake", "loads", "spark", "tutorial"}
 PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
-SQL = [page for page in PAGES if blocks(page, "sql") and page.stem != "start"]
+SQL = [page for page in PAGES if blocks(page, "sql") and page.stem != "tutorial"]
 
 
 def sessions(page: Path) -> list[Block]:
@@ -45,7 +46,7 @@ def _awaits(text: str) -> bool:
 
 SESSIONS = [page for page in PAGES if sessions(page)]
 
-# What a server with pg_cron would have; the examples need it to be there, not to work.
+# What a server with pg_cron has; for the examples it need not work.
 _CRON = """
 create schema cron;
 create function cron.schedule(text, text, text) returns bigint return 1;
@@ -59,7 +60,7 @@ create table cron.job_run_details
 """
 
 
-# The tables that others leave behind, as far as a page moves what is in them.
+# The tables of other systems whose rows a page moves.
 _THERE = {
     "chancy": "create table chancy_jobs (kwargs json, func text, priority int, "
     "scheduled_at timestamptz, unique_key text, state text, queue text, created_at timestamptz)",
@@ -81,11 +82,7 @@ _THERE = {
 }
 
 
-def name(page: Path) -> str:
-    return page.stem
-
-
-@pytest.mark.parametrize("page", SQL, ids=name)
+@pytest.mark.parametrize("page", SQL, ids=page_id)
 async def test_sql_runs(page: Path, connection: Connection) -> None:
     await connection.fetchval("select messages.create_queue('billing')")
     # Roles belong to the server, not to the database of the test: all of it is rolled back.
@@ -101,13 +98,13 @@ async def test_sql_runs(page: Path, connection: Connection) -> None:
     await transaction.rollback()
 
 
-@pytest.mark.parametrize("page", PYTHON, ids=name)
+@pytest.mark.parametrize("page", PYTHON, ids=page_id)
 async def test_python_runs(
     page: Path, database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", database)
     await connection.fetchval("select messages.create_queue('billing', max_attempts => 5)")
-    # What the text around the examples speaks of.
+    # What the text around the examples assumes.
     module = ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     given = vars(module)
@@ -127,7 +124,7 @@ async def test_python_runs(
             await app.close()
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=name)
+@pytest.mark.parametrize("page", SESSIONS, ids=page_id)
 def test_sessions_can_be_pasted(page: Path) -> None:
     """As `python -m asyncio` reads them: line by line, where a blank line ends a statement."""
     for block in sessions(page):
@@ -156,7 +153,7 @@ def compiled(block: Block) -> CodeType:
     return code
 
 
-@pytest.mark.parametrize("page", SHELL, ids=name)
+@pytest.mark.parametrize("page", SHELL, ids=page_id)
 def test_commands_can_be_parsed(page: Path) -> None:
     for line, args in commands(page):
         try:
@@ -191,7 +188,7 @@ async def prepared(database: str, connection: Connection) -> str:
 
 
 # Not async: a command runs an event loop of its own, and some need the main thread.
-def test_the_commands_of_the_reference_work(
+def test_the_examples_of_commands_work(
     prepared: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -199,7 +196,7 @@ def test_the_commands_of_the_reference_work(
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", prepared)
     monkeypatch.chdir(tmp_path)  # some write files
-    [page] = [page for page in PAGES if page.name == "cli.md"]
+    page = ROOT / "tools/docs/commands.md"
     lines = tmp_path / "lines"
     lines.write_text("1\n2\n")
     ran = 0
@@ -220,7 +217,7 @@ def test_the_commands_of_the_reference_work(
             "report",
             "spark",
         }
-        # And this one wants the app of the examples.
+        # These run until a signal, or need the app of the examples.
         if is_long or args[:2] in (["dead", "watch"], ["schedules", "apply"], ["stream", "tail"]):
             continue
         if args[0] == "ping" and "--as" in args:
@@ -229,11 +226,11 @@ def test_the_commands_of_the_reference_work(
             continue
         with lines.open() as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
-            if "--subscriber" in args:  # of a stream that the page has dropped by now
+            if "--subscriber" in args:  # the page has dropped that stream
                 cli._invoke(["stream", "create", "orders"], debug=False)
                 cli._invoke(["stream", "subscribe", "orders", "warehouse"], debug=False)
             code = cli._invoke(args, debug=False)
-        said = capfd.readouterr()
-        assert code == 0, f"{line}: {said.out}{said.err}"
+        output = capfd.readouterr()
+        assert code == 0, f"{line}: {output.out}{output.err}"
         ran += 1
     assert ran > 30

@@ -25,18 +25,18 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
 
 
-def test_every_page_has_a_place_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     nav = re.findall(r"^ +- (?:[^:\n]+: )?(\S+\.md)$", settings.split("\nnav:\n")[1], re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES[1:]}
-    # What is made of README.md and CHANGELOG.md.
+    # README.md and CHANGELOG.md.
     assert set(nav) == {*pages, "index.md", "changelog.md"}
     assert len(nav) == len(set(nav))
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as a user does, and give its folder."""
+    """Build the site as a user does, and return its folder."""
     pytest.importorskip("material", reason="pip install 'notifyq[docs]'")
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
@@ -53,7 +53,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page links to, and what may be linked to on it."""
+    """The links and the anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember a place, a link, or something that is fetched."""
+        """Remember an anchor, a link, or something that is fetched."""
         values = {name: value or "" for name, value in attrs}
         if "id" in values:
             self.ids.add(values["id"])
@@ -84,41 +84,41 @@ def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
 
 def _lost(site: Path, pages: dict[Path, Page]) -> Iterator[str]:
     for path, page in pages.items():
-        # The reader's own machine is nobody else's.
+        # The reader's own machine.
         links = [link for link in page.links if not link.startswith("http://127.0.0.1")]
         for link in (*links, *page.fetched):
             target, _, anchor = unquote(link).partition("#")
-            # Of the page for what was not found, links begin at the top, wherever that is.
+            # Links of the page for missing pages begin at the top.
             base = site if path.name == "404.html" else path.parent
             linked = (base / target.lstrip("/")).resolve() if target else path
             if link.startswith(("http:", "https:", "//")) or not linked.exists():
                 yield f"{path.relative_to(site)}: {link}"
             elif anchor and linked in pages and anchor not in pages[linked].ids:
-                yield f"{path.relative_to(site)}: {link} (no such place)"
+                yield f"{path.relative_to(site)}: {link} (no such anchor)"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium")
 @pytest.mark.timeout(120)
 async def test_a_browser_reads_and_searches_it_without_any_server(site: Path) -> None:
-    """As files, which is the hardest way: no server, no worker threads, nothing from a network."""
-    heard: list[str] = []
-    asked: list[str] = []
+    """As files: no server, no worker threads, nothing from a network."""
+    messages: list[str] = []
+    requests: list[str] = []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
         )
         opened = await browser.new_page(viewport={"width": 1280, "height": 900})
         opened.set_default_timeout(100_000)  # the whole test has one, too
-        opened.on("console", lambda message: heard.append(message.text))
-        opened.on("pageerror", lambda error: heard.append(str(error)))
-        opened.on("request", lambda request: asked.append(request.url))
+        opened.on("console", lambda message: messages.append(message.text))
+        opened.on("pageerror", lambda error: messages.append(str(error)))
+        opened.on("request", lambda request: requests.append(request.url))
         await opened.goto((site / "index.html").as_uri())
         assert "INSERT" in await opened.inner_text("article")
         await opened.get_by_role("link", name="Reference", exact=True).first.click()
-        await opened.goto((site / "sql.html").as_uri())
+        await opened.goto((site / "reference/sql.html").as_uri())
         assert await opened.locator("article h3#publish_many").is_visible()
 
-        # It listens for keys, and for text that is put in place only until its index is ready.
+        # The search accepts text as soon as its index is ready.
         await opened.locator("input[name=query]").click()
         await opened.get_by_text("Type to start searching").wait_for()
         await opened.keyboard.type("queue_shares")
@@ -130,9 +130,9 @@ async def test_a_browser_reads_and_searches_it_without_any_server(site: Path) ->
         # On a telephone a page goes down and not to the side.
         await opened.set_viewport_size({"width": 375, "height": 800})
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        for name in ("index", "sql", "operations", "coming-from/pgq"):
+        for name in ("index", "reference/sql", "operations/install", "coming-from/pgq"):
             await opened.goto((site / f"{name}.html").as_uri())
             assert await opened.evaluate(wide) <= 0, name
         await browser.close()
-    assert heard == []
-    assert [url for url in asked if not url.startswith((site.as_uri(), "blob:", "data:"))] == []
+    assert messages == []
+    assert [url for url in requests if not url.startswith((site.as_uri(), "blob:", "data:"))] == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import notifyq
-from notifyq.telemetry import Event, ListenerConnected
+from notifyq.telemetry import ListenerConnected, TelemetryEvent
 from support.database import ROOT, until, value
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ async def work(app: notifyq.App) -> None:
     """Run a worker of the app until nothing is live."""
     listening = asyncio.Event()
 
-    def sink(event: Event) -> None:
+    def telemetry(event: TelemetryEvent) -> None:
         if isinstance(event, ListenerConnected):
             listening.set()
 
-    worker = app.worker(sink=sink)
+    worker = app.worker(telemetry=telemetry)
     working = asyncio.create_task(app.work(worker))
     async with asyncio.timeout(10):
         await listening.wait()
@@ -107,14 +107,14 @@ async def test_words_counts_and_rejects_what_has_no_text(load: Any, connection: 
     assert "text" in (details or "")
 
 
-async def test_prices_asks_all_shops_and_keeps_the_best_offer(
+async def test_prices_compares_all_shops_and_keeps_the_best_offer(
     load: Any, connection: Connection
 ) -> None:
     prices = load("prices")
     app = prices.app
     await app.create_queues()
     await app.create_schedules()
-    asked = await app.publish("prices", "south", key="south", dedup_key="south")
+    requested = await app.publish("prices", "south", key="south", dedup_key="south")
     compared = await app.schedules.run("compare")
     await work(app)
     status, callback, _ = await finished(connection, compared)
@@ -127,7 +127,7 @@ async def test_prices_asks_all_shops_and_keeps_the_best_offer(
         "south": "success",
         "east": "rejected",
     }
-    assert (by_shop["south"].id, by_shop["south"].attempts) == (asked, 2)
+    assert (by_shop["south"].id, by_shop["south"].attempts) == (requested, 2)
     assert "east does not have it" in by_shop["east"].details
     (queue,) = await app.admin.queue_info("prices")
     assert (queue["ordered"], queue["concurrency"]) == (True, 20)
@@ -145,7 +145,7 @@ async def test_prices_waits_for_the_best_offer_of_today(load: Any) -> None:
     await working
 
 
-async def die(connection: Connection, status: str) -> int:
+async def fail(connection: Connection, status: str) -> int:
     id_ = await value(connection, "publish", queue="default", message={})
     await connection.execute(
         "select messages.finish(c.id, c.lock_token, $2::text::messages.message_status) "
@@ -162,11 +162,11 @@ async def test_dead_letters_gives_a_crash_one_more_chance(
     dead_letters = load("dead_letters")
     archive = dead_letters.app.archive
     seen = await archive.position()
-    await die(connection, "lock_expired")
-    await die(connection, "failed")
+    await fail(connection, "lock_expired")
+    await fail(connection, "failed")
     seen, dead = await archive.dead_since(seen)
     for message in dead:
-        await dead_letters.treat(message)
+        await dead_letters.handle(message)
     [again] = await archive.live()
     assert dead_letters.last_chances == {again.id}
     await connection.execute(
@@ -174,18 +174,18 @@ async def test_dead_letters_gives_a_crash_one_more_chance(
     )
     _, dead = await archive.dead_since(seen)
     for message in dead:
-        await dead_letters.treat(message)
+        await dead_letters.handle(message)
     assert not await archive.live()
 
 
 async def test_dead_letters_follows_until_it_is_stopped(load: Any, connection: Connection) -> None:
     dead_letters = load("dead_letters")
-    # It begins with what dies from now on, so the first look must be over.
+    # It begins with messages that fail from now on, so its first poll must be over.
     following = asyncio.create_task(dead_letters.follow())
     try:
 
         async def has_retried() -> bool:
-            await die(connection, "lock_expired")
+            await fail(connection, "lock_expired")
             return bool(dead_letters.last_chances)
 
         await until(has_retried, "a dead message is published again")

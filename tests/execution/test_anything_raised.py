@@ -166,12 +166,12 @@ async def test_an_event_that_makes_its_subscriber_raise_anything(
 async def test_a_sink_that_raises_anything_costs_no_message(app: App, events: Events) -> None:
     app.handler("q")(lambda: None)
 
-    def sink(event: Any) -> None:
+    def telemetry(event: Any) -> None:
         events(event)
         if isinstance(event, MessageFinished):
             raise Custom("no")
 
-    worker = app.worker(sink=sink, concurrency=2, poll=0.1)
+    worker = app.worker(telemetry=telemetry, concurrency=2, poll=0.1)
     import asyncio
 
     task = asyncio.create_task(app.work(worker))

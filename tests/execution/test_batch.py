@@ -197,7 +197,9 @@ async def test_a_stop_gives_back_what_lingers_and_what_runs_too_long(
     assert worker.counts == {"released": 3}
 
 
-async def test_a_sync_batch_past_its_time_is_stuck_and_said_once(app: App, events: Events) -> None:
+async def test_a_sync_batch_past_its_timeout_is_reported_as_stuck_once(
+    app: App, events: Events
+) -> None:
 
     let_go = threading.Event()
 
@@ -217,7 +219,7 @@ async def test_a_transaction_finishes_all_or_none(
     app: App, connection: Connection, events: Events
 ) -> None:
     """A lost lock undoes the call, and the others are handled again without it."""
-    await connection.execute("create table public.ledger (entry int)")
+    await connection.execute("create table public.accounts (entry int)")
     calls: list[list[int]] = []
     begun, may_end = asyncio.Event(), asyncio.Event()
 
@@ -225,7 +227,7 @@ async def test_a_transaction_finishes_all_or_none(
     async def many(numbers: list[int], connection: Transaction) -> list[int | Reject]:
         calls.append(numbers)
         await connection.executemany(
-            "insert into public.ledger values ($1)", [(n,) for n in numbers]
+            "insert into public.accounts values ($1)", [(n,) for n in numbers]
         )
         begun.set()
         await may_end.wait()
@@ -242,7 +244,7 @@ async def test_a_transaction_finishes_all_or_none(
         await events.wait(MessageFinished, 1, status="success")
     assert calls[0] == [0, 1, 2]
     assert await ends(connection) == {0: "lock_expired", 1: "success", 2: "rejected"}
-    rows = await connection.fetch("select entry from public.ledger order by entry")
+    rows = await connection.fetch("select entry from public.accounts order by entry")
     assert [row[0] for row in rows] == [1]
     (same,) = await connection.fetch(
         "select count(distinct a.xid) from messages.message_archive as a where status = 'success'"

@@ -12,8 +12,7 @@ from pydantic import BaseModel, computed_field, field_validator
 
 from notifyq import Message, Reject, Retry, Status
 from notifyq.execution.call import Cause, HandlerCall
-from notifyq.execution.runtime import Runtime
-from notifyq.execution.threads import Threads
+from notifyq.execution.runtime import Runtime, Threads
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.telemetry.tracebacks import clean, describe
 from support.rows import message, register
@@ -39,7 +38,7 @@ class Broken(BaseModel):
         raise KeyError("broken")
 
 
-class SilentError(Exception):
+class TextlessError(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
 
@@ -71,21 +70,21 @@ async def test_no_result_is_none_and_not_null() -> None:
     assert await run(lambda: None) == Success(None)
 
 
-async def test_a_result_is_written_as_its_annotation_says() -> None:
+async def test_a_result_is_written_by_its_annotation() -> None:
     def handle(order: Order) -> Order:
         return order
 
     assert await run(handle, '{"n": 1}') == Success('{"n":1}')
 
 
-async def test_a_handler_gets_payload_and_message_by_place_and_by_name() -> None:
-    def place(message: Message, n: int) -> list[int]:
+async def test_a_handler_gets_payload_and_message_by_position_and_by_name() -> None:
+    def by_position(message: Message, n: int) -> list[int]:
         return [message.id, n]
 
     async def name(n: int, limit: int = 5, *, message: Message) -> list[int]:
         return [message.id, n, limit]
 
-    assert await run(place, "7", id=3) == Success("[3,7]")
+    assert await run(by_position, "7", id=3) == Success("[3,7]")
     assert await run(name, "7", id=3) == Success("[3,7,5]")
 
 
@@ -155,7 +154,9 @@ async def test_retry_fails_the_attempt_with_a_delay_of_its_own(handler: Callable
 
 
 @pytest.mark.parametrize("handler", both(fail))
-async def test_an_exception_fails_the_attempt_and_says_where(handler: Callable[..., Any]) -> None:
+async def test_an_exception_fails_the_attempt_with_its_location(
+    handler: Callable[..., Any],
+) -> None:
     outcome = await run(handler)
     assert isinstance(outcome, Failed)
     assert (outcome.after, outcome.status) == (None, Status.FAILED)
@@ -174,13 +175,13 @@ async def test_a_handler_that_exits_fails_alone(handler: Callable[..., Any]) -> 
 
 
 async def test_a_signal_without_a_text_has_one() -> None:
-    def silent(_: Any) -> None:
+    def without_text(_: Any) -> None:
         raise Reject
 
     def odd(_: Any) -> None:
-        raise Reject(SilentError())
+        raise Reject(TextlessError())
 
-    assert await run(silent) == Rejected("rejected by the handler")
+    assert await run(without_text) == Rejected("rejected by the handler")
     assert await run(odd) == Rejected("Reject, which has no text")
 
 
@@ -239,7 +240,7 @@ def test_long_details_keep_their_beginning_and_their_end() -> None:
 
 
 class Hold:
-    """A handler that runs until it is stopped or told to go on."""
+    """A handler that runs until it is stopped or may go on."""
 
     def __init__(self, cleanup: Callable[[], Any] = lambda: None) -> None:
         self.started = asyncio.Event()

@@ -72,12 +72,12 @@ async def test_it_runs_elsewhere_and_its_process_is_kept(app: App) -> None:
     await gone(first[1])
 
 
-async def test_a_process_that_dies_fails_its_attempt_alone(app: App) -> None:
+async def test_a_process_that_crashes_fails_its_attempt_alone(app: App) -> None:
     reasons = {"exit": "exit code is 3", "kill": "by SIGKILL", "segfault": "by SIGSEGV"}
     async with working(app, queues=["deaths"], concurrency=2):
         *dying, living = await die.publish_many([*reasons, "well"])
         for handle, reason in zip(dying, reasons.values(), strict=True):
-            with pytest.raises(MessageFailedError, match=f"of the handler died.*{reason}"):
+            with pytest.raises(MessageFailedError, match=f"of the handler crashed.*{reason}"):
                 await handle.result(timeout=40)
         assert await living.result(timeout=40) == "well"
 
@@ -118,7 +118,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("handler", [sleep, endless])
-async def test_it_dies_with_its_worker(
+async def test_it_ends_with_its_worker(
     app: App, database: str, tmp_path: Path, handler: Handler[Any]
 ) -> None:
     path, program = tmp_path / "pid", tmp_path / "program.py"
@@ -149,9 +149,9 @@ def test_only_what_a_process_can_import_runs_in_one() -> None:
 
     with pytest.raises(ConfigurationError, match="define it at the top of a module"):
         register(local, executor="process")
-    with pytest.raises(ConfigurationError, match="that is for sync functions"):
+    with pytest.raises(ConfigurationError, match="only a sync function"):
         register(awaits, executor="process")
-    with pytest.raises(ConfigurationError, match="that is for sync functions"):
+    with pytest.raises(ConfigurationError, match="only a sync function"):
         register(takes, executor="process", batch=3)
     with pytest.raises(ConfigurationError, match="executor must be 'process' or None"):
         register(local, executor="thread")

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from notifyq.execution.threads import Threads
+from notifyq.execution.runtime import Threads
 from support.database import until
 
 

@@ -20,27 +20,29 @@ from support.running import Events, statuses, working
 
 
 @pytest.fixture
-async def ledger(connection: Connection) -> Connection:
+async def accounts(connection: Connection) -> Connection:
     """Give a session in a database that has a table for the effects of handlers."""
-    await connection.execute("create table public.ledger (entry int, attempt int)")
-    await value(connection, "create_queue", name="ledger", max_attempts=3, backoff=timedelta())
+    await connection.execute("create table public.accounts (entry int, attempt int)")
+    await value(connection, "create_queue", name="accounts", max_attempts=3, backoff=timedelta())
     return connection
 
 
 async def entries(connection: Connection) -> list[int]:
-    rows = await connection.fetch("select entry from public.ledger order by entry")
+    rows = await connection.fetch("select entry from public.accounts order by entry")
     return [row[0] for row in rows]
 
 
-async def test_effect_and_end_are_one_commit(app: App, ledger: Connection, events: Events) -> None:
+async def test_effect_and_end_are_one_commit(
+    app: App, accounts: Connection, events: Events
+) -> None:
     seen: list[Any] = []
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, connection: Transaction, message: Message) -> int:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
         next_one = await app.publish("default", number, connection=connection)
-        seen.append(await ledger.fetchval("select count(*) from public.ledger"))
-        seen.append(await ledger.fetch("select from messages.message where id = $1", next_one))
+        seen.append(await accounts.fetchval("select count(*) from public.accounts"))
+        seen.append(await accounts.fetch("select from messages.message where id = $1", next_one))
         seen.append(await connection.fetchval("show idle_in_transaction_session_timeout"))
         return message.attempts
 
@@ -48,14 +50,14 @@ async def test_effect_and_end_are_one_commit(app: App, ledger: Connection, event
         handle = await enter.publish(7)
         assert await handle.result(timeout=10) == 1
     assert seen == [0, [], "0"]
-    assert await entries(ledger) == [7]
-    same = await ledger.fetchval(
+    assert await entries(accounts) == [7]
+    same = await accounts.fetchval(
         "select l.xmin::text::bigint = a.xid::text::bigint "
-        "from public.ledger as l, messages.message_archive as a"
+        "from public.accounts as l, messages.message_archive as a"
     )
     assert same
     assert [event.status for event in events.of(MessageFinished)] == ["success"]
-    assert await ledger.fetchval("select count(*) from messages.message where queue = 'default'")
+    assert await accounts.fetchval("select count(*) from messages.message where queue = 'default'")
 
 
 @pytest.mark.parametrize(
@@ -63,33 +65,33 @@ async def test_effect_and_end_are_one_commit(app: App, ledger: Connection, event
     [(ValueError("no"), "failed"), (Retry("later", after=0), "failed"), (Reject("no"), "rejected")],
 )
 async def test_whatever_ends_an_attempt_undoes_it(
-    app: App, ledger: Connection, events: Events, error: Exception, status: str
+    app: App, accounts: Connection, events: Events, error: Exception, status: str
 ) -> None:
     attempts: list[int] = []
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, message: Message, connection: asyncpg.Connection) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
         attempts.append(message.attempts)
         if message.attempts < 3:
             raise error
 
     async with working(app, events):
-        (id_,) = await publish(ledger, 1, "ledger")
+        (id_,) = await publish(accounts, 1, "accounts")
         await events.wait(MessageFinished, 1 if status == "rejected" else 3)
     if status == "rejected":
-        assert (await entries(ledger), attempts) == ([], [1])
+        assert (await entries(accounts), attempts) == ([], [1])
     else:
-        assert (await entries(ledger), attempts) == ([0], [1, 2, 3])
-        assert [row["status"] for row in await archived(ledger, id_)] == ["success"]
+        assert (await entries(accounts), attempts) == ([0], [1, 2, 3])
+        assert [row["status"] for row in await archived(accounts, id_)] == ["success"]
 
 
 async def test_a_statement_that_failed_fails_the_attempt_even_if_it_was_caught(
-    app: App, ledger: Connection, events: Events
+    app: App, accounts: Connection, events: Events
 ) -> None:
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, message: Message, connection: Transaction) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
         if message.attempts == 1:
             try:
                 await connection.execute("select 1 / 0")
@@ -101,19 +103,19 @@ async def test_a_statement_that_failed_fails_the_attempt_even_if_it_was_caught(
         first, second = await events.wait(MessageFinished, 2)
     assert (first.status, second.status) == ("failed", "success")
     assert "the transaction could not be committed" in (first.details or "")
-    assert await entries(ledger) == [5]
+    assert await entries(accounts) == [5]
 
 
 async def test_a_lost_lock_undoes_what_was_written(
-    app: App, ledger: Connection, events: Events, connection: Connection
+    app: App, accounts: Connection, events: Events, connection: Connection
 ) -> None:
     begun: list[int] = []
     may_end = asyncio.Event()
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, message: Message, connection: Transaction) -> None:
         await connection.execute(
-            "insert into public.ledger values ($1, $2)", number, message.attempts
+            "insert into public.accounts values ($1, $2)", number, message.attempts
         )
         begun.append(message.attempts)
         if message.attempts == 1:
@@ -128,52 +130,52 @@ async def test_a_lost_lock_undoes_what_was_written(
         await until(has_begun, "the handler has begun")
         await expire(connection, handle)
         await value(connection, "reap")
-        await connection.execute("select pg_notify('new_message', 'ledger:')")
+        await connection.execute("select pg_notify('new_message', 'accounts:')")
         await events.wait(MessageFinished)  # of the second attempt
         may_end.set()
         await events.wait(LockLost)
-    kept = await connection.fetch("select entry, attempt from public.ledger")
+    kept = await connection.fetch("select entry, attempt from public.accounts")
     assert [tuple(row) for row in kept] == [(9, 2)]
-    assert await statuses(connection, "ledger") == {"success": 1}
+    assert await statuses(connection, "accounts") == {"success": 1}
 
 
 async def test_a_timeout_undoes_what_was_written(
-    app: App, ledger: Connection, events: Events
+    app: App, accounts: Connection, events: Events
 ) -> None:
-    @app.handler("ledger", transactional=True, timeout=0.5)
+    @app.handler("accounts", transactional=True, timeout=0.5)
     async def enter(number: int, message: Message, connection: Transaction) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
         if message.attempts == 1:
             await connection.execute("select pg_sleep(30)")
 
     async with working(app, events):
         await enter.publish(3)
         await events.wait(MessageFinished, status="success")
-    assert await entries(ledger) == [3]
+    assert await entries(accounts) == [3]
 
 
 async def test_as_many_transactions_as_handlers_beside_the_pool(
-    database: str, ledger: Connection, events: Events
+    database: str, accounts: Connection, events: Events
 ) -> None:
     """A pool of one connection is enough for a worker of six such handlers."""
     app = App(database, pool_size=1)
     gathered = asyncio.Barrier(6)
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, connection: Transaction) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
         async with asyncio.timeout(10):
             await gathered.wait()
 
     async with working(app, events, concurrency=6):
         await enter.publish_many(range(6))
         await events.wait(MessageFinished, 6)
-    assert await entries(ledger) == list(range(6))
+    assert await entries(accounts) == list(range(6))
     await app.close()
 
 
 async def test_a_commit_without_an_answer_counts_as_what_it_was(
-    app: App, ledger: Connection, events: Events, monkeypatch: pytest.MonkeyPatch
+    app: App, accounts: Connection, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection breaks as the commit is sent, or as its answer is awaited."""
     plan = ["before", "after"]
@@ -187,9 +189,9 @@ async def test_a_commit_without_an_answer_counts_as_what_it_was(
         if step == "after":
             raise ConnectionResetError("gone")
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, message: Message, connection: Transaction) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
 
     async with working(app, events):
         monkeypatch.setattr(asyncpg.transaction.Transaction, "__aexit__", broken)
@@ -197,14 +199,14 @@ async def test_a_commit_without_an_answer_counts_as_what_it_was(
         done = await events.wait(MessageFinished, 2)
     assert [event.status for event in done] == ["failed", "success"]
     assert plan == []
-    assert await entries(ledger) == [4]
-    assert await statuses(ledger, "ledger") == {"success": 1}
+    assert await entries(accounts) == [4]
+    assert await statuses(accounts, "accounts") == {"success": 1}
 
 
 PROGRAM = """
     import os, signal, sys
     import notifyq
-    from notifyq.execution.transactions import Transactions
+    from notifyq.execution.runtime import Transactions
 
     app = notifyq.App(sys.argv[1])
     where = sys.argv[2]
@@ -212,9 +214,9 @@ PROGRAM = """
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, tx: notifyq.Transaction):
-        await tx.execute("insert into public.ledger values ($1)", number)
+        await tx.execute("insert into public.accounts values ($1)", number)
         if where == "handler":
             die()
 
@@ -234,26 +236,26 @@ PROGRAM = """
 
 @pytest.mark.parametrize("where", ["handler", "finish"])
 async def test_a_worker_that_is_killed_leaves_nothing_behind(
-    app: App, ledger: Connection, events: Events, database: str, tmp_path: Path, where: str
+    app: App, accounts: Connection, events: Events, database: str, tmp_path: Path, where: str
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    (id_,) = await publish(ledger, 1, "ledger")
+    (id_,) = await publish(accounts, 1, "accounts")
     worker = await asyncio.create_subprocess_exec(sys.executable, program, database, where)
     async with asyncio.timeout(30):
         assert await worker.wait() == -signal.SIGKILL
     assert os.getpid()
-    await expire(ledger, id_)
-    await value(ledger, "reap")
+    await expire(accounts, id_)
+    await value(accounts, "reap")
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, connection: Transaction) -> None:
-        await connection.execute("insert into public.ledger values ($1)", number)
+        await connection.execute("insert into public.accounts values ($1)", number)
 
     async with working(app, events):
         await events.wait(MessageFinished)
-    assert await entries(ledger) == [0]
-    assert await statuses(ledger, "ledger") == {"success": 1}
+    assert await entries(accounts) == [0]
+    assert await statuses(accounts, "accounts") == {"success": 1}
 
 
 def test_a_transaction_goes_to_an_async_handler_that_takes_it() -> None:

@@ -1,4 +1,4 @@
-"""A database in which every column of every table has every value that the table takes."""
+"""A database with every accepted value in every column of every table."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from extremes.values import of
 if TYPE_CHECKING:
     from support.database import Connection
 
-# What says which schema and which server this is, with other values of which every call is refused;
-# and what names tables, which only functions make.
+# Tables that identify the schema and the server: with other values every call is refused. And a
+# table with names of tables, which only functions create.
 _OF_THE_INSTALLATION = ("schema_version", "origin", "relay_self", "segment")
 
 # A row of everything, by the functions.
 _BASE = """
 select messages.create_queue('mail', max_attempts => 3, retention_dead => '90 days');
-select messages.create_queue('flow', concurrency => 5, key_concurrency => 2, rate => 100,
+select messages.create_queue('limited', concurrency => 5, key_concurrency => 2, rate => 100,
   key_rate => 10, capacity => 1000);
 select messages.create_queue('fair', fair => true);
 select messages.set_share('fair', 'k', 2);
 select messages.create_queue('quick', durable => false);
 select messages.publish_many(q, array['{"n": 1}', '2']::jsonb[], keys => array['k', null])
-from unnest(array['mail', 'flow', 'fair', 'quick']) as q;
+from unnest(array['mail', 'limited', 'fair', 'quick']) as q;
 select messages.publish('mail', '3', delay => '1 hour', dedup_key => 'd', dedup_window => '1 hour');
 select messages.publish('mail', '4', after => array[messages.publish('mail', '5')]);
 select messages.finish(c.id, c.lock_token, 'success', null, '{"r": 1}')
@@ -36,7 +36,7 @@ select messages.publish('mail', '6');
 select messages.retry(c.id, c.lock_token, null, 'Error: 2', 'failed', 'Error', 'Error: 2', 'at 1')
 from messages.claim('{mail}', 1, worker => 'w') as c;
 select messages.publish('mail', '7');
-select c.id from messages.claim('{flow,fair,quick}', 3, worker => 'w') as c;
+select c.id from messages.claim('{limited,fair,quick}', 3, worker => 'w') as c;
 select messages.dead_retry(a.id) from messages.dead_message as a limit 1;
 select notifyq.worker_heartbeat('w', '{mail}', '{st}', 10, 1, false, 'host', 1, '0.1.0');
 select messages.schedule('nightly', '0 3 * * *', 'mail', '8');

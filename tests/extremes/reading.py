@@ -1,4 +1,4 @@
-"""Everything that reads a database for people and programs: each is run, and says what broke."""
+"""Runs all commands, pages and metrics that read a database, and returns the failures."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "queues ls": [[]],
     "queues grants": [[]],
     "queues shares": [[]],
+    "queues limits": [[]],
+    "parked": [["--limit", "9999"]],
     "stream ls": [[]],
     "stream lag": [[]],
     "stream forwards": [[]],
@@ -50,16 +52,17 @@ OTHERS = {"report", "archive export", "show", "dead show"}
 """Commands that read, and are run in another way below."""
 
 _CHANGING = """
-init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, server start,
-server stop, bench report, dead retry, dead delete, retention set, queues create, queues alter,
-queues pause, queues resume, queues drop, queues grant, queues revoke, queues share, stream create,
-stream alter, stream drop, stream pause, stream resume, stream subscribe, stream unsubscribe,
-stream seek, stream tick, stream forward, stream unforward, schedules add, schedules remove,
-schedules enable, schedules disable, schedules run, schedules apply, spark export, spark load,
-spark replay, spark rollup, spark sample, spark stream, spark tidy
+init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, amend, server
+start, server stop, bench report, dead retry, dead delete, retention set, queues create, queues
+alter, queues pause, queues resume, queues drop, queues grant, queues revoke, queues share,
+queues limit, signal, stream create, stream alter, stream drop, stream pause, stream resume,
+stream subscribe, stream unsubscribe, stream seek, stream tick, stream forward, stream
+unforward, schedules add, schedules remove, schedules enable, schedules disable, schedules run,
+schedules apply, spark export, spark load, spark replay, spark rollup, spark sample, spark
+stream, spark tidy
 """
 CHANGING = {" ".join(it.split()) for it in _CHANGING.split(",")}
-"""Commands that change something, or that ask no database."""
+"""Commands that change something, or that use no database."""
 
 FOLLOWING = {
     *("stream tail", "dead watch", "metrics", "dashboard", "ping", "server status", "server url"),
@@ -71,7 +74,7 @@ SPARK = {"spark anomalies"}
 
 
 def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str]:
-    """Run each command, for people and as JSON; what broke."""
+    """Run each command, as text and as JSON; return the failures."""
     broken = []
     runs = [
         [*command.split(), *given, *more]
@@ -89,7 +92,7 @@ def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str
         runs += [["show", str(id_)], ["show", str(id_), "--json"], ["dead", "show", str(id_)]]
     for run in runs:
         result = notifyq(*run)
-        # Doctor's way to say that it has found something, and that an id is of nothing dead.
+        # `doctor` exits with 1 after findings, and `dead show` after an id of another message.
         fits = result.code == 0 or (run[0] == "doctor" and result.code == 1 and result.out)
         fits = fits or (run[0] == "dead" and "no dead message" in result.err)
         if not fits or "cannot be read" in result.err or "Traceback" in result.err:
@@ -98,7 +101,7 @@ def run_commands(notifyq: Notifyq, folder: Path, ids: Iterable[int]) -> list[str
 
 
 def read_metrics(dsn: str) -> list[str]:
-    """Scrape what the database exports of itself."""
+    """Scrape the metrics of the database; return the failures."""
     registry = CollectorRegistry()
     with DatabaseMetrics(dsn) as metrics:
         registry.register(metrics)
@@ -122,7 +125,7 @@ def _paths(ids: Iterable[int], queues: Iterable[str]) -> Iterator[str]:
 
 
 async def read_pages(dsn: str, connection: Connection, ids: Iterable[int]) -> list[str]:
-    """Ask for each page of the dashboard, with each message and queue; what broke."""
+    """Request each page of the dashboard with each message and queue; return the failures."""
     queues = [row[0] for row in await connection.fetch("select name from messages.queue")]
     broken = []
     async with AsyncExitStack() as stack:

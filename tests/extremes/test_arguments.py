@@ -1,4 +1,4 @@
-"""No argument of any function, at either end of its type, is an error that is not ours."""
+"""The extreme values of each argument of each function only raise errors of notifyq."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("interval", "timestamptz", "date", "int2", "int4", "int8", "float8", "numeric")
 
-# What the functions are about, so that most of them get past their first look.
+# Objects that the functions need to get past their first checks.
 _BASE = """
 select messages.create_queue('q'), messages.create_stream('st');
 select messages.create_queue('l', rate => 1, key_rate => 1, fair => true, concurrency => 5);
@@ -51,7 +51,7 @@ _NAMED = {
     "dataset": "'x'", "conditions": "'{{}}'",
 }  # fmt: skip
 
-# They take as long as they are told to, and have no bound but that.
+# They run as long as this argument.
 _PATIENT = {"wait": "timeout", "run_broker": "idle"}
 
 
@@ -73,8 +73,8 @@ async def test_every_argument_at_the_ends_of_its_type(connection: Connection) ->
             for value in of(type_):
                 given = [
                     f"{it} => " + _NAMED.get(it, "null").format(**ids)
-                    for place, it in enumerate(row["names"][: row["required"]])
-                    if place != number
+                    for index, it in enumerate(row["names"][: row["required"]])
+                    if index != number
                 ]
                 call = f"{row['name']}({', '.join([*given, f'{name} => ' + repr(value)])})"
                 called += 1
@@ -83,7 +83,7 @@ async def test_every_argument_at_the_ends_of_its_type(connection: Connection) ->
     assert not broken, "\n".join(broken)
 
 
-async def test_what_waits_takes_any_time(connection: Connection) -> None:
+async def test_a_waiting_procedure_accepts_any_duration(connection: Connection) -> None:
     await connection.execute("select messages.create_queue('q')")
     await connection.execute("set statement_timeout = '300ms'")
     broken = []
@@ -107,7 +107,7 @@ async def _refused(connection: Connection, statement: str) -> list[str]:
     except asyncpg.PostgresError as error:
         if not str(error.sqlstate).startswith("NQ"):
             return [f"{statement}: {error.sqlstate} {error}"]
-    except (OverflowError, ValueError) as error:  # of the driver: no client reads the answer
+    except (OverflowError, ValueError) as error:  # of the driver, which cannot read the answer
         return [f"{statement}: {error!r}"]
     finally:
         await transaction.rollback()

@@ -1,4 +1,4 @@
-"""`@app.cron`: workers put schedules in place, fire them without pg_cron, and handle what comes."""
+"""`@app.cron`: workers define schedules, fire them without pg_cron, and handle the messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def only(app: App) -> ScheduleInfo:
     return schedule
 
 
-async def test_a_function_runs_by_the_clock(
+async def test_a_cron_function_runs_on_its_schedule(
     app: App, events: Events, connection: Connection
 ) -> None:
     seen: list[Message] = []
@@ -34,7 +34,7 @@ async def test_a_function_runs_by_the_clock(
         seen.append(message)
         return "done"
 
-    async with working(app, events, upkeep=0.05):
+    async with working(app, events, maintenance=0.05):
         schedule = await only(app)
         assert (schedule.name, schedule.queue, schedule.cron) == ("report", "reports", "@hourly")
         assert schedule.next_at > datetime.now(UTC)
@@ -51,11 +51,11 @@ async def test_a_function_runs_by_the_clock(
     assert (schedule.last_id, schedule.last_at) == (message.id, due)
 
 
-async def test_a_worker_fires_in_time_and_not_when_the_upkeep_comes(
+async def test_a_worker_fires_schedules_between_two_maintenance_runs(
     app: App, events: Events, connection: Connection
 ) -> None:
     app.cron("* * * * * *", name="quick", queue="q")(lambda: None)
-    async with working(app, events, upkeep=3600):
+    async with working(app, events, maintenance=3600):
         await events.wait(MessageFinished, 3, status="success")
     late = await connection.fetch(
         "select created_at - (headers ->> 'due')::timestamptz as late "
@@ -86,9 +86,7 @@ async def test_schedules_on_top_of_a_handler_and_of_each_other(app: App) -> None
     assert (evening.queue, evening.payload, evening.backfill) == ("reports", {"kind": "all"}, 0)
 
 
-async def test_only_schedules_of_the_queues_that_it_serves_are_put_in_place(
-    app: App, events: Events
-) -> None:
+async def test_a_worker_defines_only_schedules_of_its_queues(app: App, events: Events) -> None:
     app.cron("@daily", name="one", queue="one")(lambda: None)
     app.cron("@daily", name="two", queue="two")(lambda: None)
     await app.create_queues(["two"])
@@ -96,7 +94,7 @@ async def test_only_schedules_of_the_queues_that_it_serves_are_put_in_place(
     assert (await only(app)).name == "two"
 
 
-async def test_one_that_may_not_define_schedules_works_and_says_so(
+async def test_a_worker_without_the_right_to_define_schedules_warns(
     app: App, events: Events, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.cron("@daily", name="nightly", queue="q")
@@ -106,10 +104,10 @@ async def test_one_that_may_not_define_schedules_works_and_says_so(
     guest = App(f"{app.dsn}?role=notifyq_worker")
     guest.registry = app.registry
     with caplog.at_level(logging.WARNING, "notifyq.worker.worker"):
-        async with working(guest, events, upkeep=0.05):
+        async with working(guest, events, maintenance=0.05):
             (warning,) = caplog.messages
             assert "only an admin may define them" in warning
-            # Put in place by an admin, it is fired by anybody.
+            # An admin defines it, and any worker fires it.
             await app.create_schedules()
             await connection.execute("select messages.grant_queue('q', 'notifyq_worker', false)")
             await app.schedules.run("nightly")
@@ -139,7 +137,7 @@ async def test_schedules_of_an_app(app: App, connection: Connection) -> None:
     assert not await app.schedules.remove("s")
 
 
-async def test_what_is_wrong_is_said_where_it_is_written(app: App) -> None:
+async def test_a_wrong_cron_option_is_refused_at_the_decorator(app: App) -> None:
     def run() -> None: ...
 
     for options, complaint in (
@@ -149,9 +147,9 @@ async def test_what_is_wrong_is_said_where_it_is_written(app: App) -> None:
         with pytest.raises(ConfigurationError, match=complaint):
             app.cron("@daily", **options)(run)
     handler = app.cron("@daily", name="a")(run)
-    with pytest.raises(ConfigurationError, match="a schedule 'a' already, at '@daily'"):
+    with pytest.raises(ConfigurationError, match="schedule 'a' already exists, at '@daily'"):
         app.cron("@hourly", name="a")(handler)
-    with pytest.raises(ConfigurationError, match="has its handler already: say 'timeout' there"):
+    with pytest.raises(ConfigurationError, match="already has its handler: pass 'timeout' there"):
         app.cron("@hourly", name="b", timeout=3)(handler)
     app.cron("0 25 * * *", name="c")(handler)
     await app.create_queues()

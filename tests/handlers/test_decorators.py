@@ -61,18 +61,18 @@ def test_a_sync_handler_without_parentheses(app: App) -> None:
 
 
 @pytest.mark.parametrize("given", [(), ("orders",), (print,)], ids=str)
-def test_a_subscriber_says_what_it_needs(app: App, given: tuple[Any, ...]) -> None:
+def test_a_subscriber_without_names_is_refused(app: App, given: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigurationError, match=r'@app.subscriber\("orders", "mailer"\)'):
         app.subscriber(*given)
 
 
 @pytest.mark.parametrize("given", [(), (print,)], ids=str)
-def test_a_cron_function_says_what_it_needs(app: App, given: tuple[Any, ...]) -> None:
+def test_a_cron_function_without_an_expression_is_refused(app: App, given: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigurationError, match=r"@app.cron\("):
         app.cron(*given)
 
 
-async def test_a_program_that_only_publishes_follows_the_hint(app: App) -> None:
+async def test_the_hint_for_a_declared_queue_works(app: App) -> None:
     @app.subscriber("orders", "mailer", position="start")
     async def mail(_n: int) -> None: ...
 
@@ -96,7 +96,7 @@ async def test_a_program_that_only_publishes_follows_the_hint(app: App) -> None:
     await app.create()
 
 
-async def test_the_hint_for_what_is_not_declared_works(app: App) -> None:
+async def test_the_hint_for_an_undeclared_queue_works(app: App) -> None:
     with pytest.raises(QueueNotFoundError) as raised:
         await app.publish("other", 1)
     assert "app.admin.create_queue('other')" in str(raised.value.hint)

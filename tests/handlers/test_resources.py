@@ -125,27 +125,27 @@ async def test_a_resource_that_cannot_be_opened_ends_the_worker_and_closes_the_o
     assert log == ["open pool", "open client", "close client", "close pool"]
 
 
-def test_resources_are_refused_that_nobody_could_give_or_take(shared: App) -> None:
-    with pytest.raises(ConfigurationError, match="must say what it gives"):
+def test_a_resource_without_a_type_or_a_value_is_refused(shared: App) -> None:
+    with pytest.raises(ConfigurationError, match="needs a return annotation"):
         shared.resource(lambda: 1)
-    with pytest.raises(ConfigurationError, match=r"pool gives Pool already.*NewType"):
+    with pytest.raises(ConfigurationError, match=r"pool already makes Pool.*NewType"):
 
         @shared.resource
         def another() -> Pool:
             return Pool()
 
-    with pytest.raises(ConfigurationError, match=r"'session' of .*needy would get nothing"):
+    with pytest.raises(ConfigurationError, match=r"'session' of .*needy has no value"):
 
         @shared.resource
         def needy(session: str) -> dict[str, int]:
             return {}
 
-    with pytest.raises(ConfigurationError, match="'other' would get nothing"):
+    with pytest.raises(ConfigurationError, match="'other' has no value"):
 
         @shared.handler("q")
         async def handle(payload: int, other: bytes) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="'pool' would get nothing"):
+    with pytest.raises(ConfigurationError, match="'pool' has no value"):
 
         @shared.handler("q")
         async def positional(pool: Pool, /) -> None: ...
@@ -184,7 +184,7 @@ async def test_middleware_runs_around_handlers_the_first_outermost(
     assert log == ["begin q", "good", "end", "begin q", "end"]
 
 
-async def test_a_timeout_ends_a_handler_inside_of_middleware(
+async def test_a_timeout_stops_a_handler_within_middleware(
     app: App, events: Events, connection: Connection
 ) -> None:
     @app.middleware
@@ -205,7 +205,7 @@ async def test_a_timeout_ends_a_handler_inside_of_middleware(
     assert "longer than its timeout" in str(finished.details)
 
 
-async def test_a_sandbox_gives_handlers_what_the_test_says(
+async def test_a_sandbox_passes_the_resources_of_the_test(
     shared: App, database: str, log: list[str]
 ) -> None:
     @shared.handler("q")

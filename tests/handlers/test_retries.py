@@ -33,7 +33,7 @@ def after(retries: Retries, attempt: int = 1, error: BaseException | None = None
     return decision.after.total_seconds()
 
 
-def test_a_handler_that_says_nothing_leaves_it_to_the_queue() -> None:
+def test_without_a_backoff_that_of_the_queue_counts() -> None:
     assert Retries().decide(ValueError(), FIRST) == Decision(None)
 
 
@@ -50,12 +50,12 @@ def test_a_duration_is_the_base_of_an_exponential_backoff_with_jitter(base: Any)
     assert after(Retries(0), 5) == 0
 
 
-def test_a_bound_alone_bounds_the_usual_backoff() -> None:
+def test_backoff_max_alone_limits_the_default_backoff() -> None:
     assert 0.5 <= after(Retries(None, 1), 10) <= 1
     assert 1 <= after(Retries(None, HOUR), 1) <= 2
 
 
-def test_a_strategy_of_tenacity_is_asked_with_the_attempt_and_the_error() -> None:
+def test_a_tenacity_strategy_gets_the_attempt_and_the_error() -> None:
     assert after(Retries(wait_fixed(7)), 3) == 7
     assert after(Retries(wait_incrementing(1, 2)), 4) == 7
     chain = wait_chain(wait_fixed(1), wait_fixed(5), wait_fixed(60))
@@ -64,24 +64,24 @@ def test_a_strategy_of_tenacity_is_asked_with_the_attempt_and_the_error() -> Non
     assert 3 <= min(found) < max(found) <= 5
     assert 1 <= after(Retries(wait_exponential_jitter(max=300))) <= 2
 
-    def asked(state: RetryCallState) -> timedelta:
+    def by_error(state: RetryCallState) -> timedelta:
         assert state.outcome is not None
         error = state.outcome.exception()
         assert isinstance(error, Busy)
         assert state.seconds_since_start is not None
         return timedelta(seconds=state.attempt_number * len(str(error)))
 
-    assert after(Retries(asked), 2, Busy("four")) == 8
+    assert after(Retries(by_error), 2, Busy("four")) == 8
 
-    def told(state: RetryCallState) -> float:
+    def by_headers(state: RetryCallState) -> float:
         return float(state.args[0].headers["patience"])
 
     patient = message(headers={"patience": 11})
-    assert Retries(told).decide(Busy(), patient) == Decision(timedelta(seconds=11))
-    assert after(Retries(asked, 5), 2, Busy("four")) == 5
+    assert Retries(by_headers).decide(Busy(), patient) == Decision(timedelta(seconds=11))
+    assert after(Retries(by_error, 5), 2, Busy("four")) == 5
 
 
-def test_the_class_that_is_closest_decides() -> None:
+def test_the_closest_class_of_the_error_decides() -> None:
     retries = Retries(
         {OSError: wait_fixed(1), ConnectionError: wait_fixed(2), Exception: wait_fixed(3)}
     )
@@ -92,7 +92,7 @@ def test_the_class_that_is_closest_decides() -> None:
     assert 30 <= after(Retries({Busy: 60}), 1, Busy()) <= 60
 
 
-def test_none_is_the_end_and_reject_the_end_as_rejected() -> None:
+def test_none_fails_and_reject_rejects_the_message() -> None:
     retries = Retries({KeyError: None, OSError: Reject, Busy: 0})
     assert retries.decide(KeyError(), FIRST) == Decision(gives_up=True)
     assert retries.decide(PermissionError(), FIRST) == Decision(gives_up=True, is_rejected=True)
@@ -109,24 +109,24 @@ def test_a_group_of_one_error_counts_as_that_error() -> None:
     assert after(named, 1, inner) == 9
 
 
-def test_retry_is_another_attempt_whatever_is_said_of_exceptions() -> None:
+def test_retry_causes_another_attempt_in_spite_of_the_mapping() -> None:
     for backoff in (None, 5, wait_fixed(5), {Exception: None}, {Exception: Reject}):
         assert Retries(backoff).decide(Retry(after=HOUR), FIRST) == Decision(HOUR)
     assert Retries({Exception: None}).decide(Retry(), FIRST) == Decision(None)
     assert after(Retries({Retry: wait_fixed(4), Exception: None}), 1, Retry()) == 4
     assert after(Retries(wait_fixed(4)), 1, Retry()) == 4
-    # Its own delay is nobody else's to bound.
+    # backoff_max does not limit the delay of a Retry.
     assert Retries(1, 2).decide(Retry(after=HOUR), FIRST) == Decision(HOUR)
 
 
-@pytest.mark.parametrize("said", [-1, "soon", None, float("nan"), float("inf"), 1e300, object()])
-def test_a_strategy_that_gives_no_duration_leaves_it_to_the_queue(said: Any) -> None:
-    decision = Retries(lambda _state: said).decide(ValueError(), FIRST)
+@pytest.mark.parametrize("delay", [-1, "soon", None, float("nan"), float("inf"), 1e300, object()])
+def test_without_a_duration_from_a_strategy_the_queue_decides(delay: Any) -> None:
+    decision = Retries(lambda _state: delay).decide(ValueError(), FIRST)
     assert decision.after is None
     assert "which is no duration" in (decision.complaint or "")
 
 
-def test_a_strategy_that_raises_leaves_it_to_the_queue() -> None:
+def test_when_a_strategy_raises_the_queue_decides() -> None:
     def wrong(_state: RetryCallState) -> float:
         raise ZeroDivisionError("by zero")
 
@@ -157,14 +157,12 @@ def test_a_strategy_that_raises_leaves_it_to_the_queue() -> None:
         ({"max_attempts": 1001}, "max_attempts must be between 1 and 1000, not 1001"),
     ],
 )
-def test_what_cannot_be_a_backoff_is_refused_when_it_is_said(
-    options: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_backoff_is_refused_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         register(lambda: None, **options)
 
 
-def test_a_queue_is_created_with_what_it_can_have() -> None:
+def test_a_queue_is_created_with_the_backoff_of_its_handler() -> None:
     policy = register(lambda: None, backoff=3, backoff_max=60, max_attempts=4).policy
     assert (policy.backoff, policy.backoff_max) == (timedelta(seconds=3), timedelta(seconds=60))
     assert policy.max_attempts == 4

@@ -37,7 +37,7 @@ class Typed(TypedDict):
         (Model | None, Model(n=1)),
     ],
 )
-def test_a_payload_is_validated_as_its_annotation_says(annotation: Any, validated: object) -> None:
+def test_a_payload_is_validated_by_its_annotation(annotation: Any, validated: object) -> None:
     def handle(payload: Any) -> None: ...
 
     handle.__annotations__["payload"] = annotation
@@ -57,21 +57,21 @@ def test_an_annotation_may_carry_constraints() -> None:
 
 
 @pytest.mark.parametrize("annotation", [Any, object])
-def test_a_payload_of_any_type_is_handed_on_as_it_is(annotation: Any) -> None:
+def test_a_payload_annotated_any_is_passed_unchanged(annotation: Any) -> None:
     def handle(payload: Any) -> None: ...
 
     handle.__annotations__["payload"] = annotation
     assert register(handle).payload is None
 
 
-def test_a_payload_without_annotation_is_handed_on_as_it_is() -> None:
+def test_a_payload_without_annotation_is_passed_unchanged() -> None:
     def handle(payload): ...  # type: ignore[no-untyped-def]
 
     handler = register(handle)
     assert (handler.takes, handler.payload, handler.result) == (("payload",), None, None)
 
 
-def test_a_handler_takes_the_message_wherever_it_stands() -> None:
+def test_a_handler_takes_the_message_at_any_position() -> None:
     def first(message: Message, payload: int) -> None: ...
     def second(payload: int, message: Message) -> None: ...
     def alone(message: Message) -> None: ...
@@ -83,14 +83,14 @@ def test_a_handler_takes_the_message_wherever_it_stands() -> None:
     assert register(nothing).takes == ()
 
 
-def test_a_message_by_keyword_only_is_given_by_name() -> None:
+def test_a_keyword_only_message_is_passed_by_name() -> None:
     def handle(payload: int, *, message: Message) -> None: ...
 
     handler = register(handle)
     assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
 
 
-def test_a_message_behind_a_parameter_with_a_default_does_not_take_its_place() -> None:
+def test_a_message_after_a_default_is_passed_by_name() -> None:
     def handle(payload: int, limit: int = 5, message: Message = None) -> None: ...  # type: ignore[assignment]
 
     handler = register(handle)
@@ -103,12 +103,12 @@ def test_parameters_with_defaults_keep_them() -> None:
     assert register(handle).takes == ("payload",)
 
 
-def test_a_parameter_that_would_get_nothing_is_refused() -> None:
+def test_a_parameter_without_a_value_is_refused() -> None:
     def keyword(payload: int, *, limit: int) -> None: ...
     def second(payload: int, limit: int) -> None: ...
 
     for function in (keyword, second):
-        with pytest.raises(ConfigurationError, match="parameter 'limit' would get nothing"):
+        with pytest.raises(ConfigurationError, match="parameter 'limit' has no value"):
             register(function)
 
 
@@ -121,7 +121,7 @@ def test_an_annotation_that_cannot_be_resolved_is_refused(annotation: str) -> No
         register(handle)
 
 
-def test_an_annotation_that_pydantic_does_not_know_is_refused() -> None:
+def test_an_annotation_unknown_to_pydantic_is_refused() -> None:
     class Connection: ...
 
     def takes(payload: Connection) -> None: ...
@@ -173,19 +173,19 @@ def test_a_method_can_be_a_handler() -> None:
     assert register(Service().handle).takes == ("payload", "message")
 
 
-def test_a_policy_is_one() -> None:
+def test_a_policy_must_be_a_policy() -> None:
     with pytest.raises(ConfigurationError, match=r"must be a notifyq.Policy, as in .* not \{"):
         App().handler("q", policy={"rate": 5})(lambda: None)  # type: ignore[call-overload]
 
 
-def test_a_bare_number_counts_seconds() -> None:
+def test_a_number_is_in_seconds() -> None:
     assert seconds(1.5) == timedelta(milliseconds=1500)
     assert seconds(timedelta(minutes=1)) == timedelta(minutes=1)
     assert seconds(None) is None
     assert Retry(after=3).after == timedelta(seconds=3)
-    handler = register(lambda: None, timeout=2, lock_timeout=3, backoff=1, backoff_max=9)
+    handler = register(lambda: None, timeout=2, lock_duration=3, backoff=1, backoff_max=9)
     assert handler.timeout == timedelta(seconds=2)
-    assert handler.lock_timeout == handler.policy.lock_timeout == timedelta(seconds=3)
+    assert handler.lock_duration == handler.policy.lock_duration == timedelta(seconds=3)
     assert (handler.policy.backoff, handler.policy.backoff_max) == (
         timedelta(seconds=1),
         timedelta(seconds=9),
@@ -204,7 +204,7 @@ def test_a_worker_for_a_queue_without_handler_is_refused() -> None:
 NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"timeout": "5"}, r"timeout must be a duration \(timedelta or seconds\).*, not '5'"),
     ({"timeout": -1}, "timeout must be a duration .* not negative, not -1"),
-    ({"lock_timeout": "5s"}, "lock_timeout must be a duration"),
+    ({"lock_duration": "5s"}, "lock_duration must be a duration"),
     ({"max_attempts": "5"}, "max_attempts must be between 1 and 1000, not '5'"),
     ({"batch": "5"}, "batch must be between 1 and 10000, not '5'"),
     ({"linger": 1}, "linger needs batch"),
@@ -213,15 +213,13 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "reason"), NONSENSE)
-def test_an_option_that_makes_no_sense_is_refused_where_it_is_written(
-    options: dict[str, Any], reason: str
-) -> None:
+def test_a_wrong_option_is_refused_at_the_decorator(options: dict[str, Any], reason: str) -> None:
     async def work(n: int) -> None: ...
 
     with pytest.raises(ConfigurationError, match=reason):
         App("postgresql://nowhere").handler(**{"queue": "q", **options})(work)
 
 
-def test_a_retry_after_no_duration_is_refused() -> None:
+def test_a_retry_after_a_wrong_duration_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="after must be a duration"):
         Retry(after="5")  # type: ignore[arg-type]

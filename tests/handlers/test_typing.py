@@ -184,7 +184,7 @@ def handle_message() -> Message:
     raise NotImplementedError
 
 
-def test_what_is_registered_is_what_the_types_say() -> None:
+def test_registered_functions_have_their_types() -> None:
     assert isinstance(bill, MessageHandler)
     assert isinstance(many, BatchHandler)
     assert bill_sync(Order(number=1), message=None) == Receipt(paid=True)  # type: ignore[arg-type]

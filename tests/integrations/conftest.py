@@ -1,4 +1,4 @@
-"""Connections of other libraries to the database of the test, and a look at what they did."""
+"""Connections of other libraries to the database of the test, and a watcher of the result."""
 
 from __future__ import annotations
 

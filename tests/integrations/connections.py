@@ -1,4 +1,4 @@
-"""A look at what others published, and connections that they do it on."""
+"""A watcher of published messages, and connections to publish on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ setup()
 
 
 class Watcher:
-    """Sees what is committed, and hears its bells."""
+    """Reads committed messages and receives their notifications."""
 
     def __init__(self, dsn: str) -> None:
         self._connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)
@@ -36,12 +36,12 @@ class Watcher:
     def ids(self) -> list[int]:
         return [message["id"] for message in self.messages()]
 
-    def rings(self) -> int:
-        """How many bells rang since the last call."""
+    def notifications(self) -> int:
+        """Count the notifications since the last call."""
         self._connection.execute("notify fence")
-        for heard, bell in enumerate(self._connection.notifies(timeout=10)):
-            if bell.channel == "fence":
-                return heard
+        for count, notification in enumerate(self._connection.notifies(timeout=10)):
+            if notification.channel == "fence":
+                return count
         raise TimeoutError
 
 

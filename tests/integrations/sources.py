@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def install_procrastinate(dsn: str) -> procrastinate.App:
-    """Install its schema; the app is to be opened by whoever uses it."""
+    """Install its schema; the caller opens the app."""
     app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=dsn))
     async with app.open_async():
         await app.schema_manager.apply_schema_async()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from integrations.connections import Watcher
 
 
-async def test_it_is_published_if_the_transaction_commits(
+async def test_a_message_is_published_if_the_transaction_commits(
     awaited: Any, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await within.publish(awaited, "default", "never")
@@ -44,11 +44,11 @@ async def test_it_is_published_if_the_transaction_commits(
     # Of that nothing is left, and the transaction goes on.
     last = await within.publish(awaited, "default", 9)
     assert not watcher.messages()
-    assert not watcher.rings()
+    assert not watcher.notifications()
 
     await awaited.commit()
     assert watcher.ids() == [first, *rest, last]
-    assert watcher.rings() == 1
+    assert watcher.notifications() == 1
     message, delayed, *_ = watcher.messages()
     names = "priority", "type", "headers", "dedup_key", "key", "max_attempts"
     assert [message[name] for name in names] == [7, "t", {"h": 1}, "d", "k", 3]

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from integrations.connections import Watcher
 
 
-def test_it_is_published_if_the_transaction_commits(blocking: Any, watcher: Watcher) -> None:
+def test_a_message_is_published_if_the_transaction_commits(blocking: Any, watcher: Watcher) -> None:
     within.publish(blocking, "default", 1)
     within.publish_many(blocking, "default", [2, 3])
     blocking.rollback()
-    assert not watcher.rings()
+    assert not watcher.notifications()
 
     fourth = within.publish(blocking, "default", {"a": [1, None, "%s :p1 ☃"]})
     assert not watcher.messages()
@@ -40,7 +40,7 @@ def test_it_is_published_if_the_transaction_commits(blocking: Any, watcher: Watc
     [message] = watcher.messages()
     assert message["id"] == fourth
     assert message["message"] == {"a": [1, None, "%s :p1 ☃"]}
-    assert watcher.rings() == 1
+    assert watcher.notifications() == 1
 
 
 def test_every_option_arrives(blocking: Any, watcher: Watcher) -> None:
@@ -156,7 +156,7 @@ def test_a_role_without_the_queue_is_denied(database: str, watcher: Watcher) -> 
     assert not watcher.messages()
 
 
-def test_it_goes_to_the_queue_of_a_handler(database: str, watcher: Watcher) -> None:
+def test_a_handler_stands_for_its_queue(database: str, watcher: Watcher) -> None:
     app = App(database)
 
     @app.handler("default")
@@ -168,7 +168,7 @@ def test_it_goes_to_the_queue_of_a_handler(database: str, watcher: Watcher) -> N
     assert watcher.ids() == [published]
 
 
-def test_in_the_blocks_of_django(database: str, watcher: Watcher) -> None:
+def test_atomic_blocks_of_django_publish(database: str, watcher: Watcher) -> None:
     with ExitStack() as stack:
         connection = django(database, stack)
         alone = within.publish(connection, "default", 1)
@@ -189,7 +189,7 @@ def test_a_pipeline_of_psycopg_publishes(database: str, watcher: Watcher) -> Non
     assert watcher.ids() == ids
 
 
-def test_what_is_no_connection_is_refused(database: str) -> None:
+def test_other_objects_are_refused_as_connections(database: str) -> None:
     with pytest.raises(ConfigurationError, match="'str' is not a connection that can publish"):
         within.publish("postgresql://", "default", 1)  # type: ignore[call-overload]
     with (

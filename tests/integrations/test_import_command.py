@@ -1,4 +1,4 @@
-"""`notifyq import`: what it asks for, and what it says."""
+"""`notifyq import`: confirmation, output and errors."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ async def test_the_command(
     [
         (("celery",), "celery"),
         (("pgmq", "--map", "a"), "--map 'a' is not OLD=NEW"),
-        (("pgmq", "--map", "a=b", "--map", "a=c"), "--map says twice what becomes of 'a'"),
+        (("pgmq", "--map", "a=b", "--map", "a=c"), "--map has 'a' twice"),
         (("pgmq", "postgresql://h/d", "--source-file", "f"), "exclude each other"),
     ],
     ids=["system", "map", "twice", "source"],
 )
-def test_what_makes_no_sense_is_refused(program: Notifyq, args: tuple[str, ...], text: str) -> None:
+def test_wrong_options_are_refused(program: Notifyq, args: tuple[str, ...], text: str) -> None:
     program.dsn = None
     ended = program("import", *args)
     assert ended.code == 2
     assert text in ended.err
 
 
-def test_no_pgmq_is_one_line(program: Notifyq, database: str) -> None:
+def test_a_missing_pgmq_is_a_one_line_error(program: Notifyq, database: str) -> None:
     program.dsn = database
     ended = program("import", "pgmq")
     assert ended.code == 1

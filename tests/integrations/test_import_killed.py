@@ -23,19 +23,19 @@ PROGRAM = Path(__file__).with_name("killed.py")
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("system", SYSTEMS)
-async def test_it_is_killed_at_every_step(
+async def test_an_import_is_killed_at_every_step(
     database: str, empty_database: str, connection: Connection, system: str
 ) -> None:
-    """Each run dies one step later than the one before, and goes on with what that one left."""
+    """Each run is killed one step later than the last one, and continues its work."""
     await install(system, empty_database)
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, PROGRAM, system, empty_database, database),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
     )
-    said, _ = await program.communicate()
+    output, _ = await program.communicate()
     assert program.returncode == 0
-    steps, sent = map(int, said.split())
+    steps, sent = map(int, output.split())
     assert steps > 10
 
     messages = await connection.fetch(
@@ -56,9 +56,7 @@ class Forgetful(Database):
         return await super().persist(*args, **options)
 
 
-async def test_an_answer_that_is_lost_is_asked_for_again(
-    database: str, connection: Connection
-) -> None:
+async def test_a_lost_answer_is_requested_again(database: str, connection: Connection) -> None:
     await install_pgqueuer(database)
     await enqueue(database, "default", [b"1", b"2"])
     reader = await connect(database)

@@ -1,4 +1,4 @@
-"""Importing from procrastinate, pgqueuer and pgmq: what arrives, what stays, and what is said."""
+"""Importing from procrastinate, pgqueuer and pgmq: which rows arrive, and which stay."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_only_some_queues_under_other_names(database: str, connection: Con
     assert not await connection.fetchval("select count(*) from messages.queue where name = 'd'")
 
 
-async def test_a_missing_queue_stops_it_before_it_begins(
+async def test_a_missing_queue_stops_the_import_before_it_starts(
     database: str, connection: Connection
 ) -> None:
     await install_pgqueuer(database)
@@ -222,7 +222,7 @@ async def test_a_copy_leaves_the_source_and_is_made_once(
     assert not await connection.fetchval("select count(*) from pgqueuer")
 
 
-async def test_ids_that_are_given_again_are_other_messages(
+async def test_ids_reused_after_a_truncate_are_other_messages(
     database: str, connection: Connection
 ) -> None:
     await install_pgqueuer(database)
@@ -233,7 +233,7 @@ async def test_ids_that_are_given_again_are_other_messages(
     assert len(await live(connection)) == 4
 
 
-async def test_what_cannot_be_a_message_stays(
+async def test_rows_that_cannot_be_messages_stay(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notifyq.importing.transfer._MOST", 4)
@@ -292,7 +292,7 @@ async def test_the_right_to_select_is_enough_for_a_copy(
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-async def test_a_source_that_is_not_there_is_an_error(database: str, system: str) -> None:
+async def test_a_missing_source_is_an_error(database: str, system: str) -> None:
     reader = await connect(database)
     with pytest.raises(ConfigurationError, match=f"{system}.*this database"):
         await SYSTEMS[system](reader, None)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def broker(database: str, connection: Connection) -> AsyncIterator[NotifyqBroker]:
     """Give one whose queue has locks of a second."""
     await connection.execute(
-        "select messages.create_queue('taskiq', lock_timeout => '1 s', max_attempts => 3)"
+        "select messages.create_queue('taskiq', lock_duration => '1 s', max_attempts => 3)"
     )
     broker = NotifyqBroker(database)
     yield broker
@@ -51,7 +51,7 @@ async def archived(connection: Connection, least: int) -> list[Any]:
     return await connection.fetch("select * from messages.message_archive order by id")
 
 
-async def test_it_calls_what_was_kicked(broker: NotifyqBroker, connection: Connection) -> None:
+async def test_a_kicked_task_is_called(broker: NotifyqBroker, connection: Connection) -> None:
     done: list[Any] = []
 
     @broker.task("add")
@@ -78,7 +78,7 @@ async def test_it_calls_what_was_kicked(broker: NotifyqBroker, connection: Conne
 
 
 @pytest.mark.timeout(120)
-async def test_its_workers_may_be_killed(
+async def test_killed_workers_lose_no_message(
     broker: NotifyqBroker, connection: Connection, database: str
 ) -> None:
     await connection.execute("create table begun (number int, pid int)")
@@ -97,7 +97,7 @@ async def test_its_workers_may_be_killed(
         await until(begins, "a process has begun", 30)
         os.kill(dead[-1], signal.SIGKILL)
 
-    # It starts a process anew that has died.
+    # Taskiq restarts a process that has ended.
     workers = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -131,7 +131,7 @@ async def test_its_workers_may_be_killed(
 async def _unused(number: int) -> None: ...
 
 
-async def test_the_labels_say_when(broker: NotifyqBroker, connection: Connection) -> None:
+async def test_labels_set_delay_and_priority(broker: NotifyqBroker, connection: Connection) -> None:
     @broker.task("later", delay=60)
     async def later() -> None: ...
 
@@ -189,7 +189,7 @@ async def test_a_lock_lasts_as_long_as_the_function(
     assert called == 1
 
 
-async def test_what_was_not_acknowledged_is_released(
+async def test_unacknowledged_messages_are_released(
     broker: NotifyqBroker, connection: Connection, database: str
 ) -> None:
     begun, end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

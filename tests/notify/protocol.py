@@ -1,4 +1,4 @@
-"""A worker and publishers as their single steps, for tests that bring these into every order."""
+"""A worker and publishers as single steps, for tests that run these in every order."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 import io
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from support.database import rows, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from support.database import Bells, Connection
+    from support.database import Connection, Notifications
 
 Step: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
 def orders(*lengths: int) -> Iterator[tuple[int, ...]]:
-    """Give every order of the steps of several actors; each does its own one after the other."""
+    """Give every order of the steps of several actors; each takes its own steps in order."""
     if not any(lengths):
         yield ()
     for actor, length in enumerate(lengths):
@@ -30,40 +30,40 @@ def orders(*lengths: int) -> Iterator[tuple[int, ...]]:
 
 async def run(order: Sequence[int], *actors: Sequence[Step]) -> None:
     """Take the steps of the actors in this order."""
-    ahead = [iter(actor) for actor in actors]
+    left = [iter(actor) for actor in actors]
     for actor in order:
-        await next(ahead[actor])()
+        await next(left[actor])()
 
 
-async def attend(session: Connection, queue: str) -> bool | None:
-    """Attend whether or not somebody publishes at this moment."""
+async def suppress(session: Connection, queue: str) -> bool | None:
+    """Suppress notifications whether or not there are publishers at this moment."""
     answer: bool | None = await session.fetchval("select notifyq.suppress($1)", queue)
     return answer
 
 
-async def unattend(session: Connection, *queues: str) -> str:
-    """Attend these queues no more; what `settled` asks about is returned."""
-    return str(await session.fetchval(sql.UNATTEND, list(queues)))
+async def unsuppress(session: Connection, *queues: str) -> str:
+    """End the suppression for these queues; return the transaction id to wait for."""
+    return str(await session.fetchval(sql.UNSUPPRESS, list(queues)))
 
 
-async def settled(session: Connection, since: str) -> bool:
-    return bool(await session.fetchval(sql.SETTLED, since))
+async def is_over(session: Connection, xid: str) -> bool:
+    return bool(await session.fetchval(sql.IS_TRANSACTION_OVER, xid))
 
 
 class Sleeper:
-    """A worker with slots for everything, taken apart: attend, look, leave, last look.
+    """A worker with slots for everything, in steps: suppress, poll, unsuppress, poll a last time.
 
-    It is the protocol of common/notify.sql with nothing around it. Whatever the order of steps, it
-    ends asleep, having claimed everything, or a bell rings after its last look began.
+    It is the protocol of common/notify.sql alone. In every order of steps it ends asleep and has
+    claimed everything, or a notification arrives after its last poll began.
     """
 
-    def __init__(self, session: Connection, bells: Bells, queue: str) -> None:
+    def __init__(self, session: Connection, notifications: Notifications, queue: str) -> None:
         self._session = session
-        self._bells = bells
+        self._notifications = notifications
         self._queue = queue
-        self._attending: asyncio.Task[bool | None] | None = None
-        self._silent_since: str | None = None
-        self.waits_for_settling = True
+        self._suppressing: asyncio.Task[bool | None] | None = None
+        self._xid: str | None = None
+        self.waits_for_publishers = True
         self.reads_before_release = False
         self.is_asleep = False
         self.claimed: list[int] = []
@@ -72,53 +72,55 @@ class Sleeper:
     def steps(self) -> list[Step]:
         """What it does, in its order."""
         read = [self._read] if self.reads_before_release else []
-        return [self._attend, self._look, *read, self._leave, self._look_last]
+        return [self._suppress, self._poll, *read, self._unsuppress, self._poll_last]
 
     async def end(self) -> None:
-        """Go to sleep, now that nobody publishes any more."""
-        await until(self._falls_asleep, "all publishers are over, and it is settled")
+        """Go to sleep, after the publishers have ended."""
+        await until(self._falls_asleep, "all publishers are over")
 
-    async def is_called(self) -> bool:
-        """Whether a bell has rung since the last look began."""
-        return self._queue in {bell.queue for bell in await self._bells.heard()}
+    async def is_notified(self) -> bool:
+        """Whether a notification has arrived since the last poll began."""
+        return self._queue in {
+            notification.queue for notification in await self._notifications.received()
+        }
 
-    async def _attend(self) -> None:
-        # A publisher that rings and is not over holds it up.
-        self._attending = asyncio.create_task(attend(self._session, self._queue))
-        await asyncio.wait({self._attending}, timeout=0.005)
+    async def _suppress(self) -> None:
+        # An open publisher that notifies delays it.
+        self._suppressing = asyncio.create_task(suppress(self._session, self._queue))
+        await asyncio.wait({self._suppressing}, timeout=0.005)
 
-    async def _look(self) -> None:
-        if self._attending is not None and not self._attending.done():
+    async def _poll(self) -> None:
+        if self._suppressing is not None and not self._suppressing.done():
             return
-        await self._bells.heard()
+        await self._notifications.received()
         claimed = await rows(self._session, "claim", queues=[self._queue], quantity=1000)
         self.claimed += [row["id"] for row in claimed]
 
     async def _read(self) -> None:
-        assert self._attending is not None
-        await self._attending
-        self._silent_since = await unattend(self._session)
+        assert self._suppressing is not None
+        await self._suppressing
+        self._xid = await unsuppress(self._session)
 
-    async def _leave(self) -> None:
-        assert self._attending is not None
-        answer = await self._attending
+    async def _unsuppress(self) -> None:
+        assert self._suppressing is not None
+        answer = await self._suppressing
         if answer is False:
             return
-        left = await unattend(self._session, *([self._queue] if answer else []))
+        left = await unsuppress(self._session, *([self._queue] if answer else []))
         if not self.reads_before_release:
-            self._silent_since = left
+            self._xid = left
 
     async def _falls_asleep(self) -> bool:
-        # Transactions of the server itself, as of autovacuum, are waited for like publishers.
+        # Transactions of the server itself, such as autovacuum, delay it like publishers.
         if not self.is_asleep:
-            await self._look_last()
+            await self._poll_last()
         return self.is_asleep
 
-    async def _look_last(self) -> None:
-        since = self._silent_since
-        if since and self.waits_for_settling and not await settled(self._session, since):
+    async def _poll_last(self) -> None:
+        xid = self._xid
+        if xid and self.waits_for_publishers and not await is_over(self._session, xid):
             return
-        await self._look()
+        await self._poll()
         self.is_asleep = True
 
 
@@ -159,7 +161,7 @@ INSERT = "insert into messages.message (queue, message) values ('{queue}', '1')"
 
 
 async def waiting(session: Connection, queue: str) -> int:
-    """How many messages of the queue nobody has claimed."""
+    """How many messages of the queue no worker has claimed."""
     count: Any = await session.fetchval(
         "select count(*) from messages.message where queue = $1 and state = 'waiting'", queue
     )

@@ -1,4 +1,4 @@
-"""A listening session that ends while the worker tries out whether it hears anything."""
+"""A listening session that ends while it tests whether notifications arrive."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,41 +13,41 @@ if TYPE_CHECKING:
 
 
 class _Connection:
-    """Answers each call; its bell is rung by the test."""
+    """Answers each call; the test sends its notification."""
 
     def __init__(self) -> None:
-        self.ring: Callable[[], None] = lambda: None
+        self.deliver: Callable[[], None] = lambda: None
 
     async def fetch(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
         return [{"pid": 1, "backend_start": 1}]
 
-    async def add_listener(self, _channel: str, on_bell: Callable[[], None]) -> None:
-        self.ring = on_bell
+    async def add_listener(self, _channel: str, on_notification: Callable[[], None]) -> None:
+        self.deliver = on_notification
 
 
 class _Database:
-    """Rings when asked to, and lets the test know."""
+    """Accepts each notification, and reports that to the test."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.called = asyncio.Event()
 
-    async def value(self, *_: Any) -> int:
-        self.asked.set()
-        return 1
+    async def notify(self, _channel: str) -> bool:
+        self.called.set()
+        return True
 
 
-async def test_a_session_that_ends_as_its_first_bell_arrives_ends_its_promises() -> None:
-    """Else the listener would wait for ever: it would neither connect again nor stop."""
+async def test_a_session_that_ends_as_its_first_notification_arrives_ends_its_leases() -> None:
+    """Otherwise the listener would neither connect again nor stop."""
     for turns in range(20):
         connection, database = _Connection(), _Database()
-        session = Session(cast("Connection", connection), 5, lambda: None)
-        promises = Suppression(cast("Database", database), lambda _: None, lambda: None)
-        serving = asyncio.create_task(promises.serve(session))
-        await database.asked.wait()
+        session = Session(cast("Connection", connection), notify=database.notify)
+        suppression = Suppression(cast("Database", database), lambda _: None, lambda: None)
+        serving = asyncio.create_task(suppression.serve(session))
+        await database.called.wait()
         for _ in range(turns):  # the end may come in any of them
             await asyncio.sleep(0)
-        connection.ring()
+        connection.deliver()
         serving.cancel()
         done, _ = await asyncio.wait({serving}, timeout=5)
         assert done
-        assert not promises.is_possible
+        assert suppression.session is None

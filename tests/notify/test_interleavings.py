@@ -1,6 +1,6 @@
-"""Every order of the steps of publishers and a worker that stops attending: no bell is lost.
+"""Every order of steps of publishers and a worker that ends suppression: no notification is lost.
 
-The same as the models say, but of the functions and of the server themselves.
+This checks what the models prove on the real functions and a real server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from support.database import value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from support.database import Bells, Connect, Connection
+    from support.database import Connect, Connection, Notifications
 
 PLAIN = (f"begin; {INSERT}", "commit")
 
@@ -53,7 +53,7 @@ KINDS = {
 
 @pytest.fixture
 async def hasty(connection: Connection) -> None:
-    """Let attend() wait for ringing publishers no longer than it takes to be seen waiting."""
+    """Let suppress() wait for publishers only as long as it takes to be seen waiting."""
     await connection.execute(
         "alter function notifyq.suppress(text, boolean) set lock_timeout = '20ms'"
     )
@@ -63,25 +63,29 @@ class Stage:
     """The sessions of a test, and a fresh queue for every order of steps."""
 
     def __init__(
-        self, observer: Connection, bells: Bells, worker: Connection, writers: list[Connection]
+        self,
+        observer: Connection,
+        notifications: Notifications,
+        worker: Connection,
+        writers: list[Connection],
     ) -> None:
         self._observer = observer
-        self._bells = bells
+        self._notifications = notifications
         self._worker = worker
         self._writers = writers
         self._numbers = itertools.count(1)
         self.slept_at_once = 0
-        """Orders after which the worker was asleep without another look."""
+        """Orders after which the worker slept without another poll."""
 
     async def loses(
         self, order: Sequence[int], *scripts: Sequence[str], mutant: str | None = None
     ) -> bool:
-        """Play one order, the worker's steps last in it; whether a message waits for ever."""
+        """Run one order, the worker's steps last; return whether a message waits permanently."""
         queue = f"queue{next(self._numbers)}"
         await value(self._observer, "create_queue", name=queue)
-        worker = Sleeper(self._worker, self._bells, queue)
+        worker = Sleeper(self._worker, self._notifications, queue)
         if mutant:
-            setattr(worker, *{"no settling": ("waits_for_settling", False),
+            setattr(worker, *{"no wait": ("waits_for_publishers", False),
                               "read first": ("reads_before_release", True)}[mutant])  # fmt: skip
         writers = [
             Writer(session, queue, *script)
@@ -90,36 +94,40 @@ class Stage:
         await run(order, *(writer.steps for writer in writers), worker.steps)
         self.slept_at_once += worker.is_asleep
         await worker.end()
-        return await waiting(self._observer, queue) > 0 and not await worker.is_called()
+        return await waiting(self._observer, queue) > 0 and not await worker.is_notified()
 
 
 @pytest.fixture
-async def stage(connection: Connection, connect: Connect, bells: Bells, hasty: None) -> Stage:
+async def stage(
+    connection: Connection, connect: Connect, notifications: Notifications, hasty: None
+) -> Stage:
     """Give the sessions of a worker and two publishers."""
-    return Stage(connection, bells, await connect(), [await connect() for _ in range(2)])
+    return Stage(connection, notifications, await connect(), [await connect() for _ in range(2)])
 
 
-def test_all_orders_are_there() -> None:
+def test_orders_gives_all_orders() -> None:
     assert sorted(orders(1, 2)) == [(0, 1, 1), (1, 0, 1), (1, 1, 0)]
     assert len(set(orders(2, 2, 4))) == 420
 
 
 @pytest.mark.timeout(180)
-async def test_no_order_of_two_publishers_and_a_worker_loses_a_bell(stage: Stage) -> None:
+async def test_no_order_of_two_publishers_and_a_worker_loses_a_notification(stage: Stage) -> None:
     lost = [order for order in orders(2, 2, 4) if await stage.loses(order, PLAIN, PLAIN)]
     assert not lost
     assert 0 < stage.slept_at_once < 420, "one way of falling asleep was never taken"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_no_order_loses_a_bell_however_the_publisher_writes(stage: Stage, kind: str) -> None:
+async def test_no_order_loses_a_notification_however_the_publisher_writes(
+    stage: Stage, kind: str
+) -> None:
     script = KINDS[kind]
     lost = [order for order in orders(len(script), 4) if await stage.loses(order, script)]
     assert not lost
 
 
-@pytest.mark.parametrize("mutant", ["no settling", "read first"])
-async def test_a_worker_that_breaks_the_protocol_is_seen_to_lose_bells(
+@pytest.mark.parametrize("mutant", ["no wait", "read first"])
+async def test_a_worker_that_breaks_the_protocol_loses_notifications(
     stage: Stage, mutant: str
 ) -> None:
     steps = 5 if mutant == "read first" else 4

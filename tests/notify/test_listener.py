@@ -1,4 +1,4 @@
-"""The listening session: no bell is lost, no thread is left, nothing runs hot."""
+"""The listening session: no notification is lost, no thread is left, nothing runs hot."""
 
 import asyncio
 import sys
@@ -11,6 +11,7 @@ import pytest
 from notifyq import DatabaseUnavailableError
 from notifyq.chaos.proxy import Proxy
 from notifyq.config import DatabaseSettings
+from notifyq.database.pool import Database
 from notifyq.notify.listener import Listener
 from notifyq.notify.session import Session
 from notifyq.telemetry import ListenerConnected, ListenerLost
@@ -18,41 +19,40 @@ from support.database import Connection, until
 from support.running import Events
 
 
-class Heard:
-    """What bells said."""
+class Received:
+    """The notifications so far."""
 
     def __init__(self) -> None:
-        self.bells: list[tuple[str, str]] = []
+        self.notifications: list[tuple[str, str]] = []
         self._news = asyncio.Event()
 
     def __call__(self, channel: str, payload: str) -> None:
-        self.bells.append((channel, payload))
+        self.notifications.append((channel, payload))
         self._news.set()
 
     async def wait(self, payload: str) -> None:
         async with asyncio.timeout(10):
-            while payload not in {heard for _, heard in self.bells}:
+            while payload not in {it for _, it in self.notifications}:
                 self._news.clear()
                 await self._news.wait()
 
 
-def make(dsn: str, heard: Heard, events: Events, **options: object) -> Listener:
+def make(dsn: str, received: Received, events: Events, **options: object) -> Listener:
     settings = DatabaseSettings.load(retry_for=options.pop("retry_for", 20))
     return Listener(
-        dsn,
-        ["bell"],
-        heard,
-        settings=settings,
+        Database(dsn, settings=settings),
+        ["notifications"],
+        received,
         name="listener test",
         ping=options.pop("ping", 10),  # type: ignore[arg-type]
-        sink=events,
+        telemetry=events,
         **options,  # type: ignore[arg-type]
     )
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def received() -> Received:
+    return Received()
 
 
 @pytest.fixture(autouse=True)
@@ -74,52 +74,54 @@ def hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty_threads")
-async def test_no_bell_is_lost_between_the_threads(heard: Heard, events: Events) -> None:
-    listener = make("postgresql://nowhere", heard, events)
+async def test_no_notification_is_lost_between_the_threads(
+    received: Received, events: Events
+) -> None:
+    listener = make("postgresql://nowhere", received, events)
     listener._home = asyncio.get_running_loop()
     quantity = 20_000
 
-    def ring() -> None:
+    def notify() -> None:
         for number in range(quantity):
-            listener._hear(None, 0, "bell", str(number))
+            listener._receive(None, 0, "notification", str(number))
 
-    await asyncio.to_thread(ring)
-    listener._hear(None, 0, "bell", "last")
-    await heard.wait("last")
+    await asyncio.to_thread(notify)
+    listener._receive(None, 0, "notification", "last")
+    await received.wait("last")
 
 
-async def test_bells_rung_at_a_blocked_loop_take_a_bounded_place(
-    heard: Heard, events: Events
+async def test_notifications_for_a_blocked_loop_need_bounded_memory(
+    received: Received, events: Events
 ) -> None:
-    listener = make("postgresql://nowhere", heard, events)
+    listener = make("postgresql://nowhere", received, events)
     listener._home = asyncio.get_running_loop()
-    for number in range(50_000):  # the loop does not get its turn meanwhile
-        listener._hear(None, 0, "bell", str(number))
-    await heard.wait("999")
-    assert len(heard.bells) <= 1001
-    assert ("", "") in heard.bells  # something was missed: look
+    for number in range(50_000):  # the loop does not run meanwhile
+        listener._receive(None, 0, "notification", str(number))
+    await received.wait("999")
+    assert len(received.notifications) <= 1001
+    assert ("", "") in received.notifications  # some were missed: poll
 
 
 async def test_a_first_connection_that_fails_is_an_error_at_once(
-    heard: Heard, events: Events
+    received: Received, events: Events
 ) -> None:
     with pytest.raises(DatabaseUnavailableError):
-        async with make("postgresql://u@127.0.0.1:1/db", heard, events):
+        async with make("postgresql://u@127.0.0.1:1/db", received, events):
             raise AssertionError
 
 
 async def test_a_start_that_is_cancelled_leaves_nothing_behind(
-    database: str, heard: Heard, events: Events, connection: Connection
+    database: str, received: Received, events: Events, connection: Connection
 ) -> None:
     async with Proxy(database) as proxy:
-        proxy.silence()
-        listener = make(proxy.dsn, heard, events)
+        proxy.blackhole()
+        listener = make(proxy.dsn, received, events)
         start = asyncio.create_task(listener.__aenter__())
         await asyncio.sleep(0)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
-        assert not listener._thread.is_alive()
+        assert listener._thread is None
 
     async def is_gone() -> bool:
         return not await sessions(connection)
@@ -140,16 +142,16 @@ async def end_sessions(connection: Connection) -> None:
         await connection.execute("select pg_terminate_backend($1)", pid)
 
 
-async def test_a_session_that_was_ended_listens_again_and_reports_a_bell(
-    database: str, heard: Heard, events: Events, connection: Connection
+async def test_a_session_that_was_ended_listens_again_and_reports_a_notification(
+    database: str, received: Received, events: Events, connection: Connection
 ) -> None:
-    async with make(database, heard, events):
+    async with make(database, received, events):
         await end_sessions(connection)
         await events.wait(ListenerConnected, again=True)
         assert len(events.of(ListenerLost)) == 1
-        heard.bells.clear()
-        await connection.execute("notify bell, 'after'")
-        await heard.wait("after")
+        received.notifications.clear()
+        await connection.execute("notify notifications, 'after'")
+        await received.wait("after")
 
     async def none_left() -> bool:
         return await sessions(connection) == []
@@ -157,21 +159,21 @@ async def test_a_session_that_was_ended_listens_again_and_reports_a_bell(
     await until(none_left, "its sessions have ended")
 
 
-async def test_a_session_that_falls_silent_is_found_by_the_ping(
-    database: str, heard: Heard, events: Events, connection: Connection
+async def test_the_ping_detects_a_session_that_no_longer_answers(
+    database: str, received: Received, events: Events, connection: Connection
 ) -> None:
-    async with Proxy(database) as proxy, make(proxy.dsn, heard, events, ping=0.05):
-        proxy.silence()
+    async with Proxy(database) as proxy, make(proxy.dsn, received, events, ping=0.05):
+        proxy.blackhole()
         await events.wait(ListenerLost)
         await events.wait(ListenerConnected, again=True)
-        await connection.execute("notify bell, 'after'")
-        await heard.wait("after")
+        await connection.execute("notify notifications, 'after'")
+        await received.wait("after")
 
 
 async def test_a_session_that_breaks_before_it_listens_is_tried_again(
-    database: str, heard: Heard, events: Events
+    database: str, received: Received, events: Events
 ) -> None:
-    async with Proxy(database) as proxy, make(proxy.dsn, heard, events):
+    async with Proxy(database) as proxy, make(proxy.dsn, received, events):
         proxy.lose_answer_to(b"LISTEN")
         proxy.cut()
         await events.wait(ListenerLost, 2)
@@ -180,19 +182,19 @@ async def test_a_session_that_breaks_before_it_listens_is_tried_again(
 
 
 async def test_a_service_that_always_fails_does_not_make_it_run_hot(
-    database: str, heard: Heard, events: Events
+    database: str, received: Received, events: Events
 ) -> None:
     async def fail(_: Session) -> None:
         raise ConnectionError("not on this server")
 
-    async with make(database, heard, events, services=[fail]):
+    async with make(database, received, events, services=[fail]):
         began = time.monotonic()
         await events.wait(ListenerLost, 4)
         assert time.monotonic() - began > 0.5
 
 
 async def test_a_stop_while_the_session_breaks_ends_it(
-    database: str, heard: Heard, events: Events
+    database: str, received: Received, events: Events
 ) -> None:
     async def fail_when_cancelled(_: Session) -> None:
         try:
@@ -201,14 +203,17 @@ async def test_a_stop_while_the_session_breaks_ends_it(
             raise ConnectionError("the server has gone at the same moment")
 
     async with asyncio.timeout(10):
-        async with make(database, heard, events, services=[fail_when_cancelled]):
+        async with make(database, received, events, services=[fail_when_cancelled]):
             pass
 
 
 async def test_it_gives_up_when_the_server_stays_away(
-    database: str, heard: Heard, events: Events
+    database: str, received: Received, events: Events
 ) -> None:
-    async with Proxy(database) as proxy, make(proxy.dsn, heard, events, retry_for=0.3) as listener:
+    async with (
+        Proxy(database) as proxy,
+        make(proxy.dsn, received, events, retry_for=0.3) as listener,
+    ):
         proxy.is_closed = True
         proxy.cut()
         with pytest.raises(DatabaseUnavailableError):

@@ -1,4 +1,4 @@
-"""Real workers that never poll, publishers at random pace: every message is handled."""
+"""Real workers that never poll, publishers at random chance: every message is handled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from notify.protocol import waiting
 from notifyq import App
-from notifyq.database import sql
 from notifyq.notify import poller
-from notifyq.telemetry import QueueAttended, QueueUnattended
+from notifyq.notify.suppression import Suppression
+from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
 from support.database import publish, rows, until
 from support.running import Events, working
 
@@ -30,17 +30,17 @@ SECONDS = float(os.environ.get("NOTIFYQ_STRESS_SECONDS", "6"))
 BEAT = 0.15
 """Seconds from one burst to the next."""
 PATIENCE = 20
-"""Seconds without one that is handled; a worker that had to poll would come after 60."""
+"""Seconds without one that is handled; a worker that relied on the poll would need 60."""
 
 
 @pytest.fixture
 async def app(database: str) -> AsyncIterator[App]:
     """Give an App with a handler of two queues that takes no time, a little, or a while."""
     app = App(database, retry_for=30)
-    pace = random.Random(1)
+    chance = random.Random(1)
 
     async def handle(_payload: int) -> None:
-        await asyncio.sleep(pace.choice([0, 0, 0, 0.001, 0.03]))
+        await asyncio.sleep(chance.choice([0, 0, 0, 0.001, 0.03]))
 
     for queue in QUEUES:
         app.handler(queue)(handle)
@@ -50,55 +50,56 @@ async def app(database: str) -> AsyncIterator[App]:
 
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers attend at the first sign of load and leave soon, to do it as often as can be."""
-    monkeypatch.setattr(sql, "ATTEND", "select notifyq.suppress(queue => $1, eager => true)")
+    """Let workers suppress at the first sign of load and end it soon, as often as possible."""
+    eager = "select notifyq.suppress(queue => $1, eager => true)"
+    monkeypatch.setattr(Suppression, "_suppress", eager)
     monkeypatch.setattr(poller, "_LOADED", 1)
     monkeypatch.setattr(poller, "_LINGER", 0.03)
-    monkeypatch.setattr(poller, "_RETRY_ATTEND", 0.02)
+    monkeypatch.setattr(poller, "_RETRY_SUPPRESS", 0.02)
 
 
 async def publish_at_random(session: Connection, seed: int, seconds: float) -> int:
     """Publish in bursts with pauses, one or many at a time, and return how many were committed."""
-    pace = random.Random(seed)
+    chance = random.Random(seed)
     clock = asyncio.get_running_loop().time
     ends, published = clock() + seconds, 0
     while clock() < ends:
-        for _ in range(pace.choice([0, 1, 1, 10, 40])):
-            published += await _publish_once(session, pace)
-        # To a common beat, so that all of them are quiet for long enough that a worker leaves.
-        await asyncio.sleep(BEAT - clock() % BEAT + pace.choice([0, pace.uniform(0, BEAT / 2)]))
+        for _ in range(chance.choice([0, 1, 1, 10, 40])):
+            published += await _publish_once(session, chance)
+        # To a common beat: all pauses are long enough that a worker ends the suppression.
+        await asyncio.sleep(BEAT - clock() % BEAT + chance.choice([0, chance.uniform(0, BEAT / 2)]))
     return published
 
 
-async def _publish_once(session: Connection, pace: random.Random) -> int:
+async def _publish_once(session: Connection, chance: random.Random) -> int:
     transaction = session.transaction(
-        isolation=pace.choice(["read_committed", "read_committed", "repeatable_read"])
+        isolation=chance.choice(["read_committed", "read_committed", "repeatable_read"])
     )
     await transaction.start()
-    for queue in pace.sample(QUEUES, pace.choice([1, 1, 2])):
-        await publish(session, pace.choice([1, 1, 1, 5]), queue)
-        if pace.random() < 0.1:
-            await _publish_in_savepoint(session, pace, queue)
-    await asyncio.sleep(pace.choice([0, 0, 0, 0.002, 0.02]))
-    if pace.random() < 0.1:
+    for queue in chance.sample(QUEUES, chance.choice([1, 1, 2])):
+        await publish(session, chance.choice([1, 1, 1, 5]), queue)
+        if chance.random() < 0.1:
+            await _publish_in_savepoint(session, chance, queue)
+    await asyncio.sleep(chance.choice([0, 0, 0, 0.002, 0.02]))
+    if chance.random() < 0.1:
         await transaction.rollback()
         return 0
     await transaction.commit()
     return 1
 
 
-async def _publish_in_savepoint(session: Connection, pace: random.Random, queue: str) -> None:
+async def _publish_in_savepoint(session: Connection, chance: random.Random, queue: str) -> None:
     savepoint = session.transaction()
     await savepoint.start()
     await publish(session, 1, queue)
-    if pace.random() < 0.5:
+    if chance.random() < 0.5:
         await savepoint.rollback()
     else:
         await savepoint.commit()
 
 
 async def until_empty(session: Connection) -> None:
-    """Wait until every message is handled; fail where for `PATIENCE` none has been."""
+    """Wait until every message is handled; fail if none is handled for `PATIENCE`."""
     while left := await session.fetchval("select count(*) from messages.message"):
 
         async def fewer(before: int = left) -> bool:
@@ -109,7 +110,7 @@ async def until_empty(session: Connection) -> None:
             await until(fewer, "one of them is handled", PATIENCE)
         except TimeoutError:
             waits = {queue: await waiting(session, queue) for queue in QUEUES}
-            pytest.fail(f"messages wait, and nobody was told: {waits}")
+            pytest.fail(f"messages wait without a notification: {waits}")
 
 
 @pytest.mark.timeout(120 + 5 * SECONDS)
@@ -137,7 +138,7 @@ async def test_without_polls_nothing_is_left(
         )
         assert sum(counts) > 100
         await until_empty(connection)
-    attended, unattended = events.of(QueueAttended), events.of(QueueUnattended)
-    print(f"{sum(counts)} transactions, attended {len(attended)} times, left {len(unattended)}")
-    assert len(attended) >= 2, "hardly a worker has attended a queue, so hardly one was silent"
-    assert len(unattended) >= 2
+    begun, ended = events.of(QueueSuppressed), events.of(QueueUnsuppressed)
+    print(f"{sum(counts)} transactions, suppressed {len(begun)} times, ended {len(ended)}")
+    assert len(begun) >= 2, "hardly a queue was suppressed"
+    assert len(ended) >= 2

@@ -1,6 +1,6 @@
-"""A worker under load attends its queue: publishers stay silent, and still nothing is missed.
+"""A worker under load suppresses notifications: publishers skip NOTIFY, and nothing is missed.
 
-Polling comes after a minute here, so whatever is handled was found by the protocol of the bell.
+The poll comes after a minute here: the protocol of notifications finds all that is handled.
 """
 
 import asyncio
@@ -14,30 +14,30 @@ from notifyq import App
 from notifyq.notify.session import Session
 from notifyq.telemetry import (
     ListenerConnected,
-    ListenerDeaf,
     MessageFinished,
-    QueueAttended,
-    QueueUnattended,
+    NotificationsLost,
+    QueueSuppressed,
+    QueueUnsuppressed,
     WorkerStarted,
 )
-from support.database import Bells, Connect, Connection, publish, rows, until, value
+from support.database import Connect, Connection, Notifications, publish, rows, until, value
 from support.running import Events, until_calm, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(notifyq.suppression_key($1))"
 
 
-async def is_attended(connection: Connection, queue: str = "q") -> bool:
+async def is_suppressed(connection: Connection, queue: str = "q") -> bool:
     return not await connection.fetchval(TRY_TO_SHARE, queue)
 
 
-PROMISES = """
+LEASES = """
 select count(*)
 from pg_locks as l
 join pg_database as d on d.oid = l.database and d.datname = current_database()
 where l.locktype = 'advisory'
   and l.granted
 """
-RINGS = """
+SHARES = """
 select exists (
   select from pg_locks as l, notifyq.suppression_key($1) as k
   where l.locktype = 'advisory'
@@ -48,12 +48,12 @@ select exists (
 
 
 async def load(connection: Connection, connect: Connect, events: Events) -> int:
-    """Publish until a worker attends the queue; return how many messages that took."""
+    """Publish until a worker suppresses the queue; return how many messages that took."""
     holders = [await connect() for _ in range(2)]
     published = 0
     events.seen.clear()
-    while not events.of(QueueAttended):
-        # Publishers that are not over show the worker that bells would wait for each other.
+    while not events.of(QueueSuppressed):
+        # Open publishers show the worker that notifications contend.
         async with holders[0].transaction(), holders[1].transaction():
             for session in [*holders, *[connection] * 12]:
                 await publish(session, 1, "q")
@@ -63,71 +63,77 @@ async def load(connection: Connection, connect: Connect, events: Events) -> int:
 
 
 @asynccontextmanager
-async def publishing_silently(
+async def publishing_without_notify(
     slow: Connection, connect: Connect, events: Events
 ) -> AsyncIterator[int]:
-    """Give the id of a message that a publisher which will not ring has not committed yet."""
+    """Give the id of a message of an open publisher that has skipped NOTIFY."""
     while True:
         await load(slow, connect, events)
         transaction = slow.transaction()
         await transaction.start()
-        (silent,) = await publish(slow, 1, "q")
-        if not await slow.fetchval(RINGS, "q"):
+        (late,) = await publish(slow, 1, "q")
+        if not await slow.fetchval(SHARES, "q"):
             break
-        await transaction.commit()  # it was not quick enough
-    yield silent
+        await transaction.commit()  # it notifies: it was too late
+    yield late
     await transaction.commit()
 
 
-async def test_publishers_are_silent_while_a_worker_attends_and_ring_after_it(
-    app: App, events: Events, connection: Connection, connect: Connect, bells: Bells
+async def test_publishers_skip_notify_only_while_a_worker_suppresses(
+    app: App, events: Events, connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
         published = await load(connection, connect, events)
-        await bells.heard()
-        while not await is_attended(connection):
+        await notifications.received()
+        while not await is_suppressed(connection):
             published += await load(connection, connect, events)
         for _ in range(20):
             await publish(connection, 1, "q")
-        assert [bell.payload for bell in await bells.heard() if bell.ids] == []
+        assert [
+            notification.payload
+            for notification in await notifications.received()
+            if notification.ids
+        ] == []
         await events.wait(MessageFinished, published + 20)
 
-        await events.wait(QueueUnattended)
-        assert not await is_attended(connection)
+        await events.wait(QueueUnsuppressed)
+        assert not await is_suppressed(connection)
         await publish(connection, 1, "q")
         await events.wait(MessageFinished, published + 21)
-        assert len(await bells.heard()) >= 1
+        assert len(await notifications.received()) >= 1
 
 
-async def test_what_was_published_silently_and_committed_late_is_found(
-    app: App, events: Events, connection: Connection, connect: Connect, bells: Bells
+async def test_a_message_published_without_notify_and_committed_late_is_found(
+    app: App, events: Events, connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
-        async with publishing_silently(await connect(), connect, events) as silent:
-            await events.wait(QueueUnattended)
-            await bells.heard()
-        await events.wait(MessageFinished, message_id=silent)
-    assert [bell for bell in await bells.heard() if bell.ids] == []
+        async with publishing_without_notify(await connect(), connect, events) as late:
+            await events.wait(QueueUnsuppressed)
+            await notifications.received()
+        await events.wait(MessageFinished, message_id=late)
+    assert [
+        notification for notification in await notifications.received() if notification.ids
+    ] == []
 
 
-async def test_a_worker_whose_session_ends_while_it_attends_misses_nothing(
+async def test_a_worker_whose_session_ends_while_it_suppresses_misses_nothing(
     app: App, events: Events, connection: Connection, connect: Connect
 ) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
         (session,) = events.of(ListenerConnected)
-        async with publishing_silently(await connect(), connect, events) as silent:
+        async with publishing_without_notify(await connect(), connect, events) as late:
             await connection.execute("select pg_terminate_backend($1)", session.backend_pid)
             await events.wait(ListenerConnected, again=True)
-        await events.wait(MessageFinished, message_id=silent)
+        await events.wait(MessageFinished, message_id=late)
 
 
-async def test_a_worker_that_stops_while_it_attends_hands_over_what_is_still_to_come(
+async def test_a_worker_that_stops_leaves_messages_of_open_publishers_to_others(
     app: App, events: Events, connect: Connect
 ) -> None:
     others: Events = Events()
@@ -136,13 +142,13 @@ async def test_a_worker_that_stops_while_it_attends_hands_over_what_is_still_to_
     async with AsyncExitStack() as first:
         await first.enter_async_context(working(app, events))
         async with AsyncExitStack() as second:
-            async with publishing_silently(await connect(), connect, events) as silent:
+            async with publishing_without_notify(await connect(), connect, events) as late:
                 await second.enter_async_context(working(app, others))
                 await first.aclose()
-            await others.wait(MessageFinished, message_id=silent)
+            await others.wait(MessageFinished, message_id=late)
 
 
-async def test_a_worker_without_a_free_slot_calls_the_others(
+async def test_a_worker_without_a_free_slot_wakes_the_others(
     app: App, events: Events, connection: Connection, connect: Connect
 ) -> None:
     let_go = asyncio.Event()
@@ -172,7 +178,7 @@ async def test_a_worker_without_a_free_slot_calls_the_others(
 
 
 @pytest.mark.parametrize(("ids", "least", "most"), [(1, 1, 4), (2, 8, 16)])
-async def test_few_of_many_idle_workers_get_up_for_one_message(
+async def test_few_of_many_idle_workers_wake_up_for_one_message(
     app: App, connection: Connection, claims: list[int], ids: int, least: int, most: int
 ) -> None:
     app.handler("q")(lambda: None)
@@ -181,7 +187,7 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
         crowd = [Events() for _ in range(8)]
         workers = [await stack.enter_async_context(working(app, events)) for events in crowd]
         await until_calm(claims, *workers)
-        assert await connection.fetchval(PROMISES) >= 4
+        assert await connection.fetchval(LEASES) >= 4
         before = len(claims)
         published = await publish(connection, ids, "q")
 
@@ -194,19 +200,19 @@ async def test_few_of_many_idle_workers_get_up_for_one_message(
         assert least <= len(claims) - before <= most
 
 
-async def test_a_session_that_hears_nothing_is_told_of_and_promises_nothing(
+async def test_a_session_without_notifications_is_reported_and_takes_no_leases(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a pooler that gives each transaction another connection."""
 
-    async def forget(_session: Session, _channel: str, _on_bell: object) -> None:
+    async def forget(_session: Session, _channel: str, _on_notification: object) -> None:
         return
 
     monkeypatch.setattr(Session, "listen", forget)
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events, poll=0.1):
-        await events.wait(ListenerDeaf)
+        await events.wait(NotificationsLost)
         await publish(connection, 1, "q")
         await events.wait(MessageFinished)
-        assert await connection.fetchval(PROMISES) == 0
+        assert await connection.fetchval(LEASES) == 0

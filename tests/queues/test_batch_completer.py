@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq import Policy
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.models.outcome import Failed, Rejected, Released
 from notifyq.queues.claim_client import ClaimClient

@@ -1,4 +1,4 @@
-"""Waiting for messages without handlers, on the bell."""
+"""Waiting for messages without handlers, on the notification."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 async def until_listening(connection: Connection) -> None:
     async def listens() -> bool:
-        # What it does last when it is ready: try whether it hears. If it is lost before that, it is
-        # the first one that could not be had, and nobody waits for another one.
+        # When it is ready, it tests whether notifications arrive. A session that is lost earlier
+        # would fail the wait: the first connection is not retried.
         return bool(
             await connection.fetchval(
                 "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
@@ -62,7 +62,7 @@ async def test_the_first_queue_that_has_a_message_goes_first(
         assert await inbox.wait(["high", "low"], timeout=0.05) is None
 
 
-async def test_who_waits_is_woken_by_the_bell_at_once(app: App, connection: Connection) -> None:
+async def test_a_notification_wakes_a_wait_at_once(app: App, connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     took = []
     async with app.inbox() as inbox:
@@ -100,7 +100,7 @@ async def test_many_wait_on_one_listening_session_and_each_gets_one(
     assert len(await rows(connection, "message_list", state="waiting")) == 5
 
 
-async def test_filters_go_by_place_and_leave_the_rest(app: App, connection: Connection) -> None:
+async def test_filters_go_by_position_and_leave_the_rest(app: App, connection: Connection) -> None:
     ids = await publish(connection, 4)
     async with app.inbox() as inbox:
         order = []
@@ -186,7 +186,7 @@ async def test_a_lost_listening_session_is_replaced(app: App, connection: Connec
         (["default"], ["$ ? (@ > 1)"], InvalidArgumentError),
     ],
 )
-async def test_bad_arguments_are_told_at_once(
+async def test_bad_arguments_are_refused_at_once(
     app: App, queues: list[str], filters: list[str] | None, error: type[Exception]
 ) -> None:
     async with app.inbox() as inbox:

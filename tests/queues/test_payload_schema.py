@@ -1,4 +1,4 @@
-"""Payloads are checked before they are sent, where that is asked for."""
+"""With check_payloads, payloads are checked before they are sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_refused_payload_is_not_sent(app: App, unsent: Connection) -> No
         await app.publish("orders", {"id": 1})
 
 
-async def test_a_stream_of_payloads_says_which_is_refused(app: App) -> None:
+async def test_a_stream_of_payloads_reports_the_position_of_a_refused_one(app: App) -> None:
     payloads = [Order(id=1), Order(id=2), {"id": 3}, {"id": 0}]
     published = aiter(app.publish_stream("orders", payloads, batch=2))
     assert len(await anext(published)) == 2

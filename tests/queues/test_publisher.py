@@ -50,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"after": 17}, r"after must be a sequence of ids, as in \[17\]"),
     ({"key": 5}, "key must be a text, not 5"),
     ({"dedup_key": 5}, "dedup_key must be a text, not 5"),
-    ({"prioritty": 5}, "no option 'prioritty' of a message: did you mean 'priority'?"),
+    ({"prioritty": 5}, "a message has no option 'prioritty': did you mean 'priority'?"),
 ]
 
 

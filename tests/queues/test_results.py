@@ -19,7 +19,7 @@ from notifyq import (
     Reject,
     ResultTimeoutError,
 )
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from support.database import Connect, Connection, claim_one, publish, until, value
 from support.running import working
 
@@ -54,9 +54,9 @@ async def awaited(connection: Connection, id_: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _only_bells_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def _only_notifications_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notifyq.queues.results._POLL", 60)
-    monkeypatch.setattr("notifyq.queues.results._DEAF_POLL", 60)
+    monkeypatch.setattr("notifyq.queues.results._POLL_ONLY", 60)
 
 
 async def test_it_is_what_the_handler_returned_validated(app: App) -> None:
@@ -89,7 +89,7 @@ async def test_a_handle_is_the_id(app: App, connection: Connection) -> None:
     assert await app.archive.cancel(handle)
 
 
-async def test_a_bell_ends_the_wait_and_all_waits_share_a_session(
+async def test_a_notification_ends_the_wait_and_all_waits_share_a_session(
     app: App, connection: Connection
 ) -> None:
     ids = await publish(connection, 2)
@@ -114,7 +114,7 @@ async def test_a_bell_ends_the_wait_and_all_waits_share_a_session(
         ("lock_expired", LockExpiredError),
     ],
 )
-async def test_a_message_that_died_has_no_result(
+async def test_a_dead_message_has_no_result(
     app: App, connection: Connection, status: str, error: Any
 ) -> None:
     (id_,) = await publish(connection, 1)
@@ -126,7 +126,7 @@ async def test_a_message_that_died_has_no_result(
     assert (type(copy), str(copy)) == (type(dead.value), str(dead.value))
 
 
-async def test_a_rejected_message_raises_what_the_handler_said(app: App) -> None:
+async def test_a_rejected_message_raises_the_reason_of_the_handler(app: App) -> None:
     @app.handler("orders")
     async def bill(number: int) -> None:
         raise Reject(f"there is no order {number}")
@@ -137,7 +137,7 @@ async def test_a_rejected_message_raises_what_the_handler_said(app: App) -> None
             await handle.result(timeout=10)
 
 
-async def test_a_timeout_tells_how_far_the_message_is(app: App, connection: Connection) -> None:
+async def test_a_timeout_reports_the_state_of_the_message(app: App, connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     with pytest.raises(ResultTimeoutError, match=r"after 0.05 s: it is waiting in queue 'default'"):
         await app.result(id_, timeout=0.05)
@@ -165,14 +165,14 @@ async def test_a_lost_session_is_replaced_and_nothing_is_missed(
     waiting = asyncio.create_task(app.result(id_, timeout=20))
     await awaited(connection, id_)
     pid = await session_of(connection)
-    # What ends while nobody listens is found by the look after the reconnection.
+    # The poll after the reconnection finds what ended before it.
     async with connection.transaction():
         await connection.execute("select pg_terminate_backend($1)", pid)
         await finish(connection, id_, result=1)
     assert await waiting == 1
 
 
-async def test_a_forged_bell_costs_a_look_and_no_more(app: App, connection: Connection) -> None:
+async def test_a_forged_notification_costs_one_poll(app: App, connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     waiting = asyncio.create_task(app.result(id_, timeout=20))
     await awaited(connection, id_)
@@ -182,13 +182,15 @@ async def test_a_forged_bell_costs_a_look_and_no_more(app: App, connection: Conn
     assert await waiting == 1
 
 
-async def test_where_no_bell_is_heard_looks_find_the_result(
+async def test_where_no_notification_arrives_polls_find_the_result(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.queues.results._DEAF_POLL", 0.05)
-    monkeypatch.setattr("notifyq.notify.session._HEARS_WITHIN", 0.01)
-    monkeypatch.setattr("notifyq.database.sql.RING", "select true from (select $1::text) as nobody")
-    monkeypatch.setattr("notifyq.queues.results.Results._hear", lambda *_: None)
+    monkeypatch.setattr("notifyq.queues.results._POLL_ONLY", 0.05)
+    monkeypatch.setattr("notifyq.notify.session._ARRIVES_WITHIN", 0.01)
+    monkeypatch.setattr(
+        "notifyq.database.statements.NOTIFY", "select true from (select $1::text) as nobody"
+    )
+    monkeypatch.setattr("notifyq.queues.results.Results._receive", lambda *_: None)
     (id_,) = await publish(connection, 1)
     waiting = asyncio.create_task(app.result(id_, timeout=20))
     await awaited(connection, id_)

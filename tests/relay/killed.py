@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from notifyq.config import RelaySettings
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.relay import Relay
 from support.database import session
@@ -26,7 +26,7 @@ STEPS = {sql.RELAY_CLAIM, sql.RECEIVE_MANY, sql.RELAY_FINISH}
 
 
 class Mortal(Database):
-    """Dies at a step."""
+    """Kills its process at a step."""
 
     left = 0
 
@@ -36,7 +36,7 @@ class Mortal(Database):
     async def persist(self, statement: str, *args: Any, **options: Any) -> Any:
         return await self._around(super().persist, statement, *args, **options)
 
-    def lane(self, size: int = 1) -> Database:
+    def dedicated(self, size: int = 1) -> Database:
         return Mortal(self.dsn, settings=self.settings.model_copy(update={"pool_size": size}))
 
     async def _around(self, call: Any, statement: str, *args: Any, **options: Any) -> Any:
@@ -64,7 +64,7 @@ async def run(last: int) -> None:
 
 
 async def prepare(count: int) -> None:
-    """End the locks of the relay that died, and publish some more."""
+    """Expire the locks of the killed relay, and publish more messages."""
     async with session(SOURCE) as connection:
         await connection.execute("""
             update messages.message set lock_expires_at = now() where state = 'locked';

@@ -33,7 +33,7 @@ def relay(
         Database(target),
         routes if routes is not None else {"default": "default"},
         settings=RelaySettings.load(**{"poll": 60} | known),
-        sink=events or Events(),
+        telemetry=events or Events(),
         **options,
     )
 

@@ -1,4 +1,4 @@
-"""Each message comes once, whatever dies: relays at every step, both servers, late commits."""
+"""Each message is moved once: killed relays, restarted servers, late commits."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ async def fill(connection: Connection, first: int, count: int) -> None:
 async def test_a_relay_is_killed_at_every_step(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
-    """Each relay dies one step later than the one before, and the next one goes on."""
+    """Each relay is killed one step later than the last one, and the next one continues."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, PROGRAM, database, far),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
     )
-    said, _ = await program.communicate()
+    output, _ = await program.communicate()
     assert program.returncode == 0
-    steps, sent = map(int, said.split())
+    steps, sent = map(int, output.split())
     assert steps > 12
     assert sorted(await payloads(there)) == list(range(sent))
     assert await statuses(connection) == {"success": sent}
@@ -87,7 +87,7 @@ async def until_waiting(observer: Connection, dsn: str, what: str, count: int = 
     await until(waits, f"a session waits in {what}")
 
 
-async def test_what_is_committed_after_the_death_of_its_relay_is_known(
+async def test_messages_committed_after_their_relay_was_killed_are_known(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     """The target is still at it when another relay sends the same: that one waits, and knows."""
@@ -111,7 +111,7 @@ async def test_what_is_committed_after_the_death_of_its_relay_is_known(
     assert await statuses(connection) == {"success": 50}
 
 
-async def test_what_was_received_before_the_death_of_its_relay_is_only_finished(
+async def test_messages_received_before_their_relay_was_killed_are_only_finished(
     database: str, far: str, connection: Connection, connect: Connect, there: Connection
 ) -> None:
     await fill(connection, 1, 50)

@@ -24,7 +24,7 @@ def read(metrics: RelayMetrics) -> Scrape:
     return Scrape(generate_latest(metrics.registry).decode())
 
 
-async def test_what_is_moved_is_counted(
+async def test_moved_messages_are_counted(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await connection.execute(
@@ -38,7 +38,7 @@ async def test_what_is_moved_is_counted(
     metrics = RelayMetrics()
     await Relay(
         Database(database), Database(far), {"default": "default"}, once=True, transform=odd,
-        sink=metrics,
+        telemetry=metrics,
     ).run()  # fmt: skip
     seen = read(metrics)
     source = {"source": "default"}
@@ -69,13 +69,13 @@ async def test_a_relay_whose_target_is_away_is_not_ready() -> None:
         assert metrics.health.unready() == "stopping"
 
 
-async def test_the_command_serves_them(
+async def test_the_command_serves_metrics(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     args = ("relay", database, far, "-q", "default", "--metrics-port", "0", "--log-format", "json")
     with Running(database, *args) as running:
-        said = json.loads(running.hear("metrics are served"))["message"]
-        url = said.removeprefix("metrics are served at ").removesuffix("/metrics")
+        line = json.loads(running.logged("metrics are served"))["message"]
+        url = line.removeprefix("metrics are served at ").removesuffix("/metrics")
         await connection.execute("select messages.publish('default', '1')")
 
         async def has_moved() -> bool:

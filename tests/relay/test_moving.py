@@ -1,4 +1,4 @@
-"""A relay: what goes over, what stays, and what is said."""
+"""A relay: which messages are moved, which stay, and its telemetry events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def fill(connection: Connection, count: int, queue: str = "default") -> No
     )
 
 
-async def test_what_is_there_goes_over_in_its_order(
+async def test_messages_are_moved_in_order(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await fill(connection, 500)
@@ -48,7 +48,7 @@ async def test_what_is_there_goes_over_in_its_order(
     assert row["handled_by"] == done.name
 
 
-async def test_all_of_a_message_goes_over_exactly(
+async def test_all_fields_of_a_message_are_moved_unchanged(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     text = '{"n": 1.10, "big": 123456789012345678901234567890, "text": "\\u00e4\\ud83d\\ude00 \\""}'
@@ -96,7 +96,7 @@ async def test_a_message_wakes_the_relay(
     assert await payloads(there) == [1, 2]
 
 
-async def test_a_filter_leaves_the_others(
+async def test_a_filter_leaves_other_messages_at_the_source(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await fill(connection, 10)
@@ -131,10 +131,10 @@ async def test_a_transformation_changes_drops_routes_and_multiplies(
     row: Any = await connection.fetchrow(details, 1)
     assert tuple(row) == ("left out by the transformation of the relay", None)
     row = await connection.fetchrow(details, 4)
-    assert [place["queue"] for place in row["result"]] == ["default", "odd"]
+    assert [position["queue"] for position in row["result"]] == ["default", "odd"]
 
 
-async def test_a_transformation_that_fails_costs_its_message_only(
+async def test_a_failed_transformation_affects_only_its_message(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await fill(connection, 3)
@@ -153,7 +153,7 @@ async def test_a_transformation_that_fails_costs_its_message_only(
     assert "returns None, a RelayMessage" in rows[1]["details"]
 
 
-async def test_what_the_target_refuses_is_dead_at_the_source(
+async def test_a_refused_message_is_dead_at_the_source(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await there.execute("select messages.alter_queue('default', max_bytes => 4096)")
@@ -170,7 +170,7 @@ async def test_what_the_target_refuses_is_dead_at_the_source(
     assert dead.startswith("the target of the relay refuses it: the message has 5004 bytes")
 
 
-async def test_a_queue_that_is_not_there_ends_the_relay(
+async def test_a_missing_queue_ends_the_relay(
     database: str, far: str, connection: Connection
 ) -> None:
     await fill(connection, 3)
@@ -180,5 +180,5 @@ async def test_a_queue_that_is_not_there_ends_the_relay(
     assert await connection.fetchval("select max(attempts) from messages.message") == 0
     with pytest.raises(QueueNotFoundError, match="gone"):
         await drained(database, far, {"gone": "default"})
-    with pytest.raises(ConfigurationError, match="a queue at least"):
+    with pytest.raises(ConfigurationError, match="at least one queue"):
         relay(database, far, {})

@@ -33,7 +33,7 @@ def made(source: str, target: str, queue: str = "default", **options: Any) -> St
     return StreamRelay(*ends, "orders", "hub", queue, settings=settings, **options)
 
 
-async def test_events_go_over_once_and_in_order(
+async def test_events_are_moved_once_and_in_order(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await connection.execute(SUBSCRIBE)
@@ -45,7 +45,7 @@ async def test_events_go_over_once_and_in_order(
     assert tuple(row) == ("T", "k", {"h": 1})
     assert relay.counts["moved"] == 5
 
-    # Whatever makes them come again, a relay that died before it finished included.
+    # As after a relay that was killed before it had finished.
     await connection.execute("select messages.seek('orders', 'hub', 'start')")
     again = made(database, far, once=True)
     await again.run()
@@ -58,7 +58,7 @@ async def test_an_event_wakes_the_relay(
 ) -> None:
     await connection.execute(SUBSCRIBE)
     events = Events()
-    relay = made(database, far, sink=events)
+    relay = made(database, far, telemetry=events)
     running = asyncio.create_task(relay.run())
     for number in (1, 2):
         await publish(connection, number)

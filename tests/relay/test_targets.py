@@ -37,7 +37,7 @@ async def fill(connection: Connection, first: int, count: int) -> None:
     )
 
 
-async def test_a_full_target_takes_what_it_can(
+async def test_a_full_target_receives_as_many_as_it_can(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await there.execute("select messages.alter_queue('default', capacity => 5)")
@@ -71,7 +71,7 @@ async def test_a_target_that_was_restored_is_refused_until_it_is_accepted(
     assert await payloads(there) == [4, 5]
 
 
-async def test_a_source_that_was_restored_sends_nothing_twice_and_all_that_is_new(
+async def test_a_restored_source_sends_only_new_messages(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await fill(connection, 1, 3)
@@ -134,7 +134,7 @@ async def test_a_stop_does_not_wait_for_a_source_that_is_away(
         await install(here)
         await here.execute("select messages.create_stream('s'), messages.subscribe('s', 'a')")
     source, target, events = Database(mortal_server.dsn), Database(database), Events()
-    given: dict[str, Any] = {"settings": RelaySettings.load(poll=0.1), "sink": events}
+    given: dict[str, Any] = {"settings": RelaySettings.load(poll=0.1), "telemetry": events}
     made: Relay | StreamRelay
     if of_stream:
         made = StreamRelay(source, target, "s", "a", "default", **given)
@@ -178,7 +178,7 @@ async def test_a_relay_of_a_stream_stops_while_its_target_is_away(
     events = Events()
     made = StreamRelay(
         Database(database), Database(mortal_server.dsn), "s", "a", "default",
-        settings=RelaySettings.load(poll=60, hold=0), sink=events,
+        settings=RelaySettings.load(poll=60, hold=0), telemetry=events,
     )  # fmt: skip
     task = asyncio.create_task(made.run())
     await events.wait(RelayStarted)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from support.database import Connect, Connection
 
 CLAIM = "select * from messages.claim(quantity => 10)"
-THOROUGH = "select * from messages.claim(quantity => 10, thorough => true)"
+FULL_SCAN = "select * from messages.claim(quantity => 10, full_scan => true)"
 
 
 async def pages(connection: Connection, statement: str) -> int:
@@ -34,7 +34,7 @@ async def usual(connection: Connection) -> int:
 
 
 async def hold(connect: Connect) -> Connection:
-    """Open a snapshot that keeps every row that dies from now on."""
+    """Open a snapshot that keeps every row that is deleted from now on."""
     holder = await connect()
     await holder.execute("begin isolation level repeatable read; select from messages.queue")
     return holder
@@ -52,9 +52,10 @@ async def test_a_claim_reads_dead_rows_once(
     if is_analysed:
         await connection.execute("analyze messages.message")
     assert await pages(connection, CLAIM) > 10 * clean
-    for _ in range(7):
-        assert await pages(connection, CLAIM) < 2 * clean
-    assert await pages(connection, THOROUGH) > 10 * clean
+    # The first call plans its queries again, for which it reads some pages of the catalog.
+    for catalog in (8, *[0] * 6):
+        assert await pages(connection, CLAIM) < 2 * clean + catalog
+    assert await pages(connection, FULL_SCAN) > 10 * clean
 
 
 @pytest.mark.parametrize("is_analysed", [False, True])
@@ -95,7 +96,7 @@ async def test_a_claim_reads_nothing_of_what_is_scheduled(
     assert await pages(connection, CLAIM) < 2 * clean
 
 
-async def test_a_claim_does_not_look_into_each_of_many_queues(connection: Connection) -> None:
+async def test_a_claim_does_not_read_each_of_many_queues(connection: Connection) -> None:
     clean = await usual(connection)
     await connection.execute("truncate messages.message")
     await connection.execute(

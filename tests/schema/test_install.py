@@ -1,4 +1,4 @@
-"""Installing: twice is once, a broken install says so, and every object is in its schema."""
+"""Installing is idempotent, an incomplete install is reported, and objects are in their schema."""
 
 import asyncpg
 import pytest
@@ -68,7 +68,7 @@ async def test_installing_in_one_transaction_gives_the_same_catalog(
         assert await catalog_lines(other) == await catalog_lines(connection)
 
 
-async def test_the_lines_of_a_catalog_tell_any_difference(connection: Connection) -> None:
+async def test_the_lines_of_a_catalog_show_any_difference(connection: Connection) -> None:
     """The comparison that other tests rely on must be able to fail."""
     for change in (
         "alter table messages.queue alter max_attempts set default 2",
@@ -81,14 +81,14 @@ async def test_the_lines_of_a_catalog_tell_any_difference(connection: Connection
         "grant update (details) on messages.message to notifyq_worker",
         "alter function messages.reap(integer) set work_mem = '8MB'",
         "alter function messages.reap(integer) stable",
-        "drop trigger died on messages.message_archive",
+        "drop trigger process_archived on messages.message_archive",
         "alter table messages.message disable trigger published",
         "create or replace view messages.dead_message as select a.* "
         "from messages.message_archive as a where a.status = 'failed'",
         "create or replace rule publish as on insert to messages.stream_event do instead nothing",
         "alter sequence messages.event_id_seq owned by none",
         "alter type messages.message_state add value 'x'",
-        "alter table messages.queue drop constraint queue_bell_ck",
+        "alter table messages.queue drop constraint queue_notify_ck",
         "alter table messages.message alter id set generated always",
         "alter table messages.message alter id set increment 2",
     ):
@@ -129,13 +129,13 @@ async def test_installing_over_an_older_schema_is_refused(connection: Connection
     [
         ("drop trigger published on messages.message", "trigger published"),
         ("drop trigger schedule on messages.message", "trigger schedule"),
-        ("drop trigger died on messages.message_archive", "trigger died"),
+        ("drop trigger process_archived on messages.message_archive", "trigger process_archived"),
         ("alter table messages.message disable trigger published", "trigger published"),
         ("drop index messages.message_waiting_idx", "index messages.message_waiting_idx"),
         ("drop index messages.message_dedup_key_uq", "index messages.message_dedup_key_uq"),
     ],
 )
-async def test_an_install_that_is_not_whole_fails_its_check(
+async def test_an_incomplete_install_fails_its_check(
     connection: Connection, damage: str, missing: str
 ) -> None:
     await connection.execute(damage)

@@ -40,23 +40,23 @@ WRITTEN = """
 # They end transactions, need a broker, or convert a value of the type that is given.
 LEFT_OUT = {"start_broker", "stop_broker", "run_broker", "wait", "dequeue", "value_of"}
 
-# Arguments whose default is not null, but where null is told to mean it, or stands for false.
+# Arguments whose default is not null, but where null is documented to mean it, or means false.
 MEANINGS = {
     "note_audit.subject": "no object",
     "broker_next.run": "written by the broker alone",
     "broker_next.after": "written by the broker alone",
-    "claim.thorough": "false",
+    "claim.full_scan": "false",
     "claim_owned.is_again": "false",
     "publish.priority": "0",
     "publish_many.priority": "0",
-    "publish.on_failure": "asked for with after only",
-    "publish_many.on_failure": "asked for with after only",
+    "publish.on_failure": "only used with after",
+    "publish_many.on_failure": "only used with after",
     "recover_batch.keeps_order": "false",
-    "relay_claim.lock_timeout": "that of the queue",
+    "relay_claim.lock_duration": "that of the queue",
     "relay_claim.worker": "no name",
-    "relay_claim.thorough": "false",
-    "forward.place": "last",
-    "subscribe.place": "last",
+    "relay_claim.full_scan": "false",
+    "forward.position": "last",
+    "subscribe.position": "last",
     "retry.give_up": "false",
     "retry_batch.delay": "none",
     "retry_event.delay": "none",
@@ -97,12 +97,12 @@ def calls(function: Any, known: dict[str, str]) -> list[tuple[str, bool, str]]:
     found = []
     names = list(function["names"])[: function["inputs"]]
     required = function["inputs"] - function["defaults"]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         given = []
         for other, (named, of) in enumerate(zip(names, function["types"], strict=True)):
             is_last = function["is_variadic"] and other == len(names) - 1
             text = f'{"variadic " if is_last else ""}"{named}" => '
-            if other == place:
+            if other == index:
                 given.append(f"{text}null::{'text' if of == 'anyelement' else of}")
             elif other < required:
                 given.append(text + sample(function["name"], named, of, known))
@@ -146,7 +146,7 @@ async def known(connection: Connection) -> dict[str, str]:
         "message": "'1'::jsonb",
         "messages": "array['1']::jsonb[]",
         "statuses": "array['success']::messages.message_status[]",
-        "place": "'start'",
+        "position": "'start'",
     }
 
 

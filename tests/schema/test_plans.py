@@ -23,7 +23,7 @@ CALLS = {
     "claim with filters": "select * from messages.claim(array['default', 'default'], 10, "
     "filters => array['$ == 5', null]::jsonpath[])",
     "claim_owned": "select * from notifyq.claim_owned(array['default'])",
-    "thorough claim": "select * from messages.claim(quantity => 10, thorough => true)",
+    "full_scan claim": "select * from messages.claim(quantity => 10, full_scan => true)",
     "claim of many queues": "select * from messages.claim("
     "array_fill('default'::text, array[21]), 10)",
     "claim_id": "select * from messages.claim_id(77)",
@@ -44,7 +44,7 @@ CALLS = {
     "replace": "select messages.publish("
     "'default', '1', dedup_key => 'k', on_duplicate => 'replace')",
     "receive": "select messages.receive("
-    """'s', '[{"place": "1", "queue": "default", "dedup_key": "k"}]')""",
+    """'s', '[{"position": "1", "queue": "default", "dedup_key": "k"}]')""",
     "receive_many": "select notifyq.receive_many('s', '{1,2}', '{default,default}', "
     """'{1,2}'::text[]::jsonb[], '{0,0}', '{t,t}', '{"{}","{}"}'::text[]::jsonb[], """
     """'{null,null}', '{null,k}', '{null,null}', '{null,null}')""",
@@ -98,10 +98,10 @@ class Explained:
         """)
 
     async def plans(self, statement: str) -> list[Plan]:
-        await self._notices.said()
-        # Not fetch(): that makes asyncpg look up types, with statements of its own.
+        await self._notices.received()
+        # Not fetch(): asyncpg would query types, with statements of its own.
         await self.connection.execute(statement)
-        return [Plan(text) for text in await self._notices.said("LOG") if "plan:" in text]
+        return [Plan(text) for text in await self._notices.received("LOG") if "plan:" in text]
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ async def test_no_call_reads_the_whole_table_or_compiles_its_plan(explained: Exp
     found += await faults(explained, "analysed", 1)
     await empty(connection)
     found += await faults(explained, "truncated")
-    # As autovacuum does: then a table without pages is believed to have none for ever.
+    # As autovacuum does: then a table without pages is believed to have none permanently.
     await connection.execute("analyze messages.message")
     found += await faults(explained, "analysed when empty")
     await fill(connection)
@@ -170,10 +170,10 @@ async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
 
 @pytest.mark.parametrize(
     "call",
-    ["claim", "claim of a queue", "thorough claim", "claim of many queues", "take", "renotify"],
+    ["claim", "claim of a queue", "full_scan claim", "claim of many queues", "take", "renotify"],
 )
 @pytest.mark.parametrize("analysed", ["never", "while it was filled", "now"])
-async def test_handing_out_ten_of_a_backlog_reads_about_ten(
+async def test_claiming_ten_of_a_backlog_reads_about_ten(
     explained: Explained, connect: Connect, call: str, analysed: str
 ) -> None:
     analyze = "analyze messages.message"
@@ -238,7 +238,7 @@ async def test_a_claim_by_limits_reads_no_more_than_it_must(
 
 
 @pytest.mark.parametrize(("keys", "quantity"), [(5, 10), (100, 500)])
-async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(
+async def test_a_fair_claim_of_few_keys_reads_what_it_claims(
     explained: Explained, keys: int, quantity: int
 ) -> None:
     connection = explained.connection
@@ -260,13 +260,13 @@ async def test_a_fair_claim_of_few_keys_reads_what_it_hands_out(
             assert "message" not in plan.scans, plan.text
             removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
             touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
-            # Now and then the next thousand are asked for messages without a key.
+            # Now and then the next thousand are scanned for messages without a key.
             assert max([0, *touched]) <= 1000, plan.text
 
 
 @pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
 @pytest.mark.parametrize("is_analysed", [False, True])
-async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
+async def test_archiving_reads_only_the_listed_messages(
     explained: Explained, call: str, *, is_analysed: bool
 ) -> None:
     await fill(explained.connection)
@@ -285,7 +285,7 @@ async def test_archiving_reads_the_messages_that_are_named_whatever_is_locked(
 
 
 @pytest.mark.parametrize("is_analysed", [False, True])
-async def test_who_has_a_key_is_found_by_the_key(
+async def test_the_message_with_a_dedup_key_is_found_by_the_key(
     explained: Explained, *, is_analysed: bool
 ) -> None:
     await fill(explained.connection)
@@ -303,11 +303,11 @@ async def test_who_has_a_key_is_found_by_the_key(
 
 
 @pytest.mark.parametrize("is_analysed", [False, True])
-async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_all(
+async def test_received_messages_are_found_in_the_receipts_by_index(
     explained: Explained, *, is_analysed: bool
 ) -> None:
     await explained.connection.execute(
-        "insert into notifyq.relay_receipt (source, place, message_id) "
+        "insert into notifyq.relay_receipt (source, position, message_id) "
         "select 's', n::text, n from generate_series(1, 20000) as n"
     )
     if is_analysed:
@@ -320,7 +320,7 @@ async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_a
         await transaction.start()
         plans = await explained.plans(call)
         await transaction.rollback()
-        assert any("relay_receipt_source_place_pk" in plan.text for plan in plans)
+        assert any("relay_receipt_source_position_pk" in plan.text for plan in plans)
         for plan in plans:
             removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
             assert max([0, *plan.rows_of("on relay_receipt r"), *map(int, removed)]) <= 10, (
@@ -328,7 +328,7 @@ async def test_what_is_received_is_looked_up_in_the_receipts_not_compared_with_a
             )
 
 
-async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
+async def test_an_expired_lock_is_found_among_locked_messages(
     explained: Explained,
 ) -> None:
     await fill(explained.connection)
@@ -340,7 +340,7 @@ async def test_an_expired_lock_is_found_among_the_locked_not_in_the_backlog(
         assert any("message_locked_idx" in plan.text for plan in plans)
 
 
-async def test_a_million_for_later_cost_a_claim_one_look(explained: Explained) -> None:
+async def test_a_million_scheduled_messages_cost_a_claim_one_lookup(explained: Explained) -> None:
     connection = explained.connection
     await connection.execute("set auto_explain.log_min_duration = -1")
     await connection.execute(
@@ -360,7 +360,7 @@ async def test_a_million_for_later_cost_a_claim_one_look(explained: Explained) -
 async def test_the_history_of_one_message_is_found_by_its_id(
     explained: Explained, call: str
 ) -> None:
-    # As autovacuum does: then a partition without pages is believed to have none for ever.
+    # As autovacuum does: then a partition without pages is believed to have none permanently.
     await explained.connection.execute("analyze messages.attempt, messages.message_archive")
     for _ in range(TIMES):
         await explained.plans(call)
@@ -403,10 +403,10 @@ SEARCHES = {
 }
 
 
-async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_planned(
+async def test_a_search_reads_slices_by_an_index_under_any_plan(
     explained: Explained,
 ) -> None:
-    """Two days of a huge archive, each planned for while it was empty and said to stay so."""
+    """Two days of a huge archive, each planned for while it was empty."""
     connection = explained.connection
     await connection.execute("set auto_explain.log_min_duration = -1")
     for day in ("2026-01-01", "2026-01-02"):
@@ -445,7 +445,7 @@ async def test_a_search_reads_slices_by_an_index_whatever_was_there_when_it_was_
             assert max([0, *read]) <= most, (call, plan.text)
 
 
-async def test_a_plan_that_reads_the_table_would_be_seen(explained: Explained) -> None:
+async def test_a_plan_that_reads_the_table_is_detected(explained: Explained) -> None:
     """The tests above must be able to fail."""
     statement = "select count(*) from messages.message where details = 'x'"
     (plan,) = await explained.plans(f"do $$ begin perform ({statement}); end $$")
@@ -465,7 +465,7 @@ READS = {
     "archive_find": ("select * from messages.archive_find(77)", 1),
     "dead_list": ("select * from messages.dead_list(quantity => 10)", 20),
     "dead_list of a queue": ("select * from messages.dead_list('q1', 10)", 22),
-    "dead_list of a queue of which none died": ("select * from messages.dead_list('q3', 10)", 0),
+    "dead_list of a queue without dead messages": ("select * from messages.dead_list('q3', 10)", 0),
     "dead_count": ("select messages.dead_count()", 200),
     "dead_count of a queue": ("select messages.dead_count('q1')", 29),
     "queue_list": ("select * from notifyq.queue_list()", 0),
@@ -546,7 +546,7 @@ FOLLOWED = {
 # Each in a session of its own: the plan that the first call leads to is kept for all others.
 @pytest.mark.parametrize("call", FOLLOWED)
 @pytest.mark.parametrize("analysed", ["while it was filled", "now"])
-async def test_who_waits_for_a_message_is_found_by_its_id(
+async def test_dependents_of_a_message_are_found_by_its_id(
     explained: Explained, connect: Connect, call: str, analysed: str
 ) -> None:
     connection = explained.connection
@@ -585,7 +585,7 @@ async def test_who_waits_for_a_message_is_found_by_its_id(
             assert max([0, *read, *map(int, removed)]) <= 10, plan.text
 
 
-# 2000 messages of 20,000: what one waits for, what others wait for, and what died.
+# 2000 messages of 20,000: what one waits for, what others wait for, and dead ones.
 MANY = {
     "finish": "select messages.finish(1, 1)",
     "finish_many": "select count(*) from messages.finish_many("
@@ -598,7 +598,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("call", MANY)
-async def test_what_goes_on_with_many_is_not_compared_with_each_other(
+async def test_many_messages_are_not_compared_with_each_other(
     explained: Explained, call: str
 ) -> None:
     connection = explained.connection
@@ -637,7 +637,7 @@ async def test_what_goes_on_with_many_is_not_compared_with_each_other(
             assert sum(map(int, removed)) <= 2000, plan.text
 
 
-# What looks for the few rows of a table that are due.
+# Statements that find the few due rows of a table.
 DUE = {
     "next_batch": "select messages.next_batch('s', 'a')",
     "forward_pending": "select notifyq.forward_pending()",
@@ -646,7 +646,7 @@ DUE = {
 }
 
 
-async def test_what_is_due_is_found_by_its_time_however_much_is_for_later(
+async def test_due_messages_are_found_by_time(
     explained: Explained,
 ) -> None:
     connection = explained.connection

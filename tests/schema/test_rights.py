@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from notifyq import LockNotHeldError, QueueDeniedError
 from support.database import Connect, Connection, publish
 
 Denied = asyncpg.InsufficientPrivilegeError
@@ -54,6 +55,16 @@ PUBLISH = [
 WORK = [
     "select messages.claim()",
     "select messages.claim_id(1)",
+    "select messages.step(1, 1, 'a')",
+    "select messages.sleep(1, 1, 'a', delay => '0')",
+    "select messages.await_signal(1, 1, 'a', 's')",
+    "select messages.await_any(1, 1, 'a', '{s}')",
+    "select messages.await_end(1, 1, 'a', '{2}')",
+    "select messages.emit(1, 1, '1')",
+    "select messages.progress(1, 1, 0.5)",
+    "select notifyq.record_step(1, 1, 'a', '1')",
+    "select notifyq.recorded_steps(1, 1)",
+    "select notifyq.wait_for_ends(1, 1, 'a', '{2}', null)",
     "select notifyq.claim_owned('{default}')",
     # Inside of a transaction it fails, but not for want of a right.
     "call messages.wait('{default}', '0')",
@@ -119,9 +130,11 @@ WORK = [
     "select notifyq.worker_heartbeat('w')",
     "select notifyq.remove_worker('w')",
 ]
-AWAIT = ["select messages.await_result(1)"]
+AWAIT = ["select messages.await_result(1)", "select messages.signal('s')"]
 RESULT = [
     "select messages.result(1)",
+    "select messages.progress(1)",
+    "select messages.output(1)",
     "select messages.value_of('null', null::text)",
     "select messages.payload_type('typed')",
 ]
@@ -136,11 +149,11 @@ READ_TABLES = [
     "select * from notifyq.redrive",
     "select * from notifyq.origin",
     "select * from messages.queue_grant",
-    "select * from notifyq.flow",
-    "select * from notifyq.flow_state",
-    "select * from notifyq.flow_key",
-    "select * from notifyq.flow_charge",
-    "select * from notifyq.flow_room",
+    "select * from notifyq.limit_turn",
+    "select * from notifyq.limit_state",
+    "select * from notifyq.limit_key",
+    "select * from notifyq.limit_charge",
+    "select * from notifyq.limit_room",
     "select * from messages.share",
     "select * from messages.attempt",
     "select * from notifyq.relay_receipt",
@@ -159,9 +172,9 @@ READ_TABLES = [
     "select * from notifyq.batch",
     "select * from notifyq.batch_end",
     "select * from notifyq.event_retry",
-    "select * from notifyq.message_volatile",
-    "select * from notifyq.volatile_room",
-    "select * from notifyq.volatile_count",
+    "select * from notifyq.message_unlogged",
+    "select * from notifyq.unlogged_room",
+    "select * from notifyq.unlogged_count",
     "select * from notifyq.forward",
     "select * from notifyq.lake",
     "select * from notifyq.lake_batch",
@@ -185,13 +198,14 @@ READ = [
     "select messages.archive_summary()",
     "select messages.dead_list()",
     "select messages.dead_count()",
-    "select messages.dead_since(pg_current_snapshot())",
-    "select messages.events_since('orders', pg_current_snapshot())",
+    "select messages.dead_since(messages.current_position())",
+    "select messages.events_since('orders', messages.current_position())",
     "select messages.current_position()",
     "select notifyq.snapshot_of(messages.current_position())",
     "select messages.known_position(messages.current_position())",
     "select messages.queue_grants()",
     "select messages.queue_shares()",
+    "select messages.queue_limits()",
     "select notifyq.archive_hours(now(), now())",
     "select messages.schedule_info()",
     "select messages.cron_next('@daily')",
@@ -223,6 +237,8 @@ READ = [
     "select notifyq.open_batches()",
 ]
 INFO = [
+    "select messages.steps(1)",
+    "select messages.parked()",
     "select * from messages.subscriber_procedure",
     "select messages.status_broker()",
     "select messages.queue_info()",
@@ -236,7 +252,7 @@ INFO = [
     "select messages.backlog()",
     "select notifyq.subscription_lags()",
     "select messages.throughput()",
-    "select messages.holders()",
+    "select messages.activity(holding => true)",
     "select messages.activity()",
     "select messages.cron_entries()",
     "select notifyq.table_sizes()",
@@ -250,17 +266,20 @@ ADMIN = [
     "select messages.create_queue('q')",
     "select messages.alter_queue('default')",
     "select messages.set_share('default', 'k', 2)",
+    "select messages.set_limit('default', 'k')",
     "select messages.grant_queue('default', 'notifyq_worker')",
     "select messages.revoke_queue('default', 'notifyq_worker')",
     "select messages.pause_queue('default')",
     "select messages.resume_queue('default')",
     "select messages.cancel(1)",
+    "select messages.amend(1, priority => 1)",
     "select messages.unblock(1)",
     "select messages.run_now(1)",
     """select messages.dead_retry_matching('{"until": "2026-01-01"}')""",
     """select messages.dead_delete_matching('{"until": "2026-01-01"}')""",
     "select messages.dead_delete(1)",
     "select messages.dead_retry(1)",
+    "select messages.dead_retry_from(1)",
     "select messages.redrive()",
     "select messages.adopt()",
     """select messages.receive('s', '[]')""",
@@ -314,14 +333,14 @@ NOBODY = [
     "update messages.queue set paused = true",
     "delete from notifyq.schema_version",
     "insert into notifyq.redrive (archive_id, message_id) values (1, 1)",
-    "insert into notifyq.relay_receipt (source, place) values ('s', '1')",
+    "insert into notifyq.relay_receipt (source, position) values ('s', '1')",
     "insert into messages.schedule (name, cron, timezone, queue, message, next_at) "
     "values ('s', '@daily', 'UTC', 'default', '1', now())",
     "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",
     "delete from messages.queue_grant",
     "delete from notifyq.owner_session",
-    "select from notifyq.flow for update",
-    "update notifyq.flow_state set paid_at = now()",
+    "select from notifyq.limit_turn for update",
+    "update notifyq.limit_state set paid_at = now()",
     "select from messages.message for update",
     "select from messages.message for key share",
     "select from messages.queue for key share",
@@ -355,7 +374,7 @@ NOBODY = [
 ALL = [*PUBLISH, *WORK, *AWAIT, *RESULT, *READ_TABLES, *READ, *INFO, *CAPTURES, *ADMIN, *NOBODY]
 RIGHTS = {
     "notifyq_publisher": [*PUBLISH, *AWAIT, *RESULT, *CAPTURES],
-    # A finish whose answer was lost is looked for in the archive.
+    # A finish whose answer was lost is found in the archive.
     "notifyq_worker": [
         *WORK,
         *AWAIT,
@@ -388,7 +407,9 @@ async def is_denied(connection: Connection, statement: str) -> bool:
         await connection.execute(statement)
     except Denied:
         return True
-    except asyncpg.InvalidTransactionTerminationError:
+    except QueueDeniedError:
+        return True
+    except (asyncpg.InvalidTransactionTerminationError, LockNotHeldError):
         return False
     finally:
         await transaction.rollback()
@@ -418,8 +439,8 @@ async def test_a_role_may_do_its_own_and_nothing_else(
     assert allowed == [statement for statement in ALL if statement in RIGHTS[role]]
 
 
-async def test_every_public_function_is_tried_above(connection: Connection) -> None:
-    """Else a new function would have rights that no test looks at."""
+async def test_every_public_function_is_tested(connection: Connection) -> None:
+    """Else a new function would have rights that no test checks."""
     public = await connection.fetch(
         "select format('%s.%s', p.pronamespace::regnamespace, p.proname) from pg_proc as p "
         "where p.pronamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) "
@@ -447,7 +468,7 @@ async def test_a_publisher_and_a_worker_do_all_of_their_work_without_any_other_r
     assert await connection.fetchval("select count(*) from messages.message_archive") == 2
 
 
-async def test_a_table_of_the_caller_cannot_stand_in_for_one_of_the_schema(
+async def test_a_table_of_the_caller_cannot_replace_one_of_the_schema(
     connection: Connection, guest: Connection
 ) -> None:
     await publish(connection, 1)

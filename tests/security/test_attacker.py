@@ -29,7 +29,7 @@ READ = [
     "select message from messages.dead_message",
     "select * from messages.queue_grant",
     "table notifyq.schema_version",
-    "prepare look as select message from messages.message; execute look",
+    "prepare mine as select message from messages.message; execute mine",
     "copy messages.message to stdout",
     "copy (select message from messages.message) to stdout",
     "declare c cursor with hold for select message from messages.message",
@@ -117,7 +117,9 @@ async def is_denied(session: Connection, statement: str) -> bool:
 
 
 @pytest.mark.parametrize("who", MAY)
-async def test_all_else_is_denied(connection: Connection, enter: Enter, who: str) -> None:
+async def test_statements_without_a_grant_are_denied(
+    connection: Connection, enter: Enter, who: str
+) -> None:
     await publish(connection, 2)
     session = await enter(who)
     tried = 0
@@ -134,7 +136,7 @@ async def test_all_else_is_denied(connection: Connection, enter: Enter, who: str
     assert [tuple(row) for row in messages] == [(0, "waiting"), (1, "waiting")]
 
 
-async def test_nothing_of_the_caller_stands_in_for_what_a_function_uses(
+async def test_objects_of_the_caller_do_not_replace_those_of_a_function(
     connection: Connection, enter: Enter
 ) -> None:
     await publish(connection, 1)
@@ -166,7 +168,7 @@ async def test_nothing_of_the_caller_stands_in_for_what_a_function_uses(
     await publisher.execute("insert into messages.message (message) values ('1')")
 
 
-async def test_arguments_are_values_and_never_code(connection: Connection, enter: Enter) -> None:
+async def test_arguments_are_never_code(connection: Connection, enter: Enter) -> None:
     publisher, worker = await enter("publisher"), await enter("worker")
     evil = "default'); drop table messages.message; --"
     with pytest.raises(QueueNotFoundError):
@@ -184,13 +186,13 @@ async def test_arguments_are_values_and_never_code(connection: Connection, enter
     for quantity in (-1, 0, 10_001, 2**31 - 1):
         with pytest.raises(InvalidArgumentError, match="quantity must be"):
             await worker.fetch("select * from messages.claim(quantity => $1)", quantity)
-    with pytest.raises(InvalidArgumentError, match="lock_timeout must be longer"):
-        await worker.fetch("select * from messages.claim(lock_timeout => '-1 s')")
+    with pytest.raises(InvalidArgumentError, match="lock_duration must be longer"):
+        await worker.fetch("select * from messages.claim(lock_duration => '-1 s')")
     (message,) = await worker.fetch("select * from messages.claim(worker => $1)", evil)
     assert (message["type"], message["locked_by"]) == (evil, evil)
 
 
-async def test_a_worker_serves_on_in_a_flood_of_forged_bells(
+async def test_a_worker_handles_messages_in_a_flood_of_forged_notifications(
     database: str, enter: Enter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims = 0
@@ -224,18 +226,17 @@ async def test_a_worker_serves_on_in_a_flood_of_forged_bells(
                 await mallory.execute(flood.replace("$1", f"'{number}'"))
                 if number % 10 == 0:
                     await app.publish("q", None)
-            # A bell from among them, after all of them.
+            # A notification from among them, after all of them.
             await app.publish("q", None)
             await events.wait(MessageFinished, 6)
     assert handled == 6
-    # 5,000 bells; a look for each would be as many claims, and so would one for each 50.
+    # 5,000 notifications: one claim for each, or for each 50, would be far more.
     assert claims < 250, claims
 
 
-async def test_a_flood_reaches_nobody_who_is_not_asked(
+async def test_a_forged_notification_changes_no_message(
     connection: Connection, enter: Enter
 ) -> None:
-    """What a stranger rings is a hint for others: nothing is written, and no queue is touched."""
     await value(connection, "publish", queue="default", message=1)
     before = await connection.fetch("select m::text from messages.message as m")
     mallory = await enter("mallory")
@@ -258,10 +259,10 @@ INTO_NO_QUEUE = [
     "insert into messages.message (queue, message) select q, case q when 'nope' then '1'::jsonb "
     "else (cardinality(array(select messages.publish_many('default', array['1', '2']::jsonb[]))) "
     "> 0)::text::jsonb end from unnest('{nope,default}'::text[]) as q",
-    "insert into messages.message (queue, message) select q.name, case q.place when 4 then "
+    "insert into messages.message (queue, message) select q.name, case q.position when 4 then "
     "coalesce(to_jsonb(notifyq.check_inserted(currval_of(2), 'default', true)::text), '1') else "
     "'1' end "
-    "from unnest('{nope,default,default,default}'::text[]) with ordinality as q (name, place)",
+    "from unnest('{nope,default,default,default}'::text[]) with ordinality as q (name, position)",
 ]
 
 
@@ -277,7 +278,7 @@ async def test_no_setting_publishes_into_a_queue_that_does_not_exist(
     assert await connection.fetchval("select count(*) from messages.message") == 0
 
 
-async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> None:
+async def test_no_function_takes_a_callback(connection: Connection) -> None:
     """No function takes one: a name of a procedure that others register would run as the owner.
 
     Types and tables that are named are those of what is typed and captured, see the tests of both.
@@ -298,7 +299,7 @@ async def test_no_callback_of_a_caller_is_ever_run(connection: Connection) -> No
     }
 
 
-async def test_the_roles_of_the_tests_have_what_they_are_said_to_have(enter: Enter) -> None:
+async def test_the_hostile_role_is_a_member_of_no_other_role(enter: Enter) -> None:
     session = await enter("mallory")
     assert await session.fetchval("select session_user::text") == role_name("mallory")
     assert not await session.fetchval(

@@ -197,14 +197,14 @@ async def test_every_function_of_any_type_is_known(connection: Connection) -> No
 
 
 @every_role
-@pytest.mark.parametrize("place", ["queue", "stream"])
+@pytest.mark.parametrize("noun", ["queue", "stream"])
 async def test_no_value_runs_what_is_hostile_with_other_rights(
-    connection: Connection, attacker: Attacker, place: str
+    connection: Connection, attacker: Attacker, noun: str
 ) -> None:
     for number, (kind, text) in enumerate(KINDS.items()):
-        type_name, target = kind.replace("{s}", attacker.schema), f"{place}{number}"
+        type_name, target = kind.replace("{s}", attacker.schema), f"{noun}{number}"
         await connection.execute(
-            f"select messages.create_{place}('{target}', payload_type => '{type_name}')"
+            f"select messages.create_{noun}('{target}', payload_type => '{type_name}')"
         )
         # A check that comes when the queue is there already.
         if kind == "{s}.plain":
@@ -336,7 +336,7 @@ async def test_a_capture_keeps_a_stream_only_of_who_may_publish_into_it(
     connection: Connection, attacker: Attacker
 ) -> None:
     await attacker.run("create table {s}.t (id integer); select messages.capture('{s}.t', 'st')")
-    with pytest.raises(asyncpg.PostgresError, match="has the changes of"):
+    with pytest.raises(asyncpg.PostgresError, match="tables are captured into stream"):
         await connection.execute("select messages.drop_stream('st', true)")
     await connection.execute("select messages.grant_queue('st', 'notifyq_admin')")
     [capture] = await connection.fetch("select problem from messages.captures('st')")

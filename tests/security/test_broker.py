@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Denied = asyncpg.InsufficientPrivilegeError
 
-TELL = "insert into shared.told values (session_user, current_user)"
+RECORD = "insert into shared.calls values (session_user, current_user)"
 
 
 @pytest.fixture
@@ -25,29 +25,29 @@ async def shared(connection: Connection) -> Connection:
     await connection.execute("""
         create schema shared;
         grant create, usage on schema shared to public;
-        create table shared.told (of name, by name);
-        grant insert on shared.told to public;
+        create table shared.calls (of name, by name);
+        grant insert on shared.calls to public;
         select messages.create_stream('s');
     """)
     return connection
 
 
-async def test_each_broker_calls_what_its_role_has_registered(
+async def test_a_broker_calls_procedures_registered_by_its_role(
     shared: Connection, enter: Enter
 ) -> None:
     worker = await enter("worker")
     for each, name in ((worker, "of_worker"), (shared, "of_admin")):
-        await each.execute(f"create procedure shared.{name}() language sql as '{TELL}'")
+        await each.execute(f"create procedure shared.{name}() language sql as '{RECORD}'")
         await each.execute("select messages.register('s', $1, $2)", name, f"shared.{name}")
     await shared.execute("select messages.publish('s', '1')")
     await drain(worker)
-    told = "select * from shared.told"
-    assert [tuple(it) for it in await shared.fetch(told)] == [(role_name("worker"),) * 2]
+    calls = "select * from shared.calls"
+    assert [tuple(it) for it in await shared.fetch(calls)] == [(role_name("worker"),) * 2]
     await drain(shared)
-    assert [tuple(it) for it in await shared.fetch(told)][1:] == [("postgres", "postgres")]
+    assert [tuple(it) for it in await shared.fetch(calls)][1:] == [("postgres", "postgres")]
 
 
-async def test_a_session_that_has_taken_on_a_role_is_no_broker_of_it(
+async def test_a_session_with_set_role_is_not_a_broker_of_that_role(
     shared: Connection,
 ) -> None:
     """Its procedures could take the other role off again."""
@@ -80,7 +80,7 @@ async def test_code_that_others_run_cannot_register_for_them(
     assert {row["registrar"] for row in found} <= {role_name("worker")}
 
 
-async def test_a_procedure_that_another_has_put_in_the_place_is_not_called(
+async def test_a_procedure_that_another_role_replaced_is_not_called(
     shared: Connection, enter: Enter
 ) -> None:
     worker, mallory = await enter("worker"), await enter("mallory")
@@ -89,14 +89,14 @@ async def test_a_procedure_that_another_has_put_in_the_place_is_not_called(
     await worker.execute("select messages.register('s', 'mine', 'shared.mine')")
     await shared.execute("select messages.publish('s', '1')")
     await shared.execute("drop procedure shared.mine()")
-    await mallory.execute(f"create procedure shared.mine() language sql as '{TELL}'")
+    await mallory.execute(f"create procedure shared.mine() language sql as '{RECORD}'")
     await drain(worker)
-    assert await shared.fetchval("select count(*) from shared.told") == 0
+    assert await shared.fetchval("select count(*) from shared.calls") == 0
     [obstacle] = await worker.fetchval("select obstacles from messages.status_broker()")
     assert f"belongs to {role_name('mallory')} now" in obstacle
 
 
-async def test_what_another_has_registered_is_not_ours(shared: Connection, enter: Enter) -> None:
+async def test_only_the_registrar_controls_a_subscription(shared: Connection, enter: Enter) -> None:
     worker, mallory = await enter("worker"), await enter("mallory")
     await shared.execute("create procedure shared.p() language sql as 'select'")
     await shared.execute("select messages.register('s', 'p', 'shared.p')")
@@ -126,7 +126,7 @@ async def test_what_another_has_registered_is_not_ours(shared: Connection, enter
     state = "select batch, handled, failed from messages.subscriber_procedure"
     assert tuple(await shared.fetchrow(state) or ()) == (turn["batch"], 0, 0)
     assert await shared.fetchval("select messages.dead_count()") == 0
-    # Who has registered it goes on, with this batch.
+    # The registrar continues with this batch.
     assert not await shared.fetchval(note, subscription, 1, event, None)
     assert await shared.fetchval(note, subscription, turn["batch"], event, None)
 
@@ -141,7 +141,7 @@ async def test_a_broker_takes_no_turn_for_another(shared: Connection, enter: Ent
     assert await shared.fetchval(next_turn) == "open"
 
 
-async def test_whoever_takes_the_keys_of_a_broker_stops_nothing(
+async def test_a_role_that_holds_the_keys_of_a_broker_does_not_stop_it(
     shared: Connection, enter: Enter
 ) -> None:
     worker, mallory = await enter("worker"), await enter("mallory")
@@ -149,8 +149,8 @@ async def test_whoever_takes_the_keys_of_a_broker_stops_nothing(
         await mallory.execute(
             "select pg_advisory_lock(hashtextextended($1, $2))", role_name("worker"), key
         )
-    await worker.execute(f"create procedure shared.p() language sql as '{TELL}'")
+    await worker.execute(f"create procedure shared.p() language sql as '{RECORD}'")
     await worker.execute("select messages.register('s', 'p', 'shared.p')")
     await shared.execute("select messages.publish('s', '1')")
     assert not await drain(worker)
-    assert await shared.fetchval("select count(*) from shared.told") == 1
+    assert await shared.fetchval("select count(*) from shared.calls") == 1

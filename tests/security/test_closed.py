@@ -21,7 +21,7 @@ TAKES = [
 # Names, policies and counts are no secrets; the rest is of no use for what is not the caller's.
 OPEN = {
     *("queue_info", "stream_info", "subscription_info", "batch_info", "backlog", "throughput"),
-    *("payload_schema", "payload_type", "captures", "forwards"),
+    *("payload_schema", "payload_type", "captures", "forwards", "subscription_lags"),
     # Of the session itself, and hints for workers.
     *(
         "unsuppress",
@@ -52,6 +52,9 @@ REFUSED = {
         "capture_sql": "select messages.capture_sql('t', 'st')",
         "result": "select messages.result({m})",
         "await_result": "select messages.await_result({m})",
+        "progress": "select messages.progress({m})",
+        "output": "select messages.output({m})",
+        "signal": "select messages.signal('s', '1', {m})",
         "receive_many": "select notifyq.receive_many('s', '{{1}}', '{{q}}', array['1']::jsonb[], "
         "'{{0}}', '{{null}}', array['{{}}']::jsonb[], '{{null}}', '{{null}}', '{{null}}', "
         "'{{null}}')",
@@ -59,6 +62,18 @@ REFUSED = {
     "worker": {
         "result": "select messages.result({m})",
         "await_result": "select messages.await_result({m})",
+        "progress": "select messages.progress({m})",
+        "output": "select messages.output({m})",
+        "signal": "select messages.signal('s', '1', {m})",
+        "step": "select messages.step({m}, 1, 'a')",
+        "record_step": "select notifyq.record_step({m}, 1, 'a', '1')",
+        "recorded_steps": "select notifyq.recorded_steps({m}, 1)",
+        "sleep": "select messages.sleep({m}, 1, 'a', delay => '0')",
+        "await_signal": "select messages.await_signal({m}, 1, 'a', 's')",
+        "await_any": "select messages.await_any({m}, 1, 'a', '{{s}}')",
+        "await_end": "select messages.await_end({m}, 1, 'a', array[{w}])",
+        "wait_for_ends": "select notifyq.wait_for_ends({m}, 1, 'a', array[{w}], null)",
+        "emit": "select messages.emit({m}, 1, '1')",
         "wait": "call messages.wait('{{q}}', '0')",
         "claim": "select messages.claim('{{q}}')",
         "claim_owned": "select notifyq.claim_owned('{{q}}')",
@@ -100,6 +115,9 @@ NOTHING = {
         "relay_finish": "select notifyq.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
         "array[{m}], array['success']::messages.message_status[])",
         "dependencies": "select messages.dependencies({m})",
+        "progress": "select messages.progress({m}, 1, 0.5)",
+        "steps": "select messages.steps({m})",
+        "parked": "select messages.parked('q')",
     },
 }
 
@@ -139,7 +157,7 @@ async def close(connection: Connection) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("who", REFUSED)
-async def test_whoever_names_what_is_closed_is_refused(
+async def test_a_name_of_a_closed_queue_is_refused(
     connection: Connection, enter: Enter, who: str
 ) -> None:
     ids = await close(connection)
@@ -196,7 +214,7 @@ async def test_a_tick_without_a_name_leaves_out_what_is_closed(
 async def test_workers_of_an_open_queue_trust_each_other(
     connection: Connection, enter: Enter
 ) -> None:
-    """As the page on security says: a token is no secret. A grant keeps the others out."""
+    """See the page on security: a token is not secret; grants restrict access to a queue."""
     await connection.execute("select messages.publish('default', '1')")
     one, other = await enter("billing"), await enter("worker")
     claim = "select id, lock_token from messages.claim('{default}')"

@@ -16,7 +16,7 @@ from notifyq.errors import (
     QueueNotFoundError,
 )
 from security.conftest import dsn_of, role_name
-from support.database import INIT_FILES, Bells, expire, install, value
+from support.database import INIT_FILES, Notifications, expire, install, value
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -58,7 +58,7 @@ async def state(connection: Connection) -> list[Any]:
     return await connection.fetch("select m::text from messages.message as m order by id")
 
 
-async def test_nobody_else_publishes(bills: int, enter: Enter, connection: Connection) -> None:
+async def test_other_roles_cannot_publish(bills: int, enter: Enter, connection: Connection) -> None:
     for who in ("publisher", "worker"):
         session = await enter(who)
         if who == "worker":
@@ -78,7 +78,7 @@ async def test_nobody_else_publishes(bills: int, enter: Enter, connection: Conne
     assert await connection.fetchval("select count(*) from messages.message") == 3
 
 
-async def test_nobody_else_consumes(bills: int, enter: Enter, connection: Connection) -> None:
+async def test_other_roles_cannot_consume(bills: int, enter: Enter, connection: Connection) -> None:
     worker = await enter("worker")
     open_one = await value(connection, "publish", queue="default", message=1)
     for statement in NAMED:
@@ -93,7 +93,7 @@ async def test_nobody_else_consumes(bills: int, enter: Enter, connection: Connec
     assert await worker.fetch("select * from messages.claim(quantity => 10)") == []
 
 
-async def test_a_message_of_another_role_is_not_known_by_its_id(
+async def test_the_id_of_a_message_gives_no_access(
     bills: int, enter: Enter, connection: Connection
 ) -> None:
     """Neither by an error that only a message of a queue with limits raises, nor once owned."""
@@ -143,7 +143,7 @@ async def test_guessed_tokens_settle_nothing(
         assert await (await enter(who)).fetchval(find, bills) == 1
 
 
-async def test_who_is_named_does_all_of_it(bills: int, enter: Enter) -> None:
+async def test_a_granted_role_can_publish_and_consume(bills: int, enter: Enter) -> None:
     for who in ("billing", "biller", "admin"):
         session = await enter(who)
         for statement in PUBLISH:
@@ -159,7 +159,7 @@ async def test_who_is_named_does_all_of_it(bills: int, enter: Enter) -> None:
         await session.execute("select notifyq.unsuppress(array['bills'])")
 
 
-async def test_a_role_that_was_put_on_counts_and_not_the_login(
+async def test_grants_apply_to_the_role_of_set_role(
     bills: int, enter: Enter, connection: Connection
 ) -> None:
     await connection.execute(f"grant notifyq_publisher to {role_name('biller')}")
@@ -207,8 +207,8 @@ async def test_objects_of_the_caller_grant_nothing(bills: int, enter: Enter) -> 
             await session.execute(statement)
 
 
-async def test_upkeep_is_for_all_queues_whoever_runs_it(
-    bills: int, enter: Enter, connection: Connection, bells: Bells
+async def test_maintenance_covers_all_queues_for_any_role(
+    bills: int, enter: Enter, connection: Connection, notifications: Notifications
 ) -> None:
     worker = await enter("worker")
     await connection.execute("select messages.claim()")
@@ -216,9 +216,9 @@ async def test_upkeep_is_for_all_queues_whoever_runs_it(
     report = await worker.fetchrow("select * from messages.maintain()")
     assert report is not None
     assert report["reaped"] == 1
-    await bells.heard()
+    await notifications.received()
     assert await worker.fetchval("select notifyq.wake_all('{bills}', true)") == 0
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_the_grants_are_shown_and_taken_back(
@@ -289,7 +289,7 @@ async def test_a_grant_does_not_wait_long_for_open_transactions(
         assert await connection.fetch("select * from messages.queue_grant") == []
 
 
-async def test_an_app_is_told_in_one_line(bills: int, roles: None, database: str) -> None:
+async def test_an_app_gets_a_one_line_error(bills: int, roles: None, database: str) -> None:
     async with App(dsn_of(database, "publisher")) as app:
         with pytest.raises(AccessDeniedError, match="may not publish into queue 'bills'") as caught:
             await app.publish("bills", 1)
@@ -301,7 +301,7 @@ async def test_an_app_is_told_in_one_line(bills: int, roles: None, database: str
 
 
 @pytest.mark.parametrize("function", ["result", "await_result"])
-async def test_what_came_of_a_message_is_for_those_who_publish_or_consume(
+async def test_results_are_for_roles_that_publish_or_consume(
     connection: Connection, bills: int, enter: Enter, function: str
 ) -> None:
     call = f"select state from messages.{function}($1)"

@@ -1,4 +1,4 @@
-"""Locks: advisory ones are open to whoever can connect, so nothing of ours may rest on them."""
+"""Locks: any role can take any advisory lock, so correctness must not depend on them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from support.database import until_blocked, value
 
 if TYPE_CHECKING:
     from security.conftest import Enter
-    from support.database import Bells, Connect, Connection
+    from support.database import Connect, Connection, Notifications
 
 KEYS = {
     "publishing": "hashtextextended('default', 7305427001)",
-    "attended": "hashtextextended('default', 7305427004)",
-    "place 1": "hashtextextended('default', 7305427101)",
-    "place 2": "hashtextextended('default', 7305427102)",
-    "place 3": "hashtextextended('default', 7305427103)",
-    "place 4": "hashtextextended('default', 7305427104)",
-    "upkeep once": "7305427002",
+    "suppressed": "hashtextextended('default', 7305427004)",
+    "slot 1": "hashtextextended('default', 7305427101)",
+    "slot 2": "hashtextextended('default', 7305427102)",
+    "slot 3": "hashtextextended('default', 7305427103)",
+    "slot 4": "hashtextextended('default', 7305427104)",
+    "maintenance once": "7305427002",
 }
 
 
 @pytest.mark.parametrize("lock", ["pg_advisory_lock", "pg_advisory_lock_shared"])
-async def test_whoever_holds_all_keys_stops_nothing(
+async def test_a_role_that_holds_all_keys_stops_nothing(
     enter: Enter, connect: Connect, connection: Connection, lock: str
 ) -> None:
     mallory = await enter("mallory")
@@ -46,15 +46,15 @@ async def test_whoever_holds_all_keys_stops_nothing(
         assert not await worker.fetchval("select notifyq.suppress('default')")
 
 
-async def test_a_stranger_who_attends_costs_a_queue_its_bells_until_the_upkeep_rings(
-    enter: Enter, bells: Bells, connection: Connection
+async def test_a_foreign_lease_suppresses_notifications_until_maintenance(
+    enter: Enter, notifications: Notifications, connection: Connection
 ) -> None:
     mallory = await enter("mallory")
-    await mallory.execute(f"select pg_advisory_lock({KEYS['attended']})")
+    await mallory.execute(f"select pg_advisory_lock({KEYS['suppressed']})")
     await value(connection, "publish", queue="default", message=1)
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     await connection.execute("select messages.maintain()")
-    assert [bell.queue for bell in await bells.heard()] == ["default"]
+    assert [notification.queue for notification in await notifications.received()] == ["default"]
 
 
 async def test_a_drop_waits_for_a_publisher_that_found_the_key_taken(
@@ -73,7 +73,7 @@ async def test_a_drop_waits_for_a_publisher_that_found_the_key_taken(
     assert await connection.fetchval("select count(*) from messages.message") == 0
 
 
-async def test_a_publisher_waits_for_a_drop_and_is_told(
+async def test_a_publisher_waits_for_a_drop_and_gets_an_error(
     enter: Enter, connect: Connect, connection: Connection
 ) -> None:
     publisher = await enter("publisher")
@@ -85,7 +85,7 @@ async def test_a_publisher_waits_for_a_drop_and_is_told(
         await publishing
 
 
-async def test_a_publisher_goes_on_where_a_drop_was_rolled_back(
+async def test_a_publisher_continues_after_a_drop_is_rolled_back(
     enter: Enter, connect: Connect, connection: Connection
 ) -> None:
     publisher = await enter("publisher")
@@ -98,7 +98,9 @@ async def test_a_publisher_goes_on_where_a_drop_was_rolled_back(
     assert await publishing
 
 
-async def test_a_drop_that_cannot_be_says_why(enter: Enter, connection: Connection) -> None:
+async def test_a_drop_that_is_blocked_names_the_reason(
+    enter: Enter, connection: Connection
+) -> None:
     mallory = await enter("mallory")
     await mallory.execute(f"select pg_advisory_lock({KEYS['publishing']})")
     with pytest.raises(QueueBusyError, match="transactions that use queue 'default' stay open"):
@@ -106,7 +108,7 @@ async def test_a_drop_that_cannot_be_says_why(enter: Enter, connection: Connecti
     assert await connection.fetchval("select count(*) from messages.queue") == 1
 
 
-async def test_one_upkeep_at_a_time_skips_the_other(
+async def test_one_maintenance_at_a_time_skips_the_other(
     connect: Connect, connection: Connection
 ) -> None:
     other = await connect()

@@ -99,9 +99,9 @@ class Container:
 
     def environment(self, login: str) -> dict[str, str]:
         variable, _ = LOGINS[login]
-        ours = {name: it for name, it in os.environ.items() if not name.startswith("NOTIFYQ_")}
+        clean = {name: it for name, it in os.environ.items() if not name.startswith("NOTIFYQ_")}
         dsn = f"postgresql://{login}@127.0.0.1:{self.port}/notifyq"
-        return {**ours, "NOTIFYQ_DSN": dsn, "PGPASSWORD": PASSWORDS[variable],
+        return {**clean, "NOTIFYQ_DSN": dsn, "PGPASSWORD": PASSWORDS[variable],
                 "PYTHONPATH": str(ROOT / "workers")}  # fmt: skip
 
     def notifyq(self, login: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -155,7 +155,7 @@ async def roles(container: Container) -> dict[str, set[str]]:
     return {row["rolname"]: {*row["array_agg"]} for row in rows}
 
 
-async def test_each_login_has_its_duty_and_no_other(container: Container) -> None:
+async def test_each_login_can_do_its_task_only(container: Container) -> None:
     await container.ready()
     assert await roles(container) == {name: {role} for name, (_, role) in LOGINS.items()}
     for name, (variable, _) in LOGINS.items():
@@ -203,10 +203,10 @@ async def test_the_services_work_as_their_logins(container: Container) -> None:
     ):
         assert watch.stdout is not None
         published = container.notifyq(
-            "queue_publisher", "publish", "default", '{"reject": "as told"}'
+            "queue_publisher", "publish", "default", '{"reject": "bad order"}'
         )
         assert published.returncode == 0
-        assert b"as told" in await watch.stdout.readline()
+        assert b"bad order" in await watch.stdout.readline()
         seen = container.notifyq("queue_reader", "ping", "--as", "notifyq dead watch")
         assert seen.returncode == 0
 
@@ -241,7 +241,9 @@ async def test_the_dashboard_works_as_its_login(container: Container) -> None:
     await connection.close()
 
 
-async def test_who_may_not_use_pg_cron_sees_and_stops_what_is_his(container: Container) -> None:
+async def test_a_login_without_pg_cron_sees_and_stops_its_own_schedules(
+    container: Container,
+) -> None:
     await container.ready()
     connection = await container.login("queue_admin", PASSWORDS["NOTIFYQ_ADMIN_PASSWORD"])
     assert not await connection.fetchval("select has_schema_privilege('cron', 'usage')")
@@ -254,7 +256,7 @@ async def test_who_may_not_use_pg_cron_sees_and_stops_what_is_his(container: Con
     await connection.close()
 
 
-async def test_a_restart_takes_what_was_changed(container: Container) -> None:
+async def test_a_restart_applies_changed_passwords(container: Container) -> None:
     await container.ready()
     connection = await container.login("postgres", "the first")
     await connection.execute("drop role queue_reader; grant pg_read_all_stats to queue_dashboard")
@@ -285,7 +287,7 @@ def test_no_service_is_a_superuser() -> None:
     assert not re.search(r"DSN: postgresql://postgres", text)
     users = re.findall(r"NOTIFYQ_DSN: postgresql://([^@]*)@", text)
     assert sorted(users) == sorted(LOGINS)
-    # Each password that a service uses is one that the server is told.
+    # Each password of a service is also one of the server.
     assert {*re.findall(r"PGPASSWORD: \$\{(\w+)", text)} == {*PASSWORDS}
     settings = (ROOT / ".env.example").read_text()
     for variable in re.findall(r"\$\{(NOTIFYQ_\w+)", text):

@@ -1,4 +1,4 @@
-"""The owner: a role that cannot log in, where whoever installs may make one; else the installer."""
+"""The owner: a role that cannot log in, if the installer may create one; else the installer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OWNERS = """
 
 @pytest.fixture
 def bare_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address of a server without any role of ours."""
+    """Give the DSN of a server without any role of notifyq."""
     folder: Path = tmp_path_factory.mktemp("bare")
     for parent in (folder, *folder.parents):
         if parent.name.startswith(("bare", "popen-", "pytest-")):  # popen-: of parallel tests
@@ -82,7 +82,7 @@ async def test_each_installer_gets_the_owner_that_it_may_make(bare_server: str) 
         assert await owners(connection) == ["notifyq_owner"]
         assert not (await schema.install(connection)).is_changed
 
-    # The role is there, and of another: whoever is no member stays the owner.
+    # The role exists and belongs to another: an installer that is no member stays the owner.
     async with session(with_database(bare_server, "second")) as connection:
         await connection.execute("set session authorization second")
         await schema.install(connection)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def _quick_place() -> str:
+def _fast_folder() -> str:
     """Return a directory in memory if there is room: a server is made of a thousand small files."""
     memory = "/dev/shm"
     try:
@@ -37,7 +37,7 @@ def _quick_place() -> str:
 @pytest.fixture
 def spot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a directory open to the server's user, which pytest's `tmp_path` is not."""
-    path = Path(tempfile.mkdtemp(prefix="notifyq-", dir=_quick_place()))
+    path = Path(tempfile.mkdtemp(prefix="notifyq-", dir=_fast_folder()))
     path.chmod(0o711)
     monkeypatch.setenv("NOTIFYQ_HOME", str(path / "home"))
     yield path
@@ -59,7 +59,7 @@ def binaries() -> Path:
 @pytest.fixture(scope="session")
 def made(binaries: Path) -> Iterator[Path]:
     """Return the directory of a persistent server that was started once."""
-    path = Path(tempfile.mkdtemp(prefix="notifyq-", dir=_quick_place()))
+    path = Path(tempfile.mkdtemp(prefix="notifyq-", dir=_fast_folder()))
     with Server(path, binaries=binaries):
         pass
     yield path

@@ -52,7 +52,9 @@ def test_stopped_server_has_no_url(run: Callable[..., Result]) -> None:
     assert "notifyq server start" in result.stderr
 
 
-def test_delete_asks_first(run: Callable[..., Result], spot: Path, server: Server) -> None:
+def test_delete_needs_a_confirmation(
+    run: Callable[..., Result], spot: Path, server: Server
+) -> None:
     shutil.move(server.directory, spot / "home")
     assert run("start").exit_code == 0
     assert run("stop", "--delete", input="n\n").exit_code == 1

@@ -40,7 +40,7 @@ needs_pidfd = pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd")
 
 @needs_pidfd
 @pytest.mark.parametrize("how", ["main", "thread"])
-def test_killed_starter_takes_its_server_along(
+def test_the_server_ends_with_a_killed_starter(
     how: str, server: Server, program: Program, ends: Callable[[int], bool]
 ) -> None:
     with program.popen(START, server.directory, server.binaries, how) as starter:
@@ -128,7 +128,7 @@ def test_server_of_root_is_closed_to_others(server: Server, nobody: Program) -> 
     assert "belongs to user root" in answer
 
 
-def test_starter_is_gone_when_it_waits_to_be_reaped(program: Program) -> None:
+def test_a_zombie_starter_does_not_run(program: Program) -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc")
     with program.popen("pass") as process:

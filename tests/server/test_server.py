@@ -90,7 +90,7 @@ async def test_password_is_required_and_private(server: Server) -> None:
     assert not list(server.directory.glob("secret*"))
 
 
-async def test_settings_given_win(server: Server) -> None:
+async def test_settings_override_the_defaults(server: Server) -> None:
     few = {"max_connections": "7"}
     with Server(server.directory, binaries=server.binaries, settings=few) as small:
         assert await fetch_value(small.dsn, "show max_connections") == "7"

@@ -65,5 +65,5 @@ def archive_incident(
     hours: int = 240,
     first: int = 0,
 ) -> None:
-    """Archive 40 messages an hour until `end`; in the last hour they waited long and died."""
+    """Archive 40 messages an hour until `end`; in the last hour they wait long and fail."""
     session.execute(INCIDENT, {"first": first, "queue": queue, "hours": hours, "end": end})

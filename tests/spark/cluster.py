@@ -36,7 +36,7 @@ exec "$SPARK_CLASS" org.apache.spark.deploy.worker.Worker --host "$THERE" --webu
 
 
 def until(what: str, is_so: Callable[[], Any]) -> Any:
-    """Await a state, and return what tells it."""
+    """Wait for a state, and return its result."""
     end = time.monotonic() + _LONG
     while not (found := is_so()):
         assert time.monotonic() < end, f"{what}: not in {_LONG} s"
@@ -45,7 +45,7 @@ def until(what: str, is_so: Callable[[], Any]) -> Any:
 
 
 def lives(pid: int) -> bool:
-    """Tell whether a process lives; one that nobody has waited for has no command."""
+    """Return whether a process runs; a zombie has no command."""
     with suppress(OSError):
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     return False
@@ -91,9 +91,9 @@ class Cluster:
 
     def result(self) -> Any:
         assert self.driver.stdout is not None
-        said = self.driver.stdout.readline()
-        assert said, f"the driver has ended, see {self._folder / 'driver.log'}"
-        answer = json.loads(said)
+        output = self.driver.stdout.readline()
+        assert output, f"the driver has ended, see {self._folder / 'driver.log'}"
+        answer = json.loads(output)
         assert "error" not in answer, answer["error"]
         return answer["result"]
 
@@ -168,7 +168,9 @@ class Cluster:
         forwarder = self._run(
             "forwarder", [sys.executable, __file__, "forward", self.here, to], environment
         )
-        self.master = until("a master", lambda: self._said("master", "Starting Spark master at "))
+        self.master = until(
+            "a master", lambda: self._log_line("master", "Starting Spark master at ")
+        )
         self.driver = self._run(
             "driver",
             [sys.executable, __file__, "drive", self.master],
@@ -191,7 +193,7 @@ class Cluster:
         assert master.poll() is None
         self.executors()
 
-    def _said(self, name: str, what: str) -> str | None:
+    def _log_line(self, name: str, what: str) -> str | None:
         return self.log(name).partition(what)[2].partition("\n")[0].strip() or None
 
     def _run(
@@ -256,7 +258,7 @@ class Driver:
     """What the driver can be called for."""
 
     def __init__(self, master: str) -> None:
-        from notifyq.spark import export
+        from notifyq.spark.lake import export
         from notifyq.spark.session import session
 
         export._LEAST_BLOCKS = 1  # a small table is shared out as a large one is
@@ -277,7 +279,7 @@ class Driver:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Tell what executors are sent, and on which machines they are."""
+        """Return what executors get, and on which machines they run."""
         context = self.spark.sparkContext
 
         def there(_: int) -> tuple[str, str]:
@@ -313,7 +315,7 @@ class Driver:
 
     def frame(self, dsn: str, lake: str) -> int:
         """Count a lake as a DataFrame."""
-        from notifyq.spark.lake import Lake
+        from notifyq.spark.lake.lake import Lake
 
         return int(Lake(dsn, lake).frame(self.spark, ["id"]).count())
 
@@ -325,9 +327,9 @@ class Driver:
         return int(_invoke(["spark", *words], debug=False))
 
     def gated(self, dsn: str, lake: str, gate: str) -> int:
-        """Export by tasks that wait when all is written and nothing is told, once each."""
+        """Export by tasks that wait once after writing and before reporting their files."""
         from notifyq.spark.engine import SparkEngine
-        from notifyq.spark.export import export
+        from notifyq.spark.lake.export import export
 
         class Gated(SparkEngine):
             def run(self, tasks: Any, work: Any, **given: Any) -> Any:
@@ -357,7 +359,7 @@ def _drive(master: str) -> None:
         function, given = json.loads(line)
         try:
             answer = {"result": getattr(driver, function)(**given)}
-        except Exception as error:  # noqa: BLE001  whatever it is, it is told
+        except Exception as error:  # noqa: BLE001  any error is reported
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,4 +1,4 @@
-"""One session of Spark for all tests that ask for it; without Spark or Java they are skipped."""
+"""One session of Spark for all tests that use it; without Spark or Java they are skipped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.streaming.pollingDelay": "20ms",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.ui.enabled": "false",
-            # What the UI would show, so that tests can look for what nobody may see.
+            # The data of the UI: tests search it for passwords.
             "spark.eventLog.enabled": "true",
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": f"file:{folder}",

@@ -1,6 +1,6 @@
 """Pipelines that are killed at any moment: `python tests/spark/kill.py --dsn … --seeds 20`.
 
-Pipelines run in another process, which is told when to begin. At a moment that the seed chooses
+Pipelines run in another process, which begins on command. At a moment that the seed chooses
 something is killed: that process with all that it started (`driver`), one of its Python workers
 that has something in hand (`worker`), or a process of the server, which then ends all others and
 recovers (`server`). Then what was killed runs again until it ends in peace, and what it was to
@@ -72,7 +72,7 @@ class Case:
         self._runner: Runner | None = None
         self._next: Runner | None = None
 
-    def run(self, victim: str, seeds: int, tell: Callable[[str], Any]) -> list[Result]:
+    def run(self, victim: str, seeds: int, report: Callable[[str], Any]) -> list[Result]:
         """Kill the victim once for each seed."""
         results = {name: Result(name, self.engine, victim) for name in self.pipelines}
         self._prepare()
@@ -85,8 +85,8 @@ class Case:
                 result.seeds += 1
                 with _failing(result):
                     result.rows = self.pipelines[name].check(self._seed)
-                said = result.failure or f"{result.rows} rows, once each"
-                tell(f"{name}/{self.engine} {victim} {number}: {said}")
+                outcome = result.failure or f"{result.rows} rows, once each"
+                report(f"{name}/{self.engine} {victim} {number}: {outcome}")
         return list(results.values())
 
     def end(self) -> None:
@@ -113,7 +113,7 @@ class Case:
         return Archiver(self.dsns["export"], 10**9 + self._seed * 10**6)
 
     def _kill_once(self, victim: str, chosen: random.Random, results: Mapping[str, Result]) -> None:
-        runner = self._ready(ahead=victim == "driver")
+        runner = self._ready(spare=victim == "driver")
         since = time.monotonic()
         runner.begin(self._seed, results)
         done: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Case:
     def _listen(self, runner: Runner, names: Iterable[str], done: dict[str, str]) -> dict[str, str]:
         """Gather how each ended; a dead process has ended all."""
         while missing := set(names) - done.keys():
-            name, _, how = runner.hear().partition(" ")
+            name, _, how = runner.receive().partition(" ")
             if not name:
                 return dict.fromkeys(missing, "")
             done[name] = how
@@ -162,7 +162,7 @@ class Case:
         return True
 
     def _in_peace(self, results: Mapping[str, Result]) -> float:
-        """Run until all have ended well, and tell how long the last run took."""
+        """Run until all have ended well, and report how long the last run took."""
         left = dict.fromkeys(results, "")
         for _ in range(_TRIES):
             for name in left:
@@ -178,16 +178,16 @@ class Case:
                 runner.end()
                 self._runner = None
         for name, how in left.items():
-            results[name].failure = f"does not end: {how or 'the process died'}"
+            results[name].failure = f"does not end: {how or 'the process ended'}"
         return 1.0
 
-    def _ready(self, *, ahead: bool = False) -> Runner:
-        """Give a process that waits to be told; `ahead`: begin another one, to take its place."""
+    def _ready(self, *, spare: bool = False) -> Runner:
+        """Return a process that waits for commands; `spare`: start another one to replace it."""
         if self._runner is None:
             self._runner = self._next or self._new()
             self._next = None
-            assert self._runner.hear() == "ready"
-        if ahead and self._next is None:
+            assert self._runner.receive() == "ready"
+        if spare and self._next is None:
             self._next = self._new()
         return self._runner
 
@@ -204,7 +204,7 @@ def _failing(result: Result) -> Iterator[None]:
 
 
 _HEAD = """\
-| pipeline | engine | killed | seeds | in time | survived | rows | verdict |
+| pipeline | engine | killed | seeds | in time | survived | rows | result |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
@@ -223,7 +223,7 @@ def matrix(
     engines: list[str],
     victims: list[str],
     seeds: int,
-    tell: Callable[[str], Any],
+    report: Callable[[str], Any],
 ) -> Iterator[Result]:
     """Run all cases that there are of these, and give each result when it is known."""
     for engine in engines:
@@ -239,7 +239,7 @@ def matrix(
                 dsns = {name: database(dsn, f"kill_{name}_{engine}") for name in group}
                 case = Case(dsns, engine, folder / "-".join([engine, victim, *group]))
                 try:
-                    yield from case.run(victim, seeds, tell)
+                    yield from case.run(victim, seeds, report)
                 finally:
                     case.end()
 
@@ -265,7 +265,7 @@ def main() -> None:
             given.engine or ["local", "spark"],
             given.victim or list(VICTIMS),
             given.seeds,
-            lambda said: print(said, file=sys.stderr, flush=True),
+            lambda outcome: print(outcome, file=sys.stderr, flush=True),
         ):
             print(line(result), flush=True)
             has_failed |= bool(result.failure)

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
-from notifyq.spark.lake import Lake
+from notifyq.spark.lake.lake import Lake
 from notifyq.spark.session import register, session
 from spark.archived import archive, archive_incident
 
@@ -57,7 +57,7 @@ class Pipeline:
         """Raise unless all rows up to those of this seed are there, once each."""
         raise NotImplementedError
 
-    def ask(self, query: str, *values: Any) -> list[Any]:
+    def fetch(self, query: str, *values: Any) -> list[Any]:
         with closing(connect(self.dsn)) as session:
             cursor = session.execute(query.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
@@ -85,15 +85,15 @@ class Pipeline:
         return self.folder / "lake"
 
     def _ids(self, table: str) -> list[int]:
-        return [row[0] for row in self.ask(f"select id from messages.{table}")]
+        return [row[0] for row in self.fetch(f"select id from messages.{table}")]
 
     def _export(self) -> None:
-        from notifyq.spark.export import export
+        from notifyq.spark.lake.export import export
 
         export(self.dsn, self._lake())
 
     def _published(self, queue: str, table: str = "message") -> list[int]:
-        found = self.ask(
+        found = self.fetch(
             f"select (message ->> 'n')::bigint from messages.{table} where queue = %s", queue
         )
         return [row[0] for row in found]
@@ -108,7 +108,7 @@ class Export(Pipeline):
         self._archive(seed)
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.export import export
+        from notifyq.spark.lake.export import export
 
         export(self.dsn, self._lake(), engine=self._engine(spark))
 
@@ -131,15 +131,15 @@ class Rollup(Pipeline):
         self._export()
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.rollup import rollup
+        from notifyq.spark.analysis.rollup import rollup
 
         rollup(self.dsn, self._lake(), engine=self._engine(spark))
 
     def check(self, seed: int) -> int:
         columns = ["queue", "status", "finished"]
         groups = "select queue, status::text, {} from {} group by 1, 2"
-        wanted = self.ask(groups.format("count(*)", "messages.message_archive"))
-        found = self.ask(groups.format("sum(finished)::bigint", "notifyq.rollup"))
+        wanted = self.fetch(groups.format("count(*)", "messages.message_archive"))
+        found = self.fetch(groups.format("sum(finished)::bigint", "notifyq.rollup"))
         self._once("notifyq.rollup", wanted, found)
         table = Lake(self.dsn, self._lake()).dataset("rollup").to_table(columns=columns)
         sums = table.group_by(columns[:2]).aggregate([("finished", "sum")]).to_pylist()
@@ -154,7 +154,7 @@ class Load(Pipeline):
     name = "load"
 
     def begin(self) -> None:
-        self.ask("select messages.create_queue('loaded')")
+        self.fetch("select messages.create_queue('loaded')")
 
     def prepare(self, seed: int) -> None:
         for part in range(3):
@@ -163,8 +163,8 @@ class Load(Pipeline):
             (self.folder / f"{seed}-{part}.jsonl").write_text(text, encoding="utf-8")
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.load import load
-        from notifyq.spark.mapping import Mapping
+        from notifyq.spark.publish.load import load
+        from notifyq.spark.publish.mapping import Mapping
 
         files = sorted(self.folder.glob(f"{seed}-*.jsonl"))
         load(self.dsn, f"seed {seed}", files, Mapping("loaded"), engine=self._engine(spark))
@@ -179,19 +179,19 @@ class Replay(Pipeline):
     name = "replay"
 
     def begin(self) -> None:
-        self.ask("select messages.create_queue('again')")
+        self.fetch("select messages.create_queue('again')")
 
     def prepare(self, seed: int) -> None:
         self._archive(seed)
         self._export()
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.replay import replay
+        from notifyq.spark.publish.replay import replay
 
         replay(self.dsn, "all", lake=self._lake(), to="again", engine=self._engine(spark))
 
     def check(self, seed: int) -> int:
-        found = self.ask(
+        found = self.fetch(
             "select (headers ->> 'replay_of')::bigint from messages.message where queue = 'again'"
         )
         return self._once("queue", self._ids("message_archive"), (row[0] for row in found))
@@ -204,18 +204,18 @@ class Stream(Pipeline):
     wants_spark = True
 
     def begin(self) -> None:
-        self.ask("select messages.create_stream('facts')")
+        self.fetch("select messages.create_stream('facts')")
 
     def prepare(self, seed: int) -> None:
         for _ in range(4):
-            self.ask(
+            self.fetch(
                 "select count(*) from messages.publish_many('facts', (select "
                 "array_agg(to_jsonb(i)) from generate_series(1, %s) as i))",
                 MANY // 4,
             )
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.streaming import stream_to_lake
+        from notifyq.spark.lake.streaming import stream_to_lake
 
         query = stream_to_lake(
             spark, self.dsn, self._lake(), "facts", once=True, rows=MANY // 3, every="0 seconds"
@@ -234,7 +234,7 @@ class Write(Pipeline):
     wants_spark = True
 
     def begin(self) -> None:
-        self.ask("select messages.create_queue('written')")
+        self.fetch("select messages.create_queue('written')")
 
     def run(self, seed: int, spark: Any) -> None:
         register(session())
@@ -255,10 +255,10 @@ class Handling(Pipeline):
 
     def begin(self) -> None:
         # Each kill costs what was claimed an attempt.
-        self.ask("select messages.create_queue('work', max_attempts => 1000)")
+        self.fetch("select messages.create_queue('work', max_attempts => 1000)")
 
     def prepare(self, seed: int) -> None:
-        self.ask(
+        self.fetch(
             "select count(*) from messages.publish_many('work', (select "
             "array_agg(jsonb_build_object('n', %s + i)) from generate_series(0, %s - 1) as i))",
             seed * MANY,
@@ -275,16 +275,16 @@ class Handling(Pipeline):
         handle_queue(spark, self.dsn, "work", handled, quantity=MANY // 2)
 
     def relax(self) -> None:
-        self.ask(
+        self.fetch(
             "update messages.message set lock_expires_at = now() - interval '1 second', "
             "available_at = now() where queue = 'work'"
         )
-        self.ask("select count(*) from messages.reap(100000)")
-        self.ask("update messages.message set available_at = now() where queue = 'work'")
+        self.fetch("select count(*) from messages.reap(100000)")
+        self.fetch("update messages.message set available_at = now() where queue = 'work'")
 
     def check(self, seed: int) -> int:
         self._once("live", [], self._published("work"))
-        bad = self.ask("select count(*) from messages.message_archive where status <> 'success'")
+        bad = self.fetch("select count(*) from messages.message_archive where status <> 'success'")
         if bad != [(0,)]:
             raise AssertionError(f"{bad} messages are dead")
         return self._once(
@@ -293,7 +293,7 @@ class Handling(Pipeline):
 
 
 class Anomalies(Pipeline):
-    """Anomalies: what an undisturbed run finds is kept and told, once each."""
+    """Anomalies: what an undisturbed run finds is kept and published, once each."""
 
     name = "anomalies"
     has_workers = False
@@ -305,12 +305,12 @@ class Anomalies(Pipeline):
                 archive_incident(session, self._end(seed), queue=queue, hours=25, first=first)
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.anomalies import anomalies
+        from notifyq.spark.analysis.anomalies import anomalies
 
         anomalies(self.dsn, until=self._end(seed))
 
     def check(self, seed: int) -> int:
-        from notifyq.spark.anomalies import anomalies
+        from notifyq.spark.analysis.anomalies import anomalies
 
         wanted = [
             (one.queue, one.metric, one.value, one.details)
@@ -321,19 +321,19 @@ class Anomalies(Pipeline):
         planted = [(queue, metric) for queue in queues for metric in ("wait", "failures", "errors")]
         self._once("found", planted, (one[:2] for one in wanted))
         columns = "queue, metric, value, details"
-        self._once("table", wanted, self.ask(f"select {columns} from messages.anomaly"))
-        told = (
+        self._once("table", wanted, self.fetch(f"select {columns} from messages.anomaly"))
+        published = (
             "select t.* from messages.message as m, jsonb_to_record(m.message) "
             "as t (queue text, metric text, value double precision, details text) "
             "where m.queue = 'anomalies'"
         )
-        alerts = self._once("alerts", wanted, self.ask(told))
+        alerts = self._once("alerts", wanted, self.fetch(published))
         linked = (
             "select a.queue, a.metric, a.value, a.details from messages.anomaly as a "
             "join messages.message as m on m.id = a.message_id "
             "and (m.message ->> 'queue', m.message ->> 'metric') = (a.queue, a.metric)"
         )
-        self._once("alerts of the table", wanted, self.ask(linked))
+        self._once("alerts of the table", wanted, self.fetch(linked))
         return alerts
 
     def _end(self, seed: int) -> datetime:

@@ -1,6 +1,6 @@
 """Processes that are killed: pipelines, the workers of Spark, and the server.
 
-As a program it runs pipelines: a line in is a seed and what to run, a line out says how one went.
+As a program it runs pipelines: each input line is a seed and names, each output line one result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ async def _install(dsn: str) -> None:
 
 
 class Archiver:
-    """Archives messages until it is told to stop, a tenth of them in transactions that end late."""
+    """Archives messages until it is stopped, a tenth of them in transactions that end late."""
 
     def __init__(self, dsn: str, first: int) -> None:
         self._dsn, self._next = dsn, first
@@ -100,7 +100,7 @@ class Archiver:
 
 
 class Runner:
-    """A process that runs pipelines each time that it is told to, at the same time."""
+    """A process that runs pipelines on command, all at the same time."""
 
     def __init__(self, engine: str, dsns: Mapping[str, str], folder: Path) -> None:
         command = [sys.executable, __file__, "--engine", engine, "--folder", str(folder)]
@@ -115,14 +115,14 @@ class Runner:
             start_new_session=True,
         )
 
-    def hear(self) -> str:
-        """Give the next line; an empty one says that the process is dead."""
+    def receive(self) -> str:
+        """Return the next line; an empty one means that the process has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def begin(self, seed: int, names: Iterable[str]) -> None:
         assert self._process.stdin is not None
-        # What is dead is heard.
+        # receive() reports a process that has ended.
         with suppress(BrokenPipeError):
             self._process.stdin.write(f"{seed} {' '.join(names)}\n")
             self._process.stdin.flush()
@@ -170,7 +170,7 @@ def _is_worker(pid: int) -> bool:
     with suppress(OSError, ValueError):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         line, above = (Path(f"/proc/{it}/cmdline").read_bytes() for it in (pid, parent))
-        # The daemon is no worker; nor is it found by what it is called, as the JVM is told that.
+        # The daemon is not a worker. The JVM has its name too, in its arguments.
         return line == above and b"daemon" in line
     return False
 
@@ -227,9 +227,9 @@ def _run(pipeline: Pipeline, seed: int, spark: Any) -> None:
     try:
         pipeline.run(seed, spark)
         _say(f"{pipeline.name} done")
-    except Exception as error:  # noqa: BLE001  whatever it is, it is told
-        said = f"{type(error).__name__}: {error}".replace("\n", " ")
-        _say(f"{pipeline.name} failed: {said[:1000]}")
+    except Exception as error:  # noqa: BLE001  any error is reported
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        _say(f"{pipeline.name} failed: {reason[:1000]}")
 
 
 def _say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Lakes of tests, filled without an export, so that each test says what is in which batch."""
+"""Lakes of tests, filled without an export: each test decides what is in which batch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
+from notifyq.spark.columns import ARCHIVE as COLUMNS
 from notifyq.spark.connection import connect, connect_arrow
-from notifyq.spark.files import FileWriter
-from notifyq.spark.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
-from notifyq.spark.statements import ARCHIVE as COLUMNS
+from notifyq.spark.lake.files import FileWriter
+from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.statements import selected
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +24,11 @@ def as_role(dsn: str, role: str) -> str:
 def grow(dsn: str, folder: Path, condition: str = "true") -> int:
     """Add the rows of the archive that meet a condition to a lake, as one batch; return it."""
     lake = Lake.create(dsn, folder)
-    wanted = ", ".join(f"{text} as {name}" for name, text in COLUMNS.items())
+    wanted = selected(COLUMNS).as_string(None)
     with connect_arrow(dsn) as session, session.cursor() as cursor:
         cursor.execute(
-            f"select {wanted}, (a.archived_at at time zone 'UTC')::date as day "
-            f"from messages.message_archive as a where {condition}"
+            f"select {wanted}, (r.archived_at at time zone 'UTC')::date as day "
+            f"from messages.message_archive as r where {condition}"
         )
         rows = cursor.fetch_arrow_table()
     files: list[Any] = []

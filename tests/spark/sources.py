@@ -39,7 +39,7 @@ async def finish(connection: Connection, quantity: int, queue: str = "a") -> Non
 
 
 def schema(options: dict[str, str]) -> Any:
-    """Give the schema that Spark would be told."""
+    """Return the schema that Spark would get."""
     chosen = described(options)
     return struct(chosen.table, chosen.columns)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.spark.connection import connect
-from notifyq.spark.export import export
-from notifyq.spark.lake import Lake
+from notifyq.spark.lake.export import export
+from notifyq.spark.lake.lake import Lake
 from spark.archived import archive
 from spark.cluster import Cluster, lives, until
 from spark.killed import ALL, MANY, Export
@@ -72,7 +72,7 @@ def test_executors_get_nothing_that_is_on_the_driver_only(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("name", [it.name for it in ALL.values() if it.has_workers])
-def test_each_pipeline_brings_all_over_once(cluster: Cluster, database: str, name: str) -> None:
+def test_each_pipeline_moves_all_rows_once(cluster: Cluster, database: str, name: str) -> None:
     folder = cluster.shared / name
     folder.mkdir()
     pipeline = ALL[name](database, folder)
@@ -82,9 +82,7 @@ def test_each_pipeline_brings_all_over_once(cluster: Cluster, database: str, nam
     assert pipeline.check(0) == MANY
 
 
-def test_what_is_read_is_all_of_it(
-    cluster: Cluster, database: str, session: Connection[Any]
-) -> None:
+def test_a_read_has_all_rows(cluster: Cluster, database: str, session: Connection[Any]) -> None:
     archive(session, MANY)
     lake = cluster.shared / "frame"
     export(database, lake)
@@ -123,7 +121,7 @@ def test_a_loopback_address_is_refused_where_it_is_another_machine(
     words = ["export", "--lake", str(cluster.shared / "loopback"), "--engine", "spark"]
     assert cluster.call("command", words=words, dsn=database) == 1
     assert Lake(database, cluster.shared / "loopback").files() == []
-    with pytest.raises(AssertionError, match=r"the DSN names 127.0.0.1, which is another server"):
+    with pytest.raises(AssertionError, match=r"the DSN names 127.0.0.1, which on"):
         cluster.call("read", dsn=database)
     assert cluster.call("command", words=words, dsn=cluster.dsn(database)) == 0
     assert Lake(database, cluster.shared / "loopback").dataset().count_rows() == 10
@@ -140,12 +138,12 @@ def test_a_lake_that_executors_do_not_share_gets_nothing(
     words = ["export", "--lake", str(lake), "--engine", "spark", "--prune"]
     streamed = ["stream", "facts", "--lake", str(lake), "--once"]
 
-    def refused(told: str) -> None:
+    def refused(reason: str) -> None:
         before = cluster.log("driver")
         assert cluster.call("command", words=words, dsn=dsn) == 1
-        assert told in (said := cluster.log("driver").removeprefix(before))
+        assert reason in (output := cluster.log("driver").removeprefix(before))
         assert cluster.call("command", words=streamed, dsn=dsn) == 1
-        assert told in cluster.log("driver").removeprefix(before + said)
+        assert reason in cluster.log("driver").removeprefix(before + output)
         opened = Lake(database, lake)
         assert opened.files() == opened.files("events_facts") == []
         # Retention trusts in what was committed.
@@ -153,7 +151,7 @@ def test_a_lake_that_executors_do_not_share_gets_nothing(
         here = session.execute("select count(*) from messages.message_archive").fetchall()
         assert here == [(MANY,)]
 
-    refused("is not seen on")
+    refused("is not visible on")
     # Executors that have a lake of the same name there, and the driver none of their files.
     everywhere(cluster, lake / "_notifyq.json")
     refused("though a task wrote it: nothing was committed")
@@ -171,7 +169,7 @@ def test_a_lake_that_executors_do_not_share_is_not_read(
     for words in (rollup, replay):
         before = cluster.log("driver")
         assert cluster.call("command", words=words, dsn=dsn) == 1
-        assert "is not seen on" in cluster.log("driver").removeprefix(before)
+        assert "is not visible on" in cluster.log("driver").removeprefix(before)
     with pytest.raises(AssertionError, match=r"FILE_NOT_EXIST|does not exist"):
         cluster.call("frame", dsn=dsn, lake=str(lake))
     for table in ("notifyq.rollup", "messages.message"):
@@ -189,7 +187,7 @@ def test_an_executor_or_a_worker_that_is_killed_loses_and_doubles_nothing(
     pipeline.prepare(0)
     given = {"dsn": cluster.dsn(database), "lake": str(folder / "lake"), "gate": str(gate)}
     cluster.begin("gated", **given)
-    # Each executor has written all files of a task, and told nobody.
+    # Each executor has written all files of a task, and has not reported them.
     until("two tasks", lambda: len(list(gate.iterdir())) == 2)
     executor = until("an executor", lambda: cluster.executor(0))
     worker = cluster.workers[0]
@@ -201,5 +199,5 @@ def test_an_executor_or_a_worker_that_is_killed_loses_and_doubles_nothing(
     known = {file.path for file in Lake(database, folder / "lake").files()}
     found = list((folder / "lake/archive").rglob("part-*.parquet"))
     assert len(found) > len(known)
-    # The place that was killed comes again, but for a worker.
+    # The position that was killed comes again, but for a worker.
     assert cluster.executors() == (2 if victim == "executor" else 1)

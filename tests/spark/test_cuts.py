@@ -54,8 +54,8 @@ def test_a_window_is_clipped_at_cuts() -> None:
     assert cuts.between(found, (5, 1), (22, 3)) == [(5, 6), (10, 20), (22, 23)]
 
 
-def test_a_place_survives_its_offset() -> None:
-    place = cuts.Place("1:2:3:4/3:3:", "1:2:3:4/9:9:", (7, 8), "message_archive_20260101")
-    assert cuts.Place.parse(place.offset()) == place
-    assert not place.done("x").is_within
-    assert cuts.beginning(place.until) == place.seen
+def test_a_position_survives_its_offset() -> None:
+    position = cuts.Position("1:2:3:4/3:3:", "1:2:3:4/9:9:", (7, 8), "message_archive_20260101")
+    assert cuts.Position.parse(position.offset()) == position
+    assert not position.done("x").is_within
+    assert cuts.beginning(position.until) == position.seen

@@ -1,4 +1,4 @@
-"""The examples of docs/spark.md run, in the order of the page."""
+"""The examples of docs/integrations/spark.md run, in the order of the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_the_examples_run(
     """)
     # What has this name goes to the executors by value, as from a program of a user.
     given: dict[str, Any] = {"__name__": "__main__", "DSN": database, "LAKE": tmp_path / "lake"}
-    page = ROOT / "docs/spark.md"
+    page = ROOT / "docs/integrations/spark.md"
     try:
         for block in blocks(page, "python"):
             text = "\n" * (block.line - 1) + block.text

@@ -20,8 +20,9 @@ from notifyq.errors import (
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine
-from notifyq.spark.export import export, write_task
-from notifyq.spark.lake import Lake
+from notifyq.spark.lake import delta
+from notifyq.spark.lake.export import export, write_task
+from notifyq.spark.lake.lake import Lake
 from spark.archived import archive
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ def test_a_commit_that_comes_late_is_exported_later_and_once(
 def test_a_large_day_is_split_by_blocks_and_read_by_nothing_else(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.spark.export._FEW", 500)
-    monkeypatch.setattr("notifyq.spark.export._LEAST_BLOCKS", 20)
+    monkeypatch.setattr("notifyq.spark.lake.export._FEW", 500)
+    monkeypatch.setattr("notifyq.spark.lake.export._LEAST_BLOCKS", 20)
     archive(session, 9000)
     archive(session, 300, first=9000, day="2026-03-03 00:00+00")
     session.execute("select notifyq.make_partitions()")
@@ -124,7 +125,7 @@ def test_a_large_day_is_split_by_blocks_and_read_by_nothing_else(
     [task] = seen.tasks
     [[_, query]] = task.queries
     assert task.by_block
-    # Of few rows nobody reads the blocks.
+    # A few rows are read by an index.
     archive(session, 300, first=10200)
     few = Tasks()
     assert export(database, folder, engine=few).rows == 300
@@ -153,7 +154,7 @@ class Failing(LocalEngine):
         raise RuntimeError("lost")
 
 
-def test_what_failed_leaves_nothing_to_see_and_is_done_again(
+def test_a_failed_export_leaves_no_files_and_can_run_again(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     archive(session, 100)
@@ -186,7 +187,7 @@ def test_a_mirror_that_lags_is_brought_up_to_date(
     archive(session, 10)
     export(database, folder)
     with monkeypatch.context() as patch:
-        patch.setattr("notifyq.spark.delta.mirror", lambda _: 1 / 0)
+        patch.setattr(delta, "mirror", lambda _: 1 / 0)
         archive(session, 10, first=10)
         with pytest.raises(ZeroDivisionError):
             export(database, folder)
@@ -206,12 +207,12 @@ def test_any_queue_can_be_read_by_others(
     assert found["queue"].to_pylist() == [queue] * 3
 
 
-def test_a_mirror_whose_paths_were_encoded_twice_is_mended(
+def test_a_mirror_whose_paths_were_encoded_twice_is_repaired(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive(session, 3, queues=("order confirmed/EU",))
     with monkeypatch.context() as patch:
-        patch.setattr("notifyq.spark.delta._path", lambda file: quote(file.path.split("/", 1)[1]))
+        patch.setattr(delta, "_path", lambda file: quote(file.path.split("/", 1)[1]))
         export(database, folder)
     with pytest.raises(pa.ArrowInvalid, match="Failed to fetch metadata"):
         delta_ids(folder)
@@ -231,7 +232,7 @@ def test_days_without_a_partition_and_rows_of_no_day_arrive(
     assert ids(database, folder) == list(range(1, 11))
 
 
-def test_days_are_those_of_utc_whatever_the_session_says(
+def test_days_are_in_utc_in_any_session(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     name = session.info.dbname
@@ -259,7 +260,7 @@ def test_no_day_is_made_or_dropped_while_an_export_reads(
 def test_one_export_at_a_time(database: str, session: Connection[Any], folder: Path) -> None:
     class Beside(LocalEngine):
         def run(self, tasks: Any, work: Any, **options: Any) -> Any:
-            with pytest.raises(LakeInUseError, match=r"the lake is being written by .*, process"):
+            with pytest.raises(LakeInUseError, match=r"lake \d+ is being written by .*, process"):
                 export(database, folder)
             return super().run(tasks, work, **options)
 
@@ -286,11 +287,11 @@ def test_a_lake_from_before_a_restore_is_refused(
         export(database, folder)
 
 
-def test_a_lake_that_is_ahead_of_its_database_is_refused(
+def test_a_lake_that_is_newer_than_its_database_is_refused(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     archive(session, 10)
     export(database, folder)
     session.execute("delete from notifyq.lake_batch")
-    with pytest.raises(LakeError, match="is ahead of its database"):
+    with pytest.raises(LakeError, match="is newer than its database"):
         export(database, folder)

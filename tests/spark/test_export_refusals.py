@@ -13,11 +13,11 @@ import pytest
 
 from notifyq.cli import main as cli
 from notifyq.errors import AccessDeniedError, NotifyqError, SchemaMissingError
-from notifyq.spark import files
 from notifyq.spark.connection import connect
-from notifyq.spark.export import export
-from notifyq.spark.lake import Lake
-from notifyq.spark.prune import prune
+from notifyq.spark.lake import files
+from notifyq.spark.lake.export import export
+from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.prune import prune
 from spark.archived import archive
 from spark.lakes import as_role
 
@@ -34,7 +34,7 @@ def session(database: str) -> Iterator[Connection[Any]]:
         yield opened
 
 
-def test_a_role_without_the_right_is_told_so_and_makes_nothing(
+def test_a_role_without_the_right_gets_an_error_and_changes_nothing(
     database: str, session: Connection[Any], tmp_path: Path
 ) -> None:
     archive(session, 10)
@@ -45,7 +45,7 @@ def test_a_role_without_the_right_is_told_so_and_makes_nothing(
     assert export(as_role(database, "notifyq_admin"), tmp_path / "lake").rows == 10
 
 
-def test_a_database_without_the_schema_is_told_as_such(empty_database: str, tmp_path: Path) -> None:
+def test_a_missing_schema_is_reported(empty_database: str, tmp_path: Path) -> None:
     with pytest.raises(SchemaMissingError, match="notifyq init"):
         export(empty_database, tmp_path / "lake")
 
@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_nothing_to_see(
     folder = tmp_path / "lake"
     monkeypatch.setenv("NOTIFYQ_DSN", database)
     with monkeypatch.context() as patch:
-        patch.setattr(files._Sink, "write", refuse)
+        patch.setattr(files._Output, "write", refuse)
         assert cli._invoke(["spark", "export", "--lake", str(folder)], debug=False) == 1
     assert capfd.readouterr().err == "notifyq: part.parquet: No space left on device\n"
     assert list((folder / "archive").rglob("*.parquet")) == []
@@ -96,7 +96,7 @@ def test_a_disk_that_is_too_small_leaves_nothing_to_see(
         subprocess.run(["umount", folder], check=True)
 
 
-def test_a_server_that_is_lost_in_the_middle_is_told_as_such(
+def test_a_lost_server_is_reported(
     database: str, session: Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive(session, 100)
@@ -119,7 +119,7 @@ def test_a_server_that_is_lost_in_the_middle_is_told_as_such(
     assert export(database, tmp_path / "lake").rows == 100
 
 
-def test_instants_that_are_none_are_the_last_or_the_first(
+def test_infinite_instants_become_the_last_or_the_first(
     database: str, session: Connection[Any], tmp_path: Path
 ) -> None:
     archive(session, 3)

@@ -123,7 +123,7 @@ async def test_a_large_batch_is_split(
     assert min(sizes) > 10
 
 
-async def test_what_is_there_now_is_the_end_of_a_run(connection: Connection, database: str) -> None:
+async def test_a_run_ends_with_the_rows_of_its_start(connection: Connection, database: str) -> None:
     await connection.execute("select messages.create_stream('s')")
     await connection.execute("select messages.publish('s', '1')")
     source = follower(database, stream="s")
@@ -141,7 +141,7 @@ async def test_what_is_there_now_is_the_end_of_a_run(connection: Connection, dat
     fresh.stop()
 
 
-async def test_a_place_of_another_database_is_refused(
+async def test_a_position_of_another_database_is_refused(
     connection: Connection, database: str
 ) -> None:
     await connection.execute("select messages.create_stream('s')")
@@ -158,12 +158,12 @@ async def test_a_place_of_another_database_is_refused(
     source.stop()
 
 
-async def test_dropped_events_are_told(connection: Connection, database: str) -> None:
+async def test_dropped_events_raise_an_error(connection: Connection, database: str) -> None:
     await connection.execute("select messages.create_stream('s', retention => '0 seconds')")
     await connection.execute("select messages.publish('s', '1')")
     source = follower(database, stream="s")
     offset = source.initialOffset()
-    # As the upkeep empties a segment, and gives it to another stream.
+    # As maintenance empties a segment, and gives it to another stream.
     await connection.execute(
         "update notifyq.segment set opened_at = opened_at + interval '1 minute'"
     )

@@ -1,4 +1,4 @@
-"""Messages handled on executors: each verdict, tokens, locks that are kept and that are lost."""
+"""Messages handled on executors: each outcome_of, tokens, locks that are kept and that are lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-def verdict(payload: Any) -> Any:
+def outcome_of(payload: Any) -> Any:
     match payload % 10:
         case 0:
             raise Reject("a multiple of ten")
@@ -48,12 +48,12 @@ async def test_messages_are_handled_on_executors(
     spark: Any, database: str, connection: Connection
 ) -> None:
     await publish(connection, 100)
-    told: list[Handled] = []
-    first = handle_batch(spark, database, "work", verdict, quantity=30)
+    batches: list[Handled] = []
+    first = handle_batch(spark, database, "work", outcome_of, quantity=30)
     assert first == Handled(claimed=30, succeeded=21, rejected=3, failed=6)
-    done = handle_queue(spark, database, "work", verdict, quantity=40, on_batch=told.append)
+    done = handle_queue(spark, database, "work", outcome_of, quantity=40, on_batch=batches.append)
     assert done == Handled(claimed=70, succeeded=49, rejected=7, failed=14)
-    assert [one.claimed for one in told] == [40, 30]
+    assert [one.claimed for one in batches] == [40, 30]
     rows = await connection.fetch(
         "select status::text, count(*), min(details) as details, "
         "min((result ->> 'half')::float8) as half "
@@ -68,19 +68,19 @@ async def test_messages_are_handled_on_executors(
         "from messages.message group by 1 order by 1"
     )
     assert [tuple(row) for row in waiting] == [(False, 10), (True, 10)]
-    assert handle_batch(spark, database, "work", verdict) == Handled()
+    assert handle_batch(spark, database, "work", outcome_of) == Handled()
 
 
 async def test_the_last_attempt_is_the_last(database: str, connection: Connection) -> None:
     await publish(connection, 1)
     await connection.execute("update messages.message set attempts = 1")
-    assert handle(database, await claimed(connection), verdict) == Handled(failed=1)
+    assert handle(database, await claimed(connection), outcome_of) == Handled(failed=1)
     row = await connection.fetchrow("select status::text, details from messages.message_archive")
     assert row is not None
     assert tuple(row) == ("failed", "ValueError: no 1")
 
 
-async def test_a_lock_that_was_lost_is_reported_and_nothing_is_run(
+async def test_a_message_with_a_lost_lock_is_not_handled(
     database: str, connection: Connection
 ) -> None:
     await publish(connection, 5)
@@ -95,7 +95,7 @@ async def test_a_lock_that_was_lost_is_reported_and_nothing_is_run(
     assert ran == [1, 2, 4, 5]
 
 
-async def test_a_lock_that_is_lost_meanwhile_is_reported(
+async def test_a_lock_that_is_lost_during_handling_is_reported(
     database: str, connection: Connection
 ) -> None:
     await publish(connection, 2)
@@ -110,17 +110,17 @@ async def test_a_lock_that_is_lost_meanwhile_is_reported(
     assert handle(database, found, steal) == Handled(lost=2)
 
 
-async def test_what_is_wrong_is_one_error(spark: Any, database: str) -> None:
+async def test_a_wrong_call_raises_one_error(spark: Any, database: str) -> None:
     with pytest.raises(QueueNotFoundError, match="nowhere"):
-        handle_batch(spark, database, "nowhere", verdict)
+        handle_batch(spark, database, "nowhere", outcome_of)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        handle_batch(spark, database, "work", verdict, quantity=0)
+        handle_batch(spark, database, "work", outcome_of, quantity=0)
 
 
 async def test_locks_are_extended_while_a_message_is_handled(
     spark: Any, database: str, connection: Connection
 ) -> None:
-    await connection.execute("select messages.create_queue('slow', lock_timeout => '3 seconds')")
+    await connection.execute("select messages.create_queue('slow', lock_duration => '3 seconds')")
     await connection.execute("select messages.publish('slow', '1')")
 
     def wait(_: Any) -> None:

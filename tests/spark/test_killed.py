@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", [it.name for it in ALL.values() if not it.wants_spark])
-def test_what_is_killed_in_threads_loses_and_doubles_nothing(
+def test_a_process_that_is_killed_loses_and_doubles_nothing(
     database: str, tmp_path: Path, name: str
 ) -> None:
     case = kill.Case({name: database}, "local", tmp_path)

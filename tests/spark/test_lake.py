@@ -1,4 +1,4 @@
-"""Lakes: the list in PostgreSQL is the lake, whatever lies in its folder."""
+"""Lakes: only files in the list of PostgreSQL are part of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ pytest.importorskip("psycopg", reason="the extra `spark` is not installed")
 
 from notifyq.errors import LakeError  # noqa: E402
 from notifyq.spark.connection import connect  # noqa: E402
-from notifyq.spark.files import FileWriter, encoded  # noqa: E402
-from notifyq.spark.lake import ARCHIVE_SCHEMA, Lake  # noqa: E402
+from notifyq.spark.lake.files import FileWriter, encoded  # noqa: E402
+from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from notifyq.spark.files import WrittenFile
+    from notifyq.spark.lake.files import WrittenFile
 
 DAY = date(2026, 3, 1)
 
@@ -48,7 +48,7 @@ def test_a_lake_has_the_files_that_were_committed_and_no_others(
     assert table.column("day").to_pylist() == [DAY] * 2
 
 
-def test_a_batch_of_a_key_comes_once(database: str, tmp_path: Path) -> None:
+def test_a_batch_with_a_known_key_does_nothing(database: str, tmp_path: Path) -> None:
     lake = Lake.create(database, tmp_path / "lake")
     with connect(database) as session:
         first = lake.commit(session, [written(lake, [1])], dataset="stream_orders", key="q/1")
@@ -86,16 +86,16 @@ def test_any_queue_has_a_folder_of_its_own(database: str, tmp_path: Path, queue:
     assert lake.dataset().to_table().column("queue").to_pylist() == [queue]
 
 
-def test_folders_that_are_none_of_this_database_are_refused(database: str, tmp_path: Path) -> None:
+def test_folders_of_no_lake_of_this_database_are_refused(database: str, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
-    with pytest.raises(LakeError, match="is no lake"):
+    with pytest.raises(LakeError, match="is not a lake"):
         Lake(database, folder)
     folder.mkdir()
     (folder / "mine.txt").write_text("")
-    with pytest.raises(LakeError, match="is not empty, and no lake"):
+    with pytest.raises(LakeError, match="is not empty, and not a lake"):
         Lake.create(database, folder)
     (folder / "_notifyq.json").write_text(json.dumps({"format": 1, "lake": "another"}))
-    with pytest.raises(LakeError, match="is the lake of another database"):
+    with pytest.raises(LakeError, match="belongs to another database"):
         Lake.create(database, folder)
     (folder / "_notifyq.json").write_text(json.dumps({"format": 2, "lake": "another"}))
     with pytest.raises(LakeError, match="a lake of format 2"):

@@ -42,14 +42,18 @@ def test_the_command(
         session.execute("select notifyq.make_partitions()")
     call = ["spark", "export", "--lake", str(tmp_path / "lake")]
     assert cli._invoke([*call, "--verify", "--prune"], debug=False) == 0
-    said = capfd.readouterr().out.splitlines()
-    assert said[0].startswith("10 messages of 1 days exported into")
-    assert said[1:] == [
+    output = capfd.readouterr().out.splitlines()
+    assert output[0].startswith("10 messages of 1 days exported into")
+    assert output[1:] == [
         "2 files are as they were written",
-        "2026-03-01: 10 messages dropped here, the lake has them all",
+        "2026-03-01: 10 messages dropped here, all are in the lake",
     ]
     assert cli._invoke([*call, "--prune", "--json"], debug=False) == 0
-    told = json.loads(capfd.readouterr().out)
-    assert (told["rows"], told["batch"], told["pruned"]) == (0, None, {"dropped": [], "kept": {}})
+    result = json.loads(capfd.readouterr().out)
+    assert (result["rows"], result["batch"], result["pruned"]) == (
+        0,
+        None,
+        {"dropped": [], "kept": {}},
+    )
     assert cli._invoke(["spark", "export", "--lake", "/proc/none"], debug=False) == 1
     assert capfd.readouterr().err.startswith("notifyq: /proc/none: ")

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
-from notifyq.spark import datasets
-from notifyq.spark.load import load
-from notifyq.spark.mapping import mapping
+from notifyq.spark.publish import datasets
+from notifyq.spark.publish.load import load
+from notifyq.spark.publish.mapping import mapping
 from support.database import until
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ async def test_parquet_keeps_its_values(
     ]
 
 
-async def test_rows_that_cannot_be_published_are_told_and_none_is_lost(
+async def test_rows_that_cannot_be_published_are_rejected_and_none_is_lost(
     connection: Connection, database: str, tmp_path: Path
 ) -> None:
     await connection.execute(
@@ -139,7 +139,7 @@ async def test_texts_that_postgres_does_not_store_are_rejected(
     assert [row["key"] for row in await connection.fetch(LIVE)] == ["a", "ä"]
     nul, half = [json.loads(line)["reason"] for line in rejects.read_text().splitlines()]
     assert nul == "key has a NUL, which PostgreSQL does not store"
-    assert half == "key has a half of a surrogate pair, no text"
+    assert half == "key has half of a surrogate pair: not valid text"
 
 
 async def test_rejects_that_find_no_space_publish_nothing(
@@ -161,7 +161,7 @@ async def test_too_many_rejects_stop_it(
 ) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"id": 1}\n' + "broken\n" * 5)
-    with pytest.raises(ConfigurationError, match="more than 3 rows are rejected; the first is"):
+    with pytest.raises(ConfigurationError, match="more than 3 rows were rejected, the first is"):
         load(
             database, "l", [file], mapping("default", {}, None),
             rejects=tmp_path / "r", most_rejects=3,
@@ -195,10 +195,10 @@ async def test_an_event_has_no_priority(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((None, {}, None), "where to publish must be said once"),
-        (("q", {"queue": "a"}, None), "where to publish must be said once"),
-        (("q", {"kee": "a"}, None), "there is no 'kee'"),
-        (("q", {"message": "a"}, ["b"]), "one column or several"),
+        ((None, {}, None), "exactly once"),
+        (("q", {"queue": "a"}, None), "exactly once"),
+        (("q", {"kee": "a"}, None), "has no 'kee'"),
+        (("q", {"message": "a"}, ["b"]), "one column"),
         (("q", {"delay": "a", "available_at": "b"}, None), "exclude each other"),
     ],
 )
@@ -208,8 +208,8 @@ def test_a_mapping_is_checked(arguments: tuple[Any, ...], why: str) -> None:
 
 
 LOADING = """
-from notifyq.spark.load import load
-from notifyq.spark.mapping import mapping
+from notifyq.spark.publish.load import load
+from notifyq.spark.publish.mapping import mapping
 load({dsn!r}, "l", [{file!r}], mapping("default", {{}}, None))
 """
 

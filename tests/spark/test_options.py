@@ -1,4 +1,4 @@
-"""Options of the data source: what is wrong is told in one line, and the address never."""
+"""Options of the data source: what is wrong is answer in one line, and the address never."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from notifyq.errors import AccessDeniedError, ConfigurationError, DatabaseUnavailableError
 from notifyq.spark import connection
-from notifyq.spark.connection import arrow_transaction, connect, connect_arrow
-from notifyq.spark.failures import translated
+from notifyq.spark.connection import arrow_transaction, connect, connect_arrow, translated
 from notifyq.spark.source.options import address, read_options, stream_options
 
 DSN = "postgresql://u:hidden@localhost/x"
@@ -18,15 +17,15 @@ DSN = "postgresql://u:hidden@localhost/x"
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"tabel": "archive"}, "no option 'tabel' here: did you mean 'table'?"),
-        ({"table": "jobs"}, "'jobs' is none of archive, dead, events, messages"),
-        ({"table": "events"}, "option stream names the stream"),
-        ({"stream": "s", "queue": "q"}, "events are in streams"),
-        ({"partitions": "0"}, "'0' is no number from 1 to 100000"),
-        ({"from": "now"}, "no option 'from' here"),
+        ({"tabel": "archive"}, "has no option 'tabel': did you mean 'table'?"),
+        ({"table": "jobs"}, "'jobs' is not one of archive, dead, events, messages"),
+        ({"table": "events"}, "option stream is required for table events"),
+        ({"stream": "s", "queue": "q"}, "events belong to streams"),
+        ({"partitions": "0"}, "'0' is not a number from 1 to 100000"),
+        ({"from": "now"}, "has no option 'from'"),
     ],
 )
-def test_a_wrong_option_is_told(options: dict[str, str], text: str) -> None:
+def test_a_wrong_option_is_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text.replace("?", r"\?")):
         read_options({"dsn": DSN, **options})
 
@@ -34,13 +33,13 @@ def test_a_wrong_option_is_told(options: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"table": "messages"}, "cannot be followed"),
-        ({"from": "yesterday"}, "neither start nor now"),
+        ({"table": "messages"}, "cannot be read as a stream"),
+        ({"from": "yesterday"}, "is not start, now"),
         ({"failOnDataLoss": "no"}, "neither true nor false"),
-        ({"maxRowsPerBatch": "many"}, "is no number"),
+        ({"maxRowsPerBatch": "many"}, "is not a number"),
     ],
 )
-def test_a_wrong_option_of_a_stream_is_told(options: dict[str, str], text: str) -> None:
+def test_a_wrong_option_of_a_stream_is_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         stream_options({"dsn": DSN, **options})
 
@@ -49,7 +48,7 @@ def test_the_address_comes_from_an_option_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NOTIFYQ_DSN", raising=False)
-    with pytest.raises(ConfigurationError, match="give option dsn or dsn_file"):
+    with pytest.raises(ConfigurationError, match="set option dsn or dsn_file"):
         address({})
     monkeypatch.setenv("NOTIFYQ_DSN", "a")
     file = tmp_path / "dsn"
@@ -62,12 +61,12 @@ def test_the_address_comes_from_an_option_a_file_or_the_environment(
     assert "hidden" not in repr(read_options({"dsn": DSN}))
 
 
-def test_a_thread_asks_a_server_for_its_types_once(database: str) -> None:
+def test_a_thread_fetches_the_types_of_a_server_once(database: str) -> None:
     kept = []
     for name in ("one", "one", "other", "one"):
         with arrow_transaction(database, name=name) as run:
-            told = run("select current_setting('application_name') as name").read_all()
-        assert told.to_pylist() == [{"name": name}]
+            answer = run("select current_setting('application_name') as name").read_all()
+        assert answer.to_pylist() == [{"name": name}]
         kept.append(connection._last.database)
     assert kept[0] is kept[1]
     assert len({id(it) for it in kept}) == 3
@@ -92,13 +91,15 @@ def test_no_error_of_a_connection_has_the_password(opened: object, dsn: str) -> 
     assert error.__suppress_context__
 
 
-async def test_who_may_not_read_is_told(database: str, connection: object) -> None:
+async def test_a_role_without_the_right_to_read_gets_an_error(
+    database: str, connection: object
+) -> None:
     session = connect(database)
     try:
         session.execute("create role e_nobody")
         session.execute("set role e_nobody")
         with (
-            pytest.raises(AccessDeniedError, match=r"permission denied.*ask an admin"),
+            pytest.raises(AccessDeniedError, match=r"permission denied.*an admin must grant"),
             translated(),
         ):
             session.execute("select from messages.message_archive")

@@ -11,9 +11,9 @@ import pytest
 
 from notifyq.errors import LakeError
 from notifyq.spark.connection import connect
-from notifyq.spark.export import export
-from notifyq.spark.lake import Lake
-from notifyq.spark.prune import prune, verify
+from notifyq.spark.lake.export import export
+from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.prune import prune, verify
 from spark.archived import archive
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def rows(session: Connection[Any]) -> int:
 
 
 def damage(database: str, folder: Path, change: Any) -> None:
-    """Write another content in place of the first file."""
+    """Replace the content of the first file."""
     path = folder / Lake(database, folder).files()[0].path
     pq.write_table(change(pq.read_table(path)), path)
 
@@ -66,7 +66,7 @@ def test_a_day_that_is_in_the_lake_is_dropped(
     assert export(database, folder).rows == 0
 
 
-def test_today_and_what_is_not_exported_stay(
+def test_today_and_days_that_are_not_exported_stay(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     archive(session, 1, first=200)
@@ -94,7 +94,9 @@ def test_a_lake_that_lacks_a_row_or_has_another_is_an_error(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     damage(database, folder, lambda table: table.slice(1))
-    with pytest.raises(LakeError, match="does not have 1 messages of 2026-03-01 as they are here"):
+    with pytest.raises(
+        LakeError, match="does not have 1 messages of 2026-03-01 as they are in PostgreSQL"
+    ):
         prune(database, folder)
     with pytest.raises(LakeError, match="is not as it was written"):
         verify(database, folder)
@@ -126,7 +128,7 @@ def test_a_file_that_cannot_be_read_is_an_error(
     assert rows(session) == 200
 
 
-def test_dead_messages_that_were_deleted_since_are_in_nobodys_way(
+def test_deleted_dead_messages_do_not_prevent_a_prune(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     [[deleted]] = session.execute("select messages.dead_delete(7)").fetchall()
@@ -135,7 +137,7 @@ def test_dead_messages_that_were_deleted_since_are_in_nobodys_way(
     assert [it.rows for it in prune(database, folder).dropped] == [199]
 
 
-def test_a_day_in_use_is_kept_and_nobody_waits(
+def test_a_day_in_use_is_kept_and_blocks_no_finish(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     with session.transaction():

@@ -1,4 +1,4 @@
-"""Reading by the data source `notifyq`: every row once, with its types, filtered where it lies."""
+"""Reading by the data source `notifyq`: every row once, with its types, filtered by the server."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ async def test_a_filter_is_applied_by_the_server(connection: Connection, databas
     ],
     ids=str,
 )
-def test_a_filter_that_means_something_else_there_is_left_to_spark(given: Any) -> None:
+def test_a_filter_with_another_meaning_in_postgresql_is_left_to_spark(given: Any) -> None:
     assert list(reader("host=nowhere").pushFilters([given])) == [given]
 
 
-async def test_days_that_a_filter_leaves_out_are_not_looked_at(
+async def test_days_that_a_filter_excludes_are_not_read(
     connection: Connection, database: str
 ) -> None:
     await publish(connection, 10)
@@ -202,6 +202,15 @@ async def test_dead_and_live_messages_are_read(connection: Connection, database:
     assert len(collect(one, one.partitions())) == 3
 
 
+async def test_a_message_that_was_never_due_is_read(connection: Connection, database: str) -> None:
+    await publish(connection, 1)
+    await finish(connection, 1)
+    await connection.execute("update messages.message_archive set available_at = 'infinity'")
+    source = reader(database)
+    [row] = collect(source, source.partitions())
+    assert row["available_at"].year == 9999
+
+
 async def test_events_of_a_stream_are_read(connection: Connection, database: str) -> None:
     await connection.execute("select messages.create_stream('s'), messages.create_stream('t')")
     for stream in ("s", "t", "s"):
@@ -221,7 +230,7 @@ async def test_events_of_a_stream_are_read(connection: Connection, database: str
         reader(database, stream="u").partitions()
 
 
-async def test_a_table_that_is_emptied_meanwhile_fails_the_read(
+async def test_a_table_that_is_emptied_during_a_read_fails_it(
     connection: Connection, database: str
 ) -> None:
     await connection.execute("select messages.create_stream('s')")
@@ -230,16 +239,16 @@ async def test_a_table_that_is_emptied_meanwhile_fails_the_read(
     parts = source.partitions()
     table = await connection.fetchval("select 'notifyq.event_' || max(id) from notifyq.segment")
     await connection.execute(f"truncate {table}")
-    with pytest.raises(NotifyqError, match="while it was read"):
+    with pytest.raises(NotifyqError, match="during the read"):
         collect(source, parts)
 
 
-async def test_a_database_from_elsewhere_is_refused(connection: Connection, database: str) -> None:
+async def test_a_restored_database_is_refused(connection: Connection, database: str) -> None:
     await connection.execute("update notifyq.origin set system_identifier = 1")
     with pytest.raises(NotifyqError, match="has not been adopted"):
         reader(database).partitions()
 
 
-def test_a_column_that_there_is_not_is_told() -> None:
+def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="archive has no column 'mesage'; it has id"):
         reader("host=nowhere", columns="id,mesage")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import ConfigurationError, LoadNotFoundError, ReplayClosedError
-from notifyq.spark.history import DEAD, Choice, contains
-from notifyq.spark.replay import replay
+from notifyq.spark.publish.history import DEAD, Choice, contains
+from notifyq.spark.publish.replay import replay
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -41,9 +41,7 @@ async def live(connection: Connection) -> list[int]:
     ]
 
 
-async def test_dead_messages_are_published_again_in_their_place_and_once(
-    connection: Connection, database: str
-) -> None:
+async def test_dead_messages_are_redriven_once(connection: Connection, database: str) -> None:
     await finish_some(connection)
     first = await connection.fetchval("select min(id) from messages.dead_message")
     await connection.execute("select messages.dead_retry($1)", first)
@@ -88,7 +86,7 @@ async def test_a_slice_goes_into_another_queue_or_stream_under_a_rate(
         replay(database, "to s", choice, to="b")
 
 
-async def test_what_is_chosen_is_what_is_published(connection: Connection, database: str) -> None:
+async def test_only_chosen_messages_are_published(connection: Connection, database: str) -> None:
     await finish_some(connection)
     await connection.execute("select messages.create_queue('b')")
     later = datetime.now(UTC) + timedelta(hours=1)
@@ -100,7 +98,7 @@ async def test_what_is_chosen_is_what_is_published(connection: Connection, datab
     assert replay(database, "rest", Choice(until=later), to="b").published == 30
 
 
-async def test_what_came_since_is_published_by_the_next_run(
+async def test_new_messages_are_published_by_the_next_run(
     connection: Connection, database: str
 ) -> None:
     await finish_some(connection, 3)
@@ -111,7 +109,9 @@ async def test_what_came_since_is_published_by_the_next_run(
     assert replay(database, "r", Choice()).published == 2
 
 
-async def test_a_replay_that_is_over_stays_over(connection: Connection, database: str) -> None:
+async def test_a_finished_replay_publishes_nothing_again(
+    connection: Connection, database: str
+) -> None:
     await finish_some(connection, 3)
     replay(database, "r", Choice())
     await connection.execute(
@@ -119,11 +119,11 @@ async def test_a_replay_that_is_over_stays_over(connection: Connection, database
         "select notifyq.forget_loads(100)"
     )
     assert not await connection.fetchval("select exists (select from notifyq.replayed)")
-    with pytest.raises(ReplayClosedError, match="is over"):
+    with pytest.raises(ReplayClosedError, match="is closed"):
         replay(database, "r", Choice())
 
 
-async def test_what_does_not_go_together_is_refused(connection: Connection, database: str) -> None:
+async def test_contradictory_arguments_are_refused(connection: Connection, database: str) -> None:
     for choice, more in (
         (Choice(), {"redrive": True}),
         (Choice(statuses=DEAD), {"redrive": True, "to": "default"}),

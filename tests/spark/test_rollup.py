@@ -16,13 +16,13 @@ from cli.programs import Notifyq
 from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, LakeError
 from notifyq.operations.report import gather
-from notifyq.spark import files
-from notifyq.spark import rollup as module
-from notifyq.spark.counts import count, merge
+from notifyq.spark.analysis import rollup as module
+from notifyq.spark.analysis.counts import count, merge
+from notifyq.spark.analysis.fingerprints import fingerprint
+from notifyq.spark.analysis.rollup import ROLLUP, rollup
 from notifyq.spark.engine import LocalEngine, SparkEngine
-from notifyq.spark.fingerprints import fingerprint
-from notifyq.spark.lake import Lake
-from notifyq.spark.rollup import ROLLUP, rollup
+from notifyq.spark.lake import files
+from notifyq.spark.lake.lake import Lake
 from spark.lakes import as_role, grow
 from sql.lake.test_rollup import FILL, FINGERPRINTS
 from support.database import session
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
-HALF = "a.id <= 3000"
-REST = "a.id > 3000"
+HALF = "r.id <= 3000"
+REST = "r.id > 3000"
 
 _ALPHABET = [
     *"'\" \t\n/\\aF019-:.,_%~()[]{};ZxT", "<n>", "é", "0x", "http://", "..", "C:", "deadbeef1",
@@ -91,9 +91,9 @@ async def test_it_counts_what_the_server_counts(
     filled: Connection, database: str, tmp_path: Path
 ) -> None:
     grow(database, tmp_path / "lake")
-    heard: list[tuple[int, int]] = []
-    done = rollup(database, tmp_path / "lake", on_progress=lambda *it: heard.append(it))
-    assert (done.messages, done.batches, heard[-1]) == (6000, 1, (6000, 6000))
+    progress: list[tuple[int, int]] = []
+    done = rollup(database, tmp_path / "lake", on_progress=lambda *it: progress.append(it))
+    assert (done.messages, done.batches, progress[-1]) == (6000, 1, (6000, 6000))
     assert await agrees(filled)
     errors = await filled.fetch("select fingerprint, errors from notifyq.rollup_errors()")
     assert [tuple(row) for row in errors] == [("order <n> is unknown", 600)]
@@ -101,11 +101,11 @@ async def test_it_counts_what_the_server_counts(
     assert sum(row["finished"] for row in workers) == 6000
 
 
-async def test_what_comes_later_is_added_also_to_hours_that_are_counted(
+async def test_later_messages_are_added_to_hours_that_were_counted(
     filled: Connection, database: str, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
-    for condition, number in (("a.id % 2 = 0", 3000), ("a.id % 2 = 1", 3000), ("false", 0)):
+    for condition, number in (("r.id % 2 = 0", 3000), ("r.id % 2 = 1", 3000), ("false", 0)):
         grow(database, lake, condition)
         assert rollup(database, lake).messages == number
     assert rollup(database, lake).batches == 0
@@ -132,13 +132,13 @@ async def test_the_lake_has_the_same_counts(
     assert sum(pa.table(delta.to_pyarrow_table())["finished"].to_pylist()) == 6000
 
 
-@pytest.mark.parametrize("place", ["_count", "_publish", "mirror"])
-async def test_a_run_that_ends_anywhere_is_done_again_once(
+@pytest.mark.parametrize("position", ["_count", "_publish", "mirror"])
+async def test_a_run_that_fails_anywhere_is_repeated_once(
     filled: Connection,
     database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    place: str,
+    position: str,
 ) -> None:
     grow(database, tmp_path / "lake", HALF)
     rollup(database, tmp_path / "lake")
@@ -149,10 +149,10 @@ async def test_a_run_that_ends_anywhere_is_done_again_once(
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, place, end)
+        patched.setattr(module, position, end)
         with pytest.raises(SystemExit):
             rollup(database, tmp_path / "lake", engine=LocalEngine(1))
-    is_done = place == "mirror"
+    is_done = position == "mirror"
     assert (await counted(filled) == before) is not is_done
     assert rollup(database, tmp_path / "lake").messages == (0 if is_done else 3000)
     assert await agrees(filled)
@@ -164,17 +164,17 @@ async def test_a_full_disk_leaves_nothing_to_see(
     filled: Connection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grow(database, tmp_path / "lake")
-    write, days = files._Sink.write, len(list((tmp_path / "lake" / "archive").glob("day=*")))
-    written: set[Path] = set()
+    write, days = files._Output.write, len(list((tmp_path / "lake" / "archive").glob("day=*")))
+    written: set[str] = set()
 
-    def refuse(sink: Any, data: Any) -> int:
-        written.add(sink._path)
+    def refuse(output: Any, data: Any) -> int:
+        written.add(str(output.name))
         if len(written) == days:  # the last one
-            raise OSError(errno.ENOSPC, "No space left on device", str(sink._path))
-        return write(sink, data)
+            raise OSError(errno.ENOSPC, "No space left on device", str(output.name))
+        return write(output, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files._Sink, "write", refuse)
+        patched.setattr(files._Output, "write", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             rollup(database, tmp_path / "lake")
     assert len(written) == days > 1
@@ -185,17 +185,17 @@ async def test_a_full_disk_leaves_nothing_to_see(
 
 
 @pytest.mark.usefixtures("filled")
-async def test_who_may_not_count_is_told_so_also_when_there_is_nothing(
+async def test_a_role_that_may_not_count_gets_an_error_also_without_messages(
     database: str, tmp_path: Path
 ) -> None:
     grow(database, tmp_path / "lake")
     rollup(database, tmp_path / "lake")
-    with pytest.raises(AccessDeniedError, match="roll_up: ask an admin"):
+    with pytest.raises(AccessDeniedError, match="roll_up: an admin must grant"):
         rollup(as_role(database, "notifyq_reader"), tmp_path / "lake")
     assert rollup(as_role(database, "notifyq_admin"), tmp_path / "lake").messages == 0
 
 
-async def test_of_two_at_the_same_time_one_counts(
+async def test_one_of_two_concurrent_roll_ups_counts(
     filled: Connection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grow(database, tmp_path / "lake")
@@ -213,7 +213,7 @@ async def test_of_two_at_the_same_time_one_counts(
 
 
 @pytest.mark.usefixtures("filled")
-async def test_a_file_that_is_not_whole_is_told(database: str, tmp_path: Path) -> None:
+async def test_an_incomplete_file_is_reported(database: str, tmp_path: Path) -> None:
     grow(database, tmp_path / "lake")
     [file, *_] = Lake(database, tmp_path / "lake").files()
     path = tmp_path / "lake" / file.path
@@ -229,13 +229,13 @@ async def test_a_file_that_is_not_whole_is_told(database: str, tmp_path: Path) -
 
 @pytest.mark.timeout(120)  # each command imports what weighs a lot
 @pytest.mark.usefixtures("filled")
-async def test_the_command_says_what_it_did(database: str, tmp_path: Path) -> None:
+async def test_the_command_prints_its_result(database: str, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
     grow(database, tmp_path / "lake")
     with Notifyq(database) as notifyq:
         assert notifyq("spark", "rollup", "--lake", lake).out.startswith("6000 messages of ")
         wrong = notifyq("spark", "rollup", "--lake", str(tmp_path))
-        assert (wrong.code, "is no lake" in wrong.err) == (1, True)
+        assert (wrong.code, "is not a lake" in wrong.err) == (1, True)
     async with Database(database) as opened:
         report = await gather(opened)
     assert report.lake > 0
@@ -253,7 +253,7 @@ async def test_spark_counts_the_same(
     assert await agrees(filled)
 
 
-def test_what_a_task_sends_is_not_larger_than_its_counts() -> None:
+def test_a_task_sends_no_more_than_its_counts() -> None:
     number, at = 200_000, datetime(2026, 3, 1, tzinfo=UTC)
     instants = pa.repeat(pa.scalar(at, pa.timestamp("us", "UTC")), number)
     given = {

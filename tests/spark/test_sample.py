@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("psycopg", reason="the extra `spark` is not installed")
 
 from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaMissingError
-from notifyq.spark.sample import Sample, sample
+from notifyq.spark.analysis.sample import Sample, sample
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -28,7 +28,7 @@ def made(dsn: str, **changed: object) -> Sample:
     return sample(dsn, **{**options, **changed})  # type: ignore[arg-type]
 
 
-async def test_a_sample_is_the_same_for_the_same_seed_whatever_the_day(
+async def test_a_seed_gives_the_same_sample_on_any_day(
     database: str, connection: Connection
 ) -> None:
     first = made(database)
@@ -45,9 +45,9 @@ async def test_a_sample_is_the_same_for_the_same_seed_whatever_the_day(
 
 
 async def test_a_sample_has_what_real_archives_have(database: str, connection: Connection) -> None:
-    told: list[int] = []
-    found = made(database, share=0.7, on_progress=told.append)
-    assert max(told) == 3000
+    progress: list[int] = []
+    found = made(database, share=0.7, on_progress=progress.append)
+    assert max(progress) == 3000
     row = await connection.fetchrow(
         """
       select
@@ -91,11 +91,17 @@ async def test_a_sample_has_what_real_archives_have(database: str, connection: C
     assert late > 10
 
 
-async def test_what_comes_after_a_sample_goes_on_as_ever(
+async def test_a_database_with_a_sample_works_as_any_other(
     database: str, connection: Connection
 ) -> None:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    yesterday = (today - timedelta(days=1)).date()
+    await connection.execute(
+        "select notifyq.make_partition('message_archive', 'archived_at', $1::date)", yesterday
+    )
     made(database, until=today)
+    days = await connection.fetch("select day, rows from messages.archive_info() where rows > 0")
+    assert sum(row["rows"] for row in days) == 3000
     assert await connection.fetchval("select messages.publish('mail', '1')") == 3001
     await connection.execute(
         "select messages.finish(id, lock_token) from messages.claim(array['mail'])"
@@ -110,16 +116,16 @@ async def test_what_comes_after_a_sample_goes_on_as_ever(
     """)
     assert len(names) == 3 + 4 + 1
     assert all(owner == parent for _, owner, parent in names)
-    assert await connection.fetchval("select to_regclass('messages.sample')") is None
+    assert await connection.fetchval("select to_regclass('notifyq.sample')") is None
 
 
 async def test_a_sample_does_not_mix_with_messages(database: str, connection: Connection) -> None:
     await connection.execute("select messages.publish('default', '1')")
-    with pytest.raises(ConfigurationError, match="one of its own"):
+    with pytest.raises(ConfigurationError, match="use a new database"):
         made(database)
 
 
-def test_a_sample_wants_a_schema_its_owner_and_sense(database: str, empty_database: str) -> None:
+def test_a_sample_needs_a_schema_and_valid_arguments(database: str, empty_database: str) -> None:
     with pytest.raises(SchemaMissingError, match="notifyq init"):
         made(empty_database)
     with pytest.raises(ConfigurationError, match="midnight"):
@@ -133,8 +139,8 @@ async def test_only_the_owner_makes_a_sample(database: str, connection: Connecti
     await connection.execute(f"create role {name} login password 'sampler'")
     try:
         parts = urlsplit(database)
-        place = f"{name}:sampler@{parts.hostname}:{parts.port}"
+        position = f"{name}:sampler@{parts.hostname}:{parts.port}"
         with pytest.raises(AccessDeniedError, match="owner"):
-            made(parts._replace(netloc=place).geturl())
+            made(parts._replace(netloc=position).geturl())
     finally:
         await connection.execute(f"drop role {name}")

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def refusals(spark: Any, why: str, **options: str) -> list[str]:
-    """Give what Spark says of a table that cannot be read, until it says what notifyq says.
+    """Return Spark's errors about an unreadable table, up to the one with notifyq's error.
 
-    Now and then it hears that its worker has ended before it hears why, and tells only that.
+    Sometimes Spark sees the end of its worker before its error, and reports only that.
     """
-    said: list[str] = []
-    while not said or why not in said[-1]:
-        assert len(said) < 5, said
+    shown: list[str] = []
+    while not shown or why not in shown[-1]:
+        assert len(shown) < 5, shown
         with pytest.raises((PySparkException, Py4JError)) as caught:
             spark.read.format("notifyq").options(**options).load().count()
-        said.append(str(caught.value))
-    return said
+        shown.append(str(caught.value))
+    return shown
 
 
-async def test_the_password_is_nowhere(
+async def test_no_file_or_log_has_the_password(
     spark: Any,
     connection: Connection,
     database: str,

@@ -1,4 +1,4 @@
-"""The examples of docs/spark-source.md work."""
+"""The examples of docs/integrations/spark-source.md work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def test_the_examples_of_the_page_work(
     spark: Any, connection: Connection, database: str, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs/spark-source.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/integrations/spark-source.md").read_text(encoding="utf-8")
     await publish(connection, 20)
     await finish(connection, 20)
     await connection.execute("select messages.create_stream('orders')")
@@ -26,6 +26,6 @@ async def test_the_examples_of_the_page_work(
     found = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(found) == 3
     for text in found:
-        exec(compile(text, "docs/spark-source.md", "exec"), names)
+        exec(compile(text, "docs/integrations/spark-source.md", "exec"), names)
     assert names["spark"] is spark
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import ConfigurationError, StreamNotFoundError
-from notifyq.spark.lake import Lake
-from notifyq.spark.streaming import stream_to_lake, table_of
+from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.streaming import stream_to_lake, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ async def test_each_event_is_in_the_lake_once(
     spark: Any, database: str, connection: Connection, tmp_path: Path
 ) -> None:
     await connection.execute("select messages.create_stream('orders')")
-    told: list[tuple[int, int]] = []
+    batches: list[tuple[int, int]] = []
 
     async def publish(number: int) -> None:
         await connection.execute(
@@ -35,7 +35,7 @@ async def test_each_event_is_in_the_lake_once(
             tmp_path / "lake",
             "orders",
             once=True,
-            on_batch=lambda number, rows: told.append((number, rows)),
+            on_batch=lambda number, rows: batches.append((number, rows)),
         )
         assert query.awaitTermination(120)
         return sorted(lake.dataset("events_orders").to_table(columns=["id"])["id"].to_pylist())
@@ -47,7 +47,7 @@ async def test_each_event_is_in_the_lake_once(
     await publish(5)
     second = carry()
     assert len(set(second)) == len(second) == 15
-    assert sum(rows for _, rows in told) == 15
+    assert sum(rows for _, rows in batches) == 15
     files = {file.path for file in lake.files("events_orders")}
     # As after a kill between our commit and Spark's: it runs the last micro-batch again.
     commits = lake.root / "_checkpoints/events_orders/commits"
@@ -57,13 +57,13 @@ async def test_each_event_is_in_the_lake_once(
     last.unlink()
     (commits / f".{last.name}.crc").unlink(missing_ok=True)
     assert carry() == second
-    assert sum(rows for _, rows in told) == 15
+    assert sum(rows for _, rows in batches) == 15
     assert {file.path for file in lake.files("events_orders")} == files
     found = {str(path.relative_to(lake.root)) for path in lake.root.rglob("part-*.parquet")}
     assert found == files
 
 
-def test_an_unknown_stream_is_told_before_anything_is_made(
+def test_an_unknown_stream_is_refused_before_anything_is_created(
     spark: Any, database: str, tmp_path: Path
 ) -> None:
     with pytest.raises(StreamNotFoundError, match="there is no stream 'ordres'"):
@@ -73,5 +73,5 @@ def test_an_unknown_stream_is_told_before_anything_is_made(
 
 def test_a_table_has_a_name_of_its_own(database: str, tmp_path: Path) -> None:
     assert table_of("Orders / EU") == "events_orders___eu"
-    with pytest.raises(ConfigurationError, match="that of `notifyq spark export`"):
+    with pytest.raises(ConfigurationError, match="belongs to `notifyq spark export`"):
         stream_to_lake(None, database, tmp_path / "lake", "orders", table="archive")

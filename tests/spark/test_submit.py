@@ -24,7 +24,7 @@ def located() -> str:
 
 
 @pytest.mark.timeout(240)
-async def test_a_stream_is_carried_by_spark_submit(
+async def test_spark_submit_writes_a_stream_to_a_lake(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     await connection.execute("select messages.create_stream('orders')")
@@ -46,15 +46,15 @@ async def test_a_stream_is_carried_by_spark_submit(
     assert database not in done.stdout + done.stderr
 
 
-def test_each_worker_is_forked_from_what_has_loaded_notifyq(tmp_path: Path) -> None:
+def test_workers_are_forked_from_a_process_that_has_loaded_notifyq(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(session._WRAPPER % "echo")
     program.chmod(0o700)
-    said = [
+    output = [
         subprocess.run([program, *given.split()], capture_output=True, text=True, check=True).stdout
         for given in ("-m pyspark.daemon pyspark.sql.worker.x", "-m pyspark.worker", "-c 1")
     ]
-    assert said == [
+    assert output == [
         "-m notifyq.spark.daemon pyspark.sql.worker.x\n",
         "-m pyspark.worker\n",
         "-c 1\n",

@@ -15,17 +15,17 @@ from deltalake import DeltaTable
 from notifyq.cli import main as cli
 from notifyq.errors import LakeError
 from notifyq.spark.connection import connect
-from notifyq.spark.export import export
-from notifyq.spark.files import FileWriter
-from notifyq.spark.lake import ARCHIVE_SCHEMA, Lake
-from notifyq.spark.tidy import tidy
+from notifyq.spark.lake.export import export
+from notifyq.spark.lake.files import FileWriter
+from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake
+from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_small_files_are_put_together_and_go_a_day_later(database: str, tmp_path: Path) -> None:
+def test_small_files_are_merged_and_deleted_a_day_later(database: str, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     with closing(connect(database)) as session:
         for first in range(0, 50, 10):
@@ -37,7 +37,7 @@ def test_small_files_are_put_together_and_go_a_day_later(database: str, tmp_path
         summary = tidy(database, folder)
         assert (summary.replaced, summary.written, summary.deleted) == (10, 2, 0)
         assert len(lake.files()) == 2
-        # Who had the list goes on with it.
+        # A reader with the old list continues.
         for dataset in (reader, lake.dataset()):
             assert sorted(dataset.to_table()["id"].to_pylist()) == list(range(1, 51))
         mirror = pa.table(DeltaTable(folder / "archive").scan(columns=["id"]))
@@ -51,7 +51,7 @@ def test_small_files_are_put_together_and_go_a_day_later(database: str, tmp_path
     assert export(database, folder).rows == 0
 
 
-def test_files_of_no_batch_go_when_they_are_old(database: str, tmp_path: Path) -> None:
+def test_old_files_of_no_batch_are_deleted(database: str, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     with closing(connect(database)) as session:
         archive(session, 10)
@@ -69,21 +69,21 @@ def test_files_of_no_batch_go_when_they_are_old(database: str, tmp_path: Path) -
     assert Lake(database, folder).dataset().count_rows() == 10
 
 
-def test_a_lake_is_set_back_to_what_its_database_knows(
+def test_a_lake_is_reset_to_the_list_of_its_database(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "lake"
     with closing(connect(database)) as session:
         archive(session, 10)
         export(database, folder)
-        [[place]] = session.execute("select place from notifyq.lake").fetchall()
+        [[position]] = session.execute("select position from notifyq.lake").fetchall()
         archive(session, 10, first=10)
         export(database, folder)
         # As after a restore to the moment between the two.
         session.execute(
             "delete from notifyq.lake_batch where id = (select max(id) from notifyq.lake_batch)"
         )
-        session.execute("update notifyq.lake set place = %s", (place,))
+        session.execute("update notifyq.lake set position = %s", (position,))
     with pytest.raises(LakeError, match="tidy --repair"):
         export(database, folder)
     monkeypatch.setenv("NOTIFYQ_DSN", database)

@@ -12,7 +12,7 @@ from notifyq.cli import main as cli
 from notifyq.errors import ConfigurationError, InvalidArgumentError
 from notifyq.spark import pipelines
 from notifyq.spark.connection import connect
-from notifyq.spark.history import lake_counts
+from notifyq.spark.publish.history import lake_counts
 from spark.archived import archive
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", [*LAKES, *FILES])
-def test_a_uri_is_refused_and_makes_nothing(name: str, here: Path) -> None:
+def test_a_uri_is_refused_and_creates_nothing(name: str, here: Path) -> None:
     for uri in URIS:
         for given in (uri, Path(uri)):
             with pytest.raises(ConfigurationError, match="is a URI"):
-                # It is refused before the database, which is none, is asked.
+                # It is refused before any connection: there is no database.
                 {**LAKES, **FILES}[name]("host=/nowhere", given)
     assert list(here.iterdir()) == []
 
@@ -96,13 +96,13 @@ def test_a_command_without_a_lake_refuses_a_uri(
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", "host=/nowhere")
     assert cli._invoke(command.split(), debug=False) == 1
-    assert "s3:/bucket" in (said := capfd.readouterr().err)
-    assert "is a URI" in said
+    assert "s3:/bucket" in (output := capfd.readouterr().err)
+    assert "is a URI" in output
     assert list(here.iterdir()) == []
 
 
 def test_the_database_keeps_no_uri_as_a_location(database: str) -> None:
-    from notifyq.spark.failures import translated
+    from notifyq.spark.connection import translated
 
     with closing(connect(database)) as session:
         for uri in URIS:

@@ -13,7 +13,7 @@ import pytest
 
 from docs.pages import blocks
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.spark import staging
+from notifyq.spark.publish import staging
 from notifyq.spark.session import session
 from notifyq.spark.source.frames import Shape
 from notifyq.spark.source.writer import BatchWriter, WriteOptions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from support.database import Bells, Connection
+    from support.database import Connection, Notifications
 
 LIVE = "select queue, message::text, type, key, priority from messages.message order by id"
 
@@ -40,7 +40,7 @@ async def live(connection: Connection) -> int:
 
 
 async def test_a_load_is_published_once(
-    spark: Any, connection: Connection, database: str, bells: Bells
+    spark: Any, connection: Connection, database: str, notifications: Notifications
 ) -> None:
     frame = spark.range(1000, numPartitions=3).selectExpr(
         "struct(id, cast(id as decimal(10, 2)) as price, array(null, id) as list) as message",
@@ -56,13 +56,13 @@ async def test_a_load_is_published_once(
     assert [tuple(row) for row in rows] == [
         ({"id": 17, "price": 17.0, "list": [None, 17]}, "t", 7, {"from": "spark"})
     ]
-    assert [bell.queue for bell in await bells.heard()] == ["default"]
+    assert [notification.queue for notification in await notifications.received()] == ["default"]
     write(frame, database, load="j", queue="default")
     assert await live(connection) == 1000
-    assert not await bells.heard()
+    assert not await notifications.received()
 
 
-async def test_a_thread_that_asks_for_the_session_publishes(
+async def test_a_thread_that_gets_the_active_session_publishes(
     spark: Any, connection: Connection, database: str
 ) -> None:
     def publish() -> None:
@@ -73,7 +73,7 @@ async def test_a_thread_that_asks_for_the_session_publishes(
     assert await live(connection) == 3
 
 
-async def test_rows_say_where_they_go(spark: Any, connection: Connection, database: str) -> None:
+async def test_rows_may_name_their_queue(spark: Any, connection: Connection, database: str) -> None:
     await connection.execute("select messages.create_stream('s'), messages.create_queue('a')")
     frame = spark.range(10).selectExpr(
         "if(id % 2 = 0, 's', 'a') as queue", "cast(id as string) as message"
@@ -87,7 +87,7 @@ async def test_rows_say_where_they_go(spark: Any, connection: Connection, databa
     ("columns", "options", "why"),
     [
         (["'1' as message"], {"queue": "default"}, "option load is missing"),
-        (["'1' as message"], {"load": "j"}, "where to publish must be said once"),
+        (["'1' as message"], {"load": "j"}, "exactly once"),
         (["'1' as message"], {"load": "j", "queue": "gone"}, "gone"),
         (["'1' as message"], {"load": "j", "queue": "a", "qeue": "b"}, "did you mean 'queue'"),
         (["id as message"], {"load": "j", "queue": "default"}, "message is bigint"),
@@ -100,7 +100,7 @@ async def test_rows_say_where_they_go(spark: Any, connection: Connection, databa
         ),
     ],
 )
-async def test_what_is_wrong_is_told_before_any_task(
+async def test_a_wrong_write_fails_before_any_task(
     spark: Any, database: str, columns: list[str], options: dict[str, str], why: str
 ) -> None:
     with pytest.raises(Exception, match=why) as caught:
@@ -130,7 +130,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("columns", "why"), WRONG)
-async def test_what_cannot_be_published_is_named_and_not_tried_again(
+async def test_a_row_that_cannot_be_published_is_named_and_not_retried(
     spark: Any, connection: Connection, database: str, tmp_path: Path, columns: list[str], why: str
 ) -> None:
     frame = spark.range(10, numPartitions=2).mapInArrow(counting(str(tmp_path)), "id bigint")
@@ -254,7 +254,7 @@ async def test_the_address_is_in_no_plan(
 
 async def test_the_example_runs(spark: Any, connection: Connection, database: str) -> None:
     await connection.execute("select messages.create_queue('billing')")
-    page = ROOT / "docs/load.md"
+    page = ROOT / "docs/integrations/loads.md"
     [block] = blocks(page, "python")
     exec(
         compile("\n" * (block.line - 1) + block.text, str(page), "exec"),

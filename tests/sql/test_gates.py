@@ -1,6 +1,6 @@
 """Conditions of gates, each in the state where no other condition protects what it protects.
 
-A gate decides who gets a message or an event, or who ends it. Most of its conditions are covered
+A gate decides which session gets or ends a message or an event. Most of its conditions are covered
 by the tests of its file; here are those whose loss no other test sees.
 """
 
@@ -59,7 +59,7 @@ async def test_a_member_holds_no_batch_of_another_subscription(
 
 @pytest.mark.parametrize("settle", ["retry_event", "fail_event"])
 @pytest.mark.usefixtures("stream")
-async def test_the_outcome_of_another_subscriber_is_none(
+async def test_the_outcome_of_another_subscriber_is_ignored(
     connection: Connection, settle: str
 ) -> None:
     [event] = await publish(connection, 1, "s")
@@ -80,7 +80,7 @@ async def test_a_tick_of_another_stream_ends_no_batch(connection: Connection) ->
 
 
 @pytest.mark.usefixtures("stream")
-async def test_a_tick_that_is_committed_late_takes_no_subscriber_back(
+async def test_a_late_tick_moves_no_subscriber_back(
     connection: Connection, connect: Connect
 ) -> None:
     late = await connect()
@@ -98,7 +98,7 @@ async def test_a_tick_that_is_committed_late_takes_no_subscriber_back(
 
 
 @pytest.mark.usefixtures("stream")
-async def test_a_forward_leaves_what_others_have_put_off(connection: Connection) -> None:
+async def test_a_forward_leaves_retries_of_others(connection: Connection) -> None:
     await value(connection, "create_queue", name="q")
     await value(connection, "forward", stream="s", subscriber="carl", queue="q")
     [event] = await publish(connection, 1, "s")
@@ -119,7 +119,7 @@ async def dead(connection: Connection, quantity: int) -> list[int]:
     return ids
 
 
-async def test_of_dead_messages_only_those_that_are_named_are_retried(
+async def test_only_the_named_dead_messages_are_retried(
     connection: Connection,
 ) -> None:
     first, *others = await dead(connection, 3)
@@ -130,7 +130,7 @@ async def test_of_dead_messages_only_those_that_are_named_are_retried(
 
 
 @pytest.mark.usefixtures("stream")
-async def test_events_that_were_skipped_as_a_whole_are_not_retried(connection: Connection) -> None:
+async def test_skipped_events_are_not_retried(connection: Connection) -> None:
     await value(connection, "alter_stream", name="s", max_events=1)
     await publish(connection, 3, "s")
     await rows(connection, "maintain")
@@ -153,15 +153,15 @@ async def test_a_dedup_key_is_taken_in_its_queue_alone(connection: Connection) -
     assert ids[:2] == ids[2:]
 
 
-async def test_what_is_received_is_merged_with_a_message_of_its_queue_alone(
+async def test_a_received_message_is_merged_within_its_queue_only(
     connection: Connection,
 ) -> None:
     await value(connection, "create_queue", name="other")
     await value(connection, "publish", queue="other", message=1, dedup_key="k")
     await value(connection, "publish", queue="default", message=1, dedup_key="another")
     sent = [
-        {"place": str(place), "queue": "default", "message": 1, "dedup_key": "k"}
-        for place in range(2)
+        {"position": str(number), "queue": "default", "message": 1, "dedup_key": "k"}
+        for number in range(2)
     ]
     reports = [
         await connection.fetchrow("select * from messages.receive('a', $1)", [each])
@@ -185,7 +185,7 @@ async def test_messages_of_other_queues_take_no_room(connection: Connection) -> 
         await publish(connection, 1, "small")
 
 
-async def test_a_message_that_is_named_twice_ends_once_as_its_own_token_says(
+async def test_a_message_listed_twice_ends_once_by_its_own_token(
     connection: Connection,
 ) -> None:
     [id_] = await publish(connection, 1)
@@ -200,7 +200,7 @@ async def test_a_message_that_is_named_twice_ends_once_as_its_own_token_says(
     assert [row["status"] for row in await archived(connection, id_)] == ["success"]
 
 
-async def test_who_has_lost_a_message_to_another_owns_none(
+async def test_a_session_that_lost_its_message_owns_none(
     connection: Connection, connect: Connect
 ) -> None:
     owner = await connect()
@@ -212,7 +212,7 @@ async def test_who_has_lost_a_message_to_another_owns_none(
     assert await rows(owner, "owned") == []
 
 
-async def test_a_session_that_dies_returns_no_message_that_a_worker_has_claimed(
+async def test_an_ended_session_returns_no_message_claimed_by_a_worker(
     connection: Connection, connect: Connect
 ) -> None:
     first, second = await publish(connection, 2)
@@ -229,13 +229,13 @@ async def test_a_session_that_dies_returns_no_message_that_a_worker_has_claimed(
     assert await value(connection, "finish", id=second, lock_token=claimed["lock_token"])
 
 
-async def test_what_an_index_has_found_and_another_has_claimed_is_not_handed_out(
+async def test_a_message_claimed_after_the_index_search_is_not_returned(
     connection: Connection,
 ) -> None:
     first, second = await publish(connection, 2)
     await connection.execute("create index on messages.message using gin (message)")
     assert (await claim_one(connection))["id"] == first
-    # As if it had been claimed between the look into the index and the lock of the row.
+    # As if it had been claimed between the index search and the lock of the row.
     await connection.execute(
         "create or replace function notifyq.find_by_index"
         "(queue text, quantity integer, filter jsonpath) returns bigint[] language sql "
@@ -247,7 +247,7 @@ async def test_what_an_index_has_found_and_another_has_claimed_is_not_handed_out
     assert found == []
 
 
-async def test_each_condition_of_a_redrive_leaves_out_what_it_names(
+async def test_each_condition_of_a_redrive_excludes_messages(
     connection: Connection, stream: None
 ) -> None:
     await value(connection, "create_queue", name="other")
@@ -285,30 +285,30 @@ async def test_each_condition_of_a_redrive_leaves_out_what_it_names(
         await undo.rollback()
 
 
-async def test_the_receipts_of_another_source_do_not_stand_for_those_that_are_lost(
+async def test_receipts_of_another_source_do_not_replace_lost_ones(
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into notifyq.relay_receipt (source, place) values ('a', '1'), ('b', '2')"
+        "insert into notifyq.relay_receipt (source, position) values ('a', '1'), ('b', '2')"
     )
     check = "select notifyq.check_receipts($1, $2)"
     await connection.execute(check, "a", ["1"])
-    for source, places in (("a", ["2"]), ("b", ["1"]), ("a", ["1", "2"])):
+    for source, positions in (("a", ["2"]), ("b", ["1"]), ("a", ["1", "2"])):
         with pytest.raises(LostReceiptsError):
-            await connection.execute(check, source, places)
+            await connection.execute(check, source, positions)
 
 
 @pytest.mark.parametrize("scope", ["live", "waiting"])
-async def test_a_newer_message_is_lost_in_no_older_one_that_has_given_up_its_key(
+async def test_a_newer_message_does_not_replace_one_without_its_key(
     connection: Connection, scope: str
 ) -> None:
-    """As where it was claimed between the look for the key and the lock of the row."""
+    """As if it had been claimed between the query for the key and the lock of the row."""
     id_ = await value(
         connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope=scope
     )
     await claim_one(connection)
     renewed = await connection.fetchval(
-        "select notifyq.renew_message(m.id, m, '2', 'replace', null) from messages.message as m"
+        "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed == (id_ if scope == "live" else None)
     row = await live(connection, id_)
@@ -368,17 +368,17 @@ async def test_a_seek_leaves_the_outcomes_of_another_subscriber(connection: Conn
     assert await value(connection, "finish_batch", batch=batch)
     batch = await next_batch(connection, "bob")
     assert await value(connection, "fail_event", batch=batch, event=second)
-    await value(connection, "seek", stream="s", subscriber="ann", place="start")
+    await value(connection, "seek", stream="s", subscriber="ann", position="start")
     # It has failed once, and not twice.
     assert await value(connection, "fail_event", batch=batch, event=second) is False
     assert await value(connection, "dead_count", queue="s", subscriber="bob") == 1
     assert await value(connection, "finish_batch", batch=batch)
-    await value(connection, "seek", stream="s", subscriber="bob", place="start")
+    await value(connection, "seek", stream="s", subscriber="bob", position="start")
     batch = await next_batch(connection, "bob")
     assert await value(connection, "retry_event", batch=batch, event=first)
     assert await value(connection, "finish_batch", batch=batch)
     batch = await next_batch(connection, "bob")
-    await value(connection, "seek", stream="s", subscriber="ann", place="start")
+    await value(connection, "seek", stream="s", subscriber="ann", position="start")
     # What is handed out to bob stays in his batch.
     events = await rows(connection, "batch_events", batch=batch)
     assert [event["id"] for event in events] == [first]
@@ -388,18 +388,18 @@ async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotte
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into notifyq.relay_mark (target, source, place, noted_at) "
+        "insert into notifyq.relay_mark (target, source, position, noted_at) "
         "values ('t', 's', '1', now()), ('other', 's', '2', now()), ('t', 'other', '3', now()), "
         "('t', 's', '4', now() - interval '2 hours')"
     )
     marks = await connection.fetch("select notifyq.relay_marks('t', 's', interval '1 hour')")
     assert [row[0] for row in marks] == ["1"]
     assert await connection.fetchval("select notifyq.relay_forget('t')") == 3
-    assert await connection.fetchval("select array_agg(place) from notifyq.relay_mark") == ["2"]
+    assert await connection.fetchval("select array_agg(position) from notifyq.relay_mark") == ["2"]
 
 
 @pytest.mark.usefixtures("stream")
-async def test_a_seek_keeps_what_was_put_off_and_is_handed_out_again(
+async def test_a_seek_keeps_retries_that_are_read_again(
     connection: Connection,
 ) -> None:
     [event] = await publish(connection, 1, "s")
@@ -407,7 +407,7 @@ async def test_a_seek_keeps_what_was_put_off_and_is_handed_out_again(
     assert await value(connection, "retry_event", batch=batch, event=event)
     assert await value(connection, "finish_batch", batch=batch)
     assert await next_batch(connection, "ann") is not None
-    await value(connection, "seek", stream="s", subscriber="ann", place="now")
+    await value(connection, "seek", stream="s", subscriber="ann", position="now")
     assert await read(connection, "ann") == [0]
 
 
@@ -420,7 +420,7 @@ async def test_a_member_takes_over_no_batch_that_is_finished(connection: Connect
     assert await read(connection, "ann", member="n", takeover=takeover) == [1]
 
 
-async def test_a_message_that_has_given_up_its_key_and_waits_again_is_not_renewed(
+async def test_a_released_message_without_its_key_is_not_replaced(
     connection: Connection,
 ) -> None:
     id_ = await value(
@@ -429,7 +429,7 @@ async def test_a_message_that_has_given_up_its_key_and_waits_again_is_not_renewe
     row = await claim_one(connection)
     assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
     renewed = await connection.fetchval(
-        "select notifyq.renew_message(m.id, m, '2', 'replace', null) from messages.message as m"
+        "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed is None
     left = await live(connection, id_)

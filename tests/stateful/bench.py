@@ -1,4 +1,4 @@
-"""What the machine stands on: a server, a model, and the look at both after each step."""
+"""The base of the machine: a server, a model, and their comparison after each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES = {
     "twice": Policy(max_attempts=2, backs_off=True),
     "often": Policy(max_attempts=4, backs_off=False),
 }
-# All that there is, in one look.
+# The contents of all tables, in one statement.
 STATE = """
 select json_build_object(
   'live', (
@@ -62,7 +62,7 @@ select setval('messages.message_id_seq', 1, false);
 
 
 class Session:
-    """What machines share that run one after the other: two sessions and an event loop."""
+    """Shared by machines that run one after the other: two sessions and an event loop."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -72,14 +72,14 @@ class Session:
         self._runs = 0
 
     async def _open(self) -> Connection:
-        # What would wait for ever is a finding, not a test that hangs.
+        # A statement that waits without end then fails, and the test does not hang.
         return await open_session(self.dsn, server_settings={"lock_timeout": "5s"})
 
     def run(self, call: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(call)
 
     def empty(self) -> None:
-        """Leave no row; as a truncate takes a hundred times as long, it is done now and then."""
+        """Delete all rows; truncate only sometimes, because it takes a hundred times as long."""
         self._runs += 1
         if self._runs % 100 == 0:
             self.run(clear(self.ours))
@@ -135,7 +135,7 @@ class Bench(RuleBasedStateMachine):
         return {"key": str(uuid.UUID(int=self.count)), "n": self.count % 5, "content": content}
 
     def keeps_others_waiting(self, queue: str, key: str | None) -> bool:
-        """Whether the message of this key may be going in a transaction that is still open."""
+        """Whether an open transaction may have finished the message of this key."""
         return key is not None and self.model.keyed(queue, key) in self.model.held
 
     def later(self) -> Any:

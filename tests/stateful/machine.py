@@ -1,4 +1,4 @@
-"""The machine: each rule calls the server and the model, and both must agree on all there is."""
+"""The machine: each rule calls the server and the model, and both must be equal afterwards."""
 
 from __future__ import annotations
 
@@ -167,13 +167,13 @@ class Machine(Bench):
             return
         ids = self.ids("publish_many", **options)
         assert len(ids) == len(messages)
-        for place, id_ in enumerate(ids):
-            key = dedup_keys[place] if use_keys else None
+        for index, id_ in enumerate(ids):
+            key = dedup_keys[index] if use_keys else None
             there = self.model.keyed(queue, key)
             if there is not None:
                 assert id_ == there
             else:
-                self.model.publish(Live(id_, queue, messages[place], priority, key))
+                self.model.publish(Live(id_, queue, messages[index], priority, key))
 
     # Claims
 
@@ -330,7 +330,7 @@ class Machine(Bench):
             self.session.run(make_due(self.session.ours, id_))
             self.model.live[id_] = replace(self.model.live[id_], due=True)
 
-    # Upkeep
+    # Maintenance
 
     @rule(quantity=quantities)
     def reap(self, quantity: int) -> None:

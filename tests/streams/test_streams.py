@@ -18,7 +18,7 @@ from notifyq import (
     SubscriptionNotFoundError,
 )
 from notifyq.streams.tail import Tail
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 from support.database import Connection, until
 
 
@@ -26,7 +26,7 @@ async def test_a_stream_lives_from_create_to_drop(app: App) -> None:
     streams = app.streams
     assert await streams.create("s", StreamPolicy(retention=60, max_bytes=5000))
     assert not await streams.create("s")
-    await streams.alter("s", StreamPolicy(bell="always"))
+    await streams.alter("s", StreamPolicy(notify="always"))
     [info] = await streams.info("s")
     assert info["stream"] == "s"
     assert await streams.pause("s")
@@ -174,7 +174,7 @@ async def test_a_tail_sees_what_is_committed_late_and_keeps_nothing(
     ready = asyncio.Event()
 
     async def follow() -> None:
-        async for events in Tail(app.database, "s", sink=log_sink).events(poll=0.05):
+        async for events in Tail(app.database, "s", telemetry=log_events).events(poll=0.05):
             found.extend(event.payload() for event in events)
             ready.set()
 
@@ -183,7 +183,7 @@ async def test_a_tail_sees_what_is_committed_late_and_keeps_nothing(
     async def has(number: int) -> None:
         async def came() -> bool:
             if number not in found:
-                await app.publish("s", 1)  # it may not look yet
+                await app.publish("s", 1)  # it may not poll yet
             return number in found
 
         await until(came, f"{number} came", 20)

@@ -1,4 +1,4 @@
-"""What tests share: installing, cloning, sessions, bells, notices, and a catalog as text."""
+"""Shared by tests: installs, clones, sessions, notifications, notices, and the catalog as text."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def clear(connection: Connection) -> None:
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
-    """Ask again and again until the condition holds; for states that no event announces."""
+    """Poll until the condition holds; for states without an event."""
     deadline = time.monotonic() + seconds
     while not await condition():
         if time.monotonic() > deadline:
@@ -114,7 +114,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: fl
 
 
 async def until_blocked(observer: Connection, *blocked: Connection) -> None:
-    """Wait until the server says that each of these sessions waits for a lock."""
+    """Wait until each of these sessions waits for a lock."""
     pids = [connection.get_server_pid() for connection in blocked]
 
     async def all_wait() -> bool:
@@ -144,7 +144,7 @@ async def terminate(observer: Connection, victim: Connection) -> None:
 
 
 @dataclass(frozen=True)
-class Bell:
+class Notification:
     channel: str
     queue: str
     spans: str
@@ -163,7 +163,7 @@ class Bell:
         return f"{self.queue}:{self.spans}"
 
 
-class Bells:
+class Notifications:
     """Listens to channels with a session of its own."""
 
     _FENCE = "test_fence"
@@ -171,55 +171,59 @@ class Bells:
     def __init__(self, listener: Connection, *channels: str) -> None:
         self._listener = listener
         self._channels = channels or ("new_message", "dead_message")
-        self._heard: list[Bell] = []
+        self._received: list[Notification] = []
         self._fences: asyncio.Queue[str] = asyncio.Queue()
         self._count = 0
 
     async def listen(self) -> None:
         for channel in self._channels:
-            await self._listener.add_listener(channel, self._hear)
+            await self._listener.add_listener(channel, self._receive)
         await self._listener.add_listener(self._FENCE, self._pass_fence)
 
-    async def heard(self, channel: str = "new_message") -> list[Bell]:
-        """Return all bells of the channel since the last call, and forget the others.
+    async def received(self, channel: str = "new_message") -> list[Notification]:
+        """Return all notifications of the channel since the last call, and drop the others.
 
-        Notifications arrive in the order of commits, so after a notification of our own no
-        earlier bell can be on its way: this is how "nothing rang" is seen without a wait.
+        Notifications arrive in the order of commits: once a notification sent here arrives, all
+        earlier ones have arrived, and a test need not wait to see that there was none.
         """
         self._count += 1
         await self._listener.execute("select pg_notify($1, $2)", self._FENCE, str(self._count))
         async with asyncio.timeout(10):
             while await self._fences.get() != str(self._count):
                 pass
-        heard, self._heard = self._heard, []
-        return [bell for bell in heard if bell.channel == channel]
+        received, self._received = self._received, []
+        return [notification for notification in received if notification.channel == channel]
 
-    def _hear(self, _: object, __: int, channel: str, payload: object) -> None:
+    # The former name, until all tests use the new one.
+
+    def _receive(self, _: object, __: int, channel: str, payload: object) -> None:
         queue, _separator, spans = str(payload).partition(":")
-        self._heard.append(Bell(channel, queue, spans))
+        self._received.append(Notification(channel, queue, spans))
 
     def _pass_fence(self, _: object, __: int, ___: str, payload: object) -> None:
         self._fences.put_nowait(str(payload))
 
 
 class Notices:
-    """Collects what the server says beside its answers: notices, warnings, log lines."""
+    """Collects the notices and warnings of the server."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._said: list[tuple[str, str]] = []
-        connection.add_log_listener(self._hear)
+        self._texts: list[tuple[str, str]] = []
+        connection.add_log_listener(self._receive)
 
-    async def said(self, severity: str | None = None) -> list[str]:
-        """Return what was said since the last call, of one severity or of all."""
-        # They are sent before the answer but handed on after it.
+    async def received(self, severity: str | None = None) -> list[str]:
+        """Return the texts since the last call, of one severity or of all."""
+        # The driver passes them on after the answer.
         await asyncio.sleep(0)
-        said, self._said = self._said, []
-        return [text for level, text in said if severity in {None, level}]
+        texts, self._texts = self._texts, []
+        return [text for level, text in texts if severity in {None, level}]
 
-    def _hear(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
+    # The former name, until all tests use the new one.
+
+    def _receive(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
         severity = getattr(message, "severity_en", None) or message.severity
-        self._said.append((str(severity), str(message.message)))
+        self._texts.append((str(severity), str(message.message)))
 
 
 def qualified(function: str) -> str:
@@ -229,7 +233,7 @@ def qualified(function: str) -> str:
 
 async def rows(connection: Connection, function: str, **arguments: Any) -> list[asyncpg.Record]:
     """Call a function of the schema with named arguments and return its rows."""
-    named = ", ".join(f"{name} => ${number}" for number, name in enumerate(arguments, 1))
+    named = ", ".join(f'"{name}" => ${number}' for number, name in enumerate(arguments, 1))
     return await connection.fetch(
         f"select * from {qualified(function)}({named})", *arguments.values()
     )
@@ -237,7 +241,7 @@ async def rows(connection: Connection, function: str, **arguments: Any) -> list[
 
 async def value(connection: Connection, function: str, **arguments: Any) -> Any:
     """Call a function of the schema with named arguments and return its single value."""
-    named = ", ".join(f"{name} => ${number}" for number, name in enumerate(arguments, 1))
+    named = ", ".join(f'"{name}" => ${number}' for number, name in enumerate(arguments, 1))
     return await connection.fetchval(f"select {qualified(function)}({named})", *arguments.values())
 
 
@@ -290,7 +294,7 @@ async def catalog_lines(connection: Connection) -> list[str]:
     """Return all that an install leaves in the catalog, one sorted line for each fact.
 
     Two databases with equal lines behave the same; names and definitions count, oids, row
-    contents and the physical place of columns that were dropped do not.
+    contents and the physical position of columns that were dropped do not.
     """
     has_cron = await connection.fetchval("select to_regclass('cron.job') is not null")
     lines = await fingerprint(connection, (*_CATALOG, *([_CRON] if has_cron else [])))

@@ -62,7 +62,7 @@ def _has_image() -> bool:
 
 
 def _offered(dsn: str) -> frozenset[str]:
-    async def ask() -> frozenset[str]:
+    async def fetch() -> frozenset[str]:
         async with session(dsn) as connection:
             found = await connection.fetch(
                 "select name from pg_available_extensions where name <> 'pg_cron' "
@@ -70,7 +70,7 @@ def _offered(dsn: str) -> frozenset[str]:
             )
             return frozenset(row["name"] for row in found)
 
-    return asyncio.run(ask())
+    return asyncio.run(fetch())
 
 
 def _installed(binaries: Path) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Running workers in this process, and waiting for what they say."""
+"""Runs workers in this process, and waits for their telemetry events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.telemetry import Event, WorkerStarted
+from notifyq.telemetry import TelemetryEvent, WorkerStarted
 from support.database import session, until, value
 
 if TYPE_CHECKING:
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from notifyq import App, Worker
     from support.database import Connection
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=TelemetryEvent)
 
 
 class Events:
-    """A sink that keeps all events and can be waited on."""
+    """A telemetry handler that keeps all events and can be waited on."""
 
     def __init__(self) -> None:
-        self.seen: list[Event] = []
+        self.seen: list[TelemetryEvent] = []
         self._news = asyncio.Event()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TelemetryEvent) -> None:
         self.seen.append(event)
         self._news.set()
 
@@ -55,9 +55,9 @@ class Events:
 async def working(
     app: App, events: Events | None = None, *, seconds: float = 20, **settings: Any
 ) -> AsyncIterator[Worker]:
-    """Run a worker that listens, and stop it at the end; polling comes too late to help it."""
+    """Run a worker that listens, and stop it at the end; polls are too rare to help it."""
     events = events or Events()
-    worker = app.worker(sink=events, **{"poll": 60, "grace": 5, "upkeep": 60} | settings)
+    worker = app.worker(telemetry=events, **{"poll": 60, "grace": 5, "maintenance": 60} | settings)
     task = asyncio.create_task(app.work(worker))
     started = asyncio.create_task(events.wait(WorkerStarted, worker=worker.name))
     await asyncio.wait({task, started}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +74,7 @@ async def working(
 
 
 async def persisting(app: App, queue: str, number: int) -> int:
-    """Publish until it is acknowledged, as a client would; the key makes that once."""
+    """Publish until it is acknowledged; the dedup key prevents duplicates."""
     ids = []
 
     async def is_acknowledged() -> bool:
@@ -87,18 +87,18 @@ async def persisting(app: App, queue: str, number: int) -> int:
 
 
 def is_asleep(worker: Worker) -> bool:
-    """Whether a worker with a session sleeps until a bell rings: no look is owed any more.
+    """Whether a worker with a session sleeps until a notification, with no full scan to come.
 
-    Before that a transaction of anybody's may keep it waiting, with a look to come.
+    Before that it may wait for a transaction, and polls after that.
     """
-    attendance = worker._attendance
-    promises = attendance._promises
-    has_tried = bool(promises.places or attendance._crowded)
-    return has_tried and promises.silence is None and not attendance.owes_look
+    poller = worker._poller
+    suppression = poller._suppression
+    has_tried = bool(suppression.wake_slots or poller._without_slot)
+    return has_tried and suppression.publishers is None and not poller.needs_full_scan
 
 
 async def until_calm(claims: list[int], *workers: Worker) -> None:
-    """Wait until workers sleep, and for a while have claimed nothing: no look is to come."""
+    """Wait until workers sleep and have not claimed for a while: no poll is to come."""
 
     async def are_calm() -> bool:
         before = len(claims)
@@ -110,7 +110,7 @@ async def until_calm(claims: list[int], *workers: Worker) -> None:
 
 @contextmanager
 def reaping(dsn: str, *, pause: float = 0.02) -> Iterator[None]:
-    """Reap all the time, as an impatient pg_cron would; in a thread, as loops may be blocked."""
+    """Reap all the time, in a thread: event loops may be blocked."""
     enough = threading.Event()
 
     async def reap() -> None:

@@ -1,4 +1,4 @@
-"""The log as a sink of events."""
+"""The log as a telemetry of events."""
 
 import logging
 from dataclasses import fields
@@ -6,19 +6,19 @@ from dataclasses import fields
 import pytest
 
 from notifyq.telemetry import (
-    Event,
     HandlerStuck,
     ListenerLost,
     LockLost,
     MessagesClaimed,
+    TelemetryEvent,
     WorkerStarted,
-    log_sink,
+    log_events,
 )
 
 
 def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "notifyq"):
-        log_sink(MessagesClaimed(quantity=2, queues=("a", "b"), by_queue={"a": 2}))
+        log_events(MessagesClaimed(quantity=2, queues=("a", "b"), by_queue={"a": 2}))
     (record,) = caplog.records
     assert record.getMessage() == "MessagesClaimed"
     assert record.levelno == logging.DEBUG
@@ -27,7 +27,7 @@ def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptur
         "quantity": 2,
         "queues": ("a", "b"),
         "by_queue": {"a": 2},
-        "since_bell": None,
+        "since_notification": None,
     }
 
 
@@ -41,13 +41,13 @@ def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptur
         (HandlerStuck(queue="q", message_id=1), logging.WARNING),
     ],
 )
-def test_an_event_has_a_level_by_what_it_asks_of_people(event: Event, level: int) -> None:
+def test_an_event_has_a_log_level(event: TelemetryEvent, level: int) -> None:
     assert event.level == level
 
 
-def test_an_event_below_the_level_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_below_the_log_level_is_not_built(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "notifyq"):
-        log_sink(MessagesClaimed(quantity=2, queues=()))
+        log_events(MessagesClaimed(quantity=2, queues=()))
     assert caplog.records == []
 
 
@@ -55,7 +55,7 @@ def test_the_fields_do_not_collide_with_those_of_a_log_record(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.DEBUG, "notifyq"):
-        for kind in Event.__subclasses__():
+        for kind in TelemetryEvent.__subclasses__():
             values = dict.fromkeys((field.name for field in fields(kind)), 0)
-            log_sink(kind(**values))
-    assert len(caplog.records) == len(Event.__subclasses__()) > 8
+            log_events(kind(**values))
+    assert len(caplog.records) == len(TelemetryEvent.__subclasses__()) > 8

@@ -1,4 +1,4 @@
-"""Errors as text: what a reader of the history needs, and no more."""
+"""Errors as text for the attempt history."""
 
 from typing import Any
 
@@ -11,31 +11,31 @@ from support.rows import message, register
 
 
 class OddError(Exception):
-    """Whatever is asked of it."""
+    """Its `__str__` raises."""
 
     def __str__(self) -> str:
         raise ValueError("no text")
 
 
 async def reported(function: Any) -> ErrorReport:
-    tools = Runtime()
+    runtime = Runtime()
     try:
-        outcome = await HandlerCall(register(function), message()).outcome(tools)
+        outcome = await HandlerCall(register(function), message()).outcome(runtime)
     finally:
-        await tools.close()
+        await runtime.close()
     assert isinstance(outcome, Failed)
     assert outcome.error is not None
     return outcome.error
 
 
-def look_up(key: str) -> None:
+def find(key: str) -> None:
     raise KeyError(key)
 
 
-async def test_a_traceback_begins_in_the_handler_and_has_the_cause() -> None:
+async def test_a_traceback_starts_in_the_handler_and_has_the_cause() -> None:
     async def handle() -> None:
         try:
-            look_up("order")
+            find("order")
         except KeyError as missing:
             raise RuntimeError("no such order") from missing
 
@@ -46,7 +46,7 @@ async def test_a_traceback_begins_in_the_handler_and_has_the_cause() -> None:
     assert lines[0] == "Traceback (most recent call last):"
     assert [line.split(", in ")[1] for line in lines if line.startswith("  File")] == [
         "handle",
-        "look_up",
+        "find",
         "handle",
     ]
     assert "The above exception was the direct cause of the following exception:" in lines
@@ -54,19 +54,19 @@ async def test_a_traceback_begins_in_the_handler_and_has_the_cause() -> None:
     assert "notifyq/" not in error.traceback.replace("/tests/", "")
 
 
-async def test_a_sync_handler_has_one_too() -> None:
-    error = await reported(lambda: look_up("x"))
+async def test_a_sync_handler_has_a_traceback_too() -> None:
+    error = await reported(lambda: find("x"))
     assert error.traceback is not None
     assert "threads.py" not in error.traceback
     assert error.traceback.endswith("KeyError: 'x'")
 
 
-async def test_all_members_of_a_group_are_told() -> None:
+async def test_a_traceback_has_all_members_of_a_group() -> None:
     def handle() -> None:
         errors: list[Exception] = []
         for key in ("a", "b"):
             try:
-                look_up(key)
+                find(key)
             except KeyError as error:
                 errors.append(error)
         raise ExceptionGroup("both", errors)

@@ -1,4 +1,4 @@
-"""Spans of publishing and handling: who is whose child, what they say, and what they cost."""
+"""Spans of publishing and handling: parents, links, attributes and cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def links(span: ReadableSpan) -> list[int]:
     return [link.context.span_id for link in span.links]
 
 
-def told(span: ReadableSpan) -> dict[str, Any]:
+def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
 
@@ -104,8 +104,8 @@ async def test_a_handling_is_a_child_of_its_publish(app: App, spans: Spans, even
         "messaging.message.id": str(int(number)),
     }
     operation = ("messaging.operation.name", "messaging.operation.type")
-    assert told(send) == common | dict.fromkeys(operation, "send")
-    assert told(process) == common | dict.fromkeys(operation, "process") | {
+    assert attributes(send) == common | dict.fromkeys(operation, "send")
+    assert attributes(process) == common | dict.fromkeys(operation, "process") | {
         "notifyq.message.attempts": 1
     }
 
@@ -121,13 +121,13 @@ async def test_many_are_one_span_and_a_batch_is_linked_to_each(
         await many.publish(3, headers={"traceparent": PARENT})
         await events.wait(MessageFinished, 3)
     sends = spans.all("send many")
-    assert [told(it).get("messaging.batch.message_count") for it in sends] == [2, None]
+    assert [attributes(it).get("messaging.batch.message_count") for it in sends] == [2, None]
     linked = [link for span in spans.all("process many") for link in links(span)]
     # What the caller hands on is not replaced.
     assert sorted(linked) == sorted([sends[0].context.span_id] * 2 + [0xB7AD6B7169203331])
     for process in spans.all("process many"):
         assert process.parent is None
-        assert told(process)["messaging.batch.message_count"] == len(process.links)
+        assert attributes(process)["messaging.batch.message_count"] == len(process.links)
 
 
 HEADERS: list[tuple[dict[str, Any], bool]] = [
@@ -140,7 +140,7 @@ HEADERS: list[tuple[dict[str, Any], bool]] = [
 ]
 
 
-async def test_headers_of_anybody_are_taken_as_they_come(
+async def test_malformed_trace_headers_are_ignored(
     app: App, connection: Connection, spans: Spans, events: Events
 ) -> None:
     @app.handler("q")
@@ -154,13 +154,13 @@ async def test_headers_of_anybody_are_taken_as_they_come(
                 json.dumps(headers),
             )
         await events.wait(MessageFinished, len(HEADERS), status="success")
-    by_id = {int(told(it)["messaging.message.id"]): it for it in spans.all("process q")}
+    by_id = {int(attributes(it)["messaging.message.id"]): it for it in spans.all("process q")}
     for (headers, is_known), (_, span) in zip(HEADERS, sorted(by_id.items()), strict=True):
         assert (span.context.trace_id == TRACE) is is_known, headers
         assert (span.parent is not None) is is_known, headers
 
 
-async def test_what_goes_wrong_is_written_down(app: App, spans: Spans, events: Events) -> None:
+async def test_an_error_is_recorded_in_its_span(app: App, spans: Spans, events: Events) -> None:
     @app.handler("broken")
     async def broken(n: int) -> None:
         if n == 1:
@@ -181,10 +181,10 @@ async def test_what_goes_wrong_is_written_down(app: App, spans: Spans, events: E
     failed, rejected = sorted(spans.all("process broken"), key=lambda it: it.start_time or 0)
     assert failed.status.status_code is StatusCode.ERROR
     assert failed.status.description == "ValueError: no such order"
-    assert told(failed)["error.type"] == "ValueError"
+    assert attributes(failed)["error.type"] == "ValueError"
     assert [event.name for event in failed.events] == ["exception"]
-    assert told(rejected)["error.type"] == "Reject"
-    assert told(spans.one("process late"))["error.type"] == "CancelledError"
+    assert attributes(rejected)["error.type"] == "Reject"
+    assert attributes(spans.one("process late"))["error.type"] == "CancelledError"
     refused = [it for it in spans.all("send broken") if not it.status.is_ok]
     assert len(refused) == 1
 
@@ -198,14 +198,14 @@ async def test_each_attempt_has_its_span(app: App, spans: Spans, events: Events)
     async with working(app, events, poll=0.05):
         await again.publish(1)
         await events.wait(MessageFinished, status="success")
-    attempts = [told(it)["notifyq.message.attempts"] for it in spans.all("process again")]
+    attempts = [attributes(it)["notifyq.message.attempts"] for it in spans.all("process again")]
     assert attempts == [1, 2]
     assert len({it.context.trace_id for it in spans.all("process again")}) == 1
 
 
 async def test_subscribers_and_transactions(app: App, spans: Spans, events: Events) -> None:
-    @app.subscriber("orders", "ledger", batch=10)
-    async def ledger(numbers: list[int]) -> None: ...
+    @app.subscriber("orders", "accounts", batch=10)
+    async def accounts(numbers: list[int]) -> None: ...
 
     @app.subscriber("orders", "each")
     async def each(n: int) -> None: ...
@@ -214,19 +214,19 @@ async def test_subscribers_and_transactions(app: App, spans: Spans, events: Even
     async def books(n: int, transaction: Transaction) -> None: ...
 
     async with working(app, events, poll=0.05):
-        await ledger.publish(1)
+        await accounts.publish(1)
         await books.publish(1)
-        await events.wait(BatchFinished, subscriber="ledger", events=1)
+        await events.wait(BatchFinished, subscriber="accounts", events=1)
         await events.wait(BatchFinished, subscriber="each", events=1)
         await events.wait(MessageFinished, queue="books")
     send = spans.one("send orders").context.span_id
     of_orders = {
-        told(it)["messaging.destination.subscription.name"]: it
+        attributes(it)["messaging.destination.subscription.name"]: it
         for it in spans.all("process orders")
     }
-    assert of_orders.keys() == {"ledger", "each"}
-    assert links(of_orders["ledger"]) == [send]
-    assert of_orders["ledger"].parent is None
+    assert of_orders.keys() == {"accounts", "each"}
+    assert links(of_orders["accounts"]) == [send]
+    assert of_orders["accounts"].parent is None
     parent = of_orders["each"].parent
     assert parent is not None
     assert parent.span_id == send
@@ -254,7 +254,9 @@ async def test_a_handler_in_a_process_has_a_span_and_goes_on_with_it(
     assert seen == f"{process.context.span_id:016x}"
 
 
-async def test_without_it_there_is_nothing(database: str, events: Events, spans: Spans) -> None:
+async def test_without_tracing_there_are_no_headers(
+    database: str, events: Events, spans: Spans
+) -> None:
     app = App(database)
     seen: list[dict[str, Any]] = []
 
@@ -271,7 +273,7 @@ async def test_without_it_there_is_nothing(database: str, events: Events, spans:
     assert seen == [{}]
 
 
-def test_where_it_is_not_installed_that_is_said() -> None:
+def test_missing_opentelemetry_is_reported() -> None:
     # As Python does where it is not installed.
     code = (
         "import sys, notifyq\n"
@@ -285,7 +287,7 @@ def test_where_it_is_not_installed_that_is_said() -> None:
     assert done.stdout == "App(tracing=…) needs OpenTelemetry: pip install 'notifyq[otel]'\n"
 
 
-def test_only_a_provider_or_a_truth_will_do() -> None:
+def test_tracing_takes_only_a_provider_or_a_boolean() -> None:
     with pytest.raises(ConfigurationError, match="TracerProvider"):
         App(tracing="yes")  # type: ignore[arg-type]
     App(tracing=True)

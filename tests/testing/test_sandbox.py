@@ -66,7 +66,7 @@ async def test_published_finds_by_payload_and_fields(sandbox: Sandbox) -> None:
     await sandbox.published("pairs", times=2)
 
 
-async def test_what_was_not_published_is_told_with_what_was(sandbox: Sandbox) -> None:
+async def test_a_missing_message_is_reported_with_the_published_ones(sandbox: Sandbox) -> None:
     await sandbox.app.publish("pairs", {"left": 1, "right": "a"})
     with pytest.raises(AssertionError) as error:
         await sandbox.published("pairs", {"left": 2}, priority=1)
@@ -77,7 +77,7 @@ async def test_what_was_not_published_is_told_with_what_was(sandbox: Sandbox) ->
         await sandbox.published("echo", times=None)
 
 
-async def test_drain_tells_why_a_message_did_not_succeed(sandbox: Sandbox) -> None:
+async def test_drain_raises_the_reason_of_a_failed_message(sandbox: Sandbox) -> None:
     await sandbox.app.publish("pairs", {"left": -1, "right": "a"})
     with pytest.raises(AssertionError, match="did not succeed: ValueError: negative"):
         await sandbox.drain("pairs")
@@ -92,7 +92,7 @@ async def test_a_handler_past_its_timeout_is_stopped(sandbox: Sandbox) -> None:
         await sandbox.drain()
 
 
-async def test_retries_wait_until_time_passes(sandbox: Sandbox) -> None:
+async def test_retries_wait_for_advance(sandbox: Sandbox) -> None:
     await sandbox.app.publish("pairs", {"left": -1, "right": "a"})
     assert await sandbox.drain(check=False) == []
     assert await sandbox.drain(check=False) == []
@@ -101,7 +101,7 @@ async def test_retries_wait_until_time_passes(sandbox: Sandbox) -> None:
     assert (failed.status, failed.attempts) == ("failed", 2)
 
 
-async def test_time_that_passes_ends_locks(sandbox: Sandbox, connection: Connection) -> None:
+async def test_advance_expires_locks(sandbox: Sandbox, connection: Connection) -> None:
     await sandbox.app.publish("pairs", {"left": 1, "right": "a"})
     await connection.fetch("select * from messages.claim()")
     assert await sandbox.drain() == []
@@ -111,14 +111,14 @@ async def test_time_that_passes_ends_locks(sandbox: Sandbox, connection: Connect
     assert (done.status, done.attempts) == ("success", 2)
 
 
-async def test_handlers_that_publish_for_ever_are_stopped(sandbox: Sandbox) -> None:
+async def test_handlers_that_publish_endlessly_are_stopped(sandbox: Sandbox) -> None:
     await sandbox.app.publish("echo", 1)
     with pytest.raises(AssertionError, match="more than 20 messages"):
         await sandbox.drain(most=20)
 
 
 def test_the_page_on_testing_shows_the_sample_project() -> None:
-    shown = blocks(ROOT / "docs/testing.md", "py")
+    shown = blocks(ROOT / "docs/guides/testing.md", "py")
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "workers/shop").glob("*.py")]
     assert len(shown) == 4
     assert [block for block in shown if not any(block.text in text for text in sources)] == []
@@ -142,7 +142,7 @@ def test_the_sample_project_passes_with_a_server_of_its_own_and_with_a_given_one
         assert "3 passed" in done.stdout
 
 
-async def test_attempts_go_the_way_of_a_worker(database: str) -> None:
+async def test_attempts_end_as_in_a_worker(database: str) -> None:
     app = App("postgresql://nowhere.invalid/x")
 
     @app.handler("q", max_attempts=3, backoff={KeyError: wait_fixed(60), OSError: None})
@@ -169,11 +169,11 @@ async def test_attempts_go_the_way_of_a_worker(database: str) -> None:
         assert (done.id, done.status, done.attempts) == (first, "success", 2)
 
 
-async def test_drain_knows_batches_transactions_and_results(
+async def test_drain_handles_batches_transactions_and_results(
     database: str, connection: Connection
 ) -> None:
     app = App("postgresql://nowhere.invalid/x")
-    await connection.execute("create table public.ledger (entry int)")
+    await connection.execute("create table public.accounts (entry int)")
     calls: list[list[int]] = []
 
     @app.handler("many", batch=3)
@@ -181,9 +181,9 @@ async def test_drain_knows_batches_transactions_and_results(
         calls.append(numbers)
         return [number * 2 if number else Reject("nothing") for number in numbers]
 
-    @app.handler("ledger", transactional=True)
+    @app.handler("accounts", transactional=True)
     async def enter(number: int, transaction: Transaction) -> str:
-        await transaction.execute("insert into public.ledger values ($1)", number)
+        await transaction.execute("insert into public.accounts values ($1)", number)
         if number < 0:
             raise ValueError("negative")
         return f"entry {number}"
@@ -202,7 +202,7 @@ async def test_drain_knows_batches_transactions_and_results(
             await sandbox.drain("many")
         (failed,) = await sandbox.drain(check=False)
         assert failed.status == "failed"
-    assert [row[0] for row in await connection.fetch("select entry from public.ledger")] == [5]
+    assert [row[0] for row in await connection.fetch("select entry from public.accounts")] == [5]
 
 
 async def test_subscribers_are_drained_with_handlers(database: str) -> None:

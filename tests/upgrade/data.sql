@@ -1,7 +1,7 @@
 -- Messages in every state.
 
 select messages.create_queue(
-  'bills', lock_timeout => '5 minutes', max_attempts => 3, backoff => '10 seconds', bell => 'off',
+  'bills', lock_duration => '5 minutes', max_attempts => 3, backoff => '10 seconds', notify => 'off',
   retention => '60 days'
 );
 select messages.create_queue('closed');
@@ -14,7 +14,7 @@ from messages.claim(array['default'], worker => 'w') as c;
 select messages.cancel(2);
 select messages.finish(c.id, c.lock_token, 'failed', 'boom')
 from messages.claim(array['default'], worker => 'w') as c;
-select messages.claim(array['default'], lock_timeout => '1 microsecond', worker => 'w');
+select messages.claim(array['default'], lock_duration => '1 microsecond', worker => 'w');
 select messages.reap();
 
 -- Locked: 5, by worker w2, its second attempt.

@@ -21,9 +21,9 @@ async def use_streams(package: Package) -> None:
     assert await package.value("SUBSCRIBE", "s", "mine", None)
     await _recover(package)
     seen = await package.value("POSITION")
-    await package.value("ATTEND_STREAM", "s")
-    assert await package.fetch("UNATTEND_STREAMS", ["s"])
-    await package.fetch("RING_STREAMS", ["s"])
+    await package.value("SUPPRESS_STREAM", "s")
+    assert await package.fetch("UNSUPPRESS_STREAMS", ["s"])
+    await package.fetch("NOTIFY_STREAMS", ["s"])
     ids = await _publish(package, ["1", "2", "3"])
     assert await package.value("TICK", "s")
     assert [row["id"] for row in await package.fetch("EVENTS_SINCE", seen, "s")] == ids
@@ -52,10 +52,10 @@ async def _recover(package: Package) -> None:
     batch = await package.value("NEXT_BATCH", "s", "mine", 3, None, None)
     assert await package.value("RECOVER_BATCH", "s", "mine", 5, None, False) == 1
     assert await package.value("NEXT_RETRY", "s", "mine") is not None
-    assert not await package.value("LEAVE_BATCH", batch)
+    assert not await package.value("RELEASE_BATCH", batch)
     [again] = await package.fetch("NEXT_EVENTS", "s", "mine", 3, None, None)
     assert again["message"] == "0"
-    assert await package.value("LEAVE_BATCH", again["batch"])
+    assert await package.value("RELEASE_BATCH", again["batch"])
     assert await package.value("FINISH_BATCH", again["batch"])
     assert await package.value("PAYLOAD_SCHEMA", "s") is None
     assert await package.fetch("LAKES") == []
@@ -105,9 +105,32 @@ async def use_broker(package: Package) -> None:
     assert await package.fetch("BROKER_STATUS")
     assert await package.value("STOP_BROKER", timedelta(0)) is False
     # Before, it would be this session that is stopped.
-    assert await package.value("KEEP_PLACE")
+    assert await package.value("LOCK_BROKER")
+
+
+async def use_steps(package: Package, keys: list[tuple[int, int]]) -> None:
+    """Record, sleep, wait and report with four locked messages."""
+    first, second, third, fourth = keys
+    await package.fetch("RECORDED_STEPS", *first)
+    for name in ("RECORD_STEP", "RECORD_STEP_IN"):
+        [row] = await package.fetch(
+            name, *first, name, "1", *([False] if name == "RECORD_STEP" else [None])
+        )
+        assert row["stored"] == "1"
+    assert await package.value("REPORT_PROGRESS", *first, 0.5, "half")
+    assert await package.value("EMIT", *first, '"chunk"') == 1
+    [row] = await package.fetch("OUTPUT", first[0], 0)
+    assert row["chunk"] == '"chunk"'
+    assert len(await package.fetch("STEPS", first[0])) == 2
+    assert not await package.value("SLEEP", *second, "nap", None, timedelta(hours=1))
+    [row] = await package.fetch("WAIT_FOR_SIGNAL", *third, "wait", ["go"], None)
+    assert row["state"] == "parked"
+    [row] = await package.fetch("WAIT_FOR_ENDS", *fourth, "end", [first[0]], None)
+    assert row["state"] == "parked"
+    assert len(await package.fetch("PARKED", None, 10)) == 3
+    assert await package.value("SIGNAL", "go", "null", None) == 1
 
 
 async def use_presence(package: Package) -> None:
-    await package.fetch("NOTE_WORKER", "w", ["old"], [], 10, 1, False, "host", 1, "0.1.0")
-    await package.fetch("FORGET_WORKER", "w")
+    await package.fetch("WORKER_HEARTBEAT", "w", ["old"], [], 10, 1, False, "host", 1, "0.1.0")
+    await package.fetch("REMOVE_WORKER", "w")

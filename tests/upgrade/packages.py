@@ -7,21 +7,26 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
+from notifyq.queues import admin as queues
+from notifyq.streams import admin as streams
 
 if TYPE_CHECKING:
     from support.database import Connection
 
 RELEASED = sorted(Path(__file__).parent.glob("released/[0-9]*"))
-"""A folder for each released version that is not this one; db/migrations/README.md says more."""
-NOT_SENT = {"NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE", "NEW_EVENT"}
+"""A folder for each released version that is not this one; see db/migrations/README.md."""
+NOT_SENT = {
+    *("NEW_MESSAGE", "DEAD_MESSAGE", "FINISHED_MESSAGE", "CANCELLED_MESSAGE"),
+    *("MESSAGE_OUTPUT", "NEW_EVENT"),
+}
 """Names of channels."""
 STATELESS = {
     "NOW",
-    "PATIENCE",
+    "NO_IDLE_TIMEOUT",
     "TRANSACTION",
-    "NUMBER",
-    "RING",
+    "CURRENT_XACT_ID",
+    "NOTIFY",
     "KEEP_ALIVE",
     "END_SESSION",
 }
@@ -35,6 +40,7 @@ BEHIND: dict[str, Any] = {
     "on_duplicate": "keep",
     "after": None,
     "on_failure": "cancel",
+    "expires_in": None,
 }
 ERROR = ("ValueError", "ouch", "Traceback: …", False)
 NO_KEYS = [*BEHIND.values()]
@@ -43,11 +49,12 @@ NO_LIMITS = (*[None] * 8, False, False, None, "reject", *UNSAID)
 
 
 def statements_of(folder: Path | None) -> dict[str, str]:
-    """Return the constants of sql.py, of a released version or of this one."""
+    """Return the statements of a released version or of this one, by their names."""
     if folder is not None:
         found: dict[str, str] = json.loads((folder / "statements.json").read_text(encoding="ascii"))
         return found
-    return {name: it for name, it in vars(sql).items() if name.isupper() and isinstance(it, str)}
+    constants = {**vars(sql), **vars(queues), **vars(streams)}
+    return {name: it for name, it in constants.items() if name.isupper() and isinstance(it, str)}
 
 
 class Package:

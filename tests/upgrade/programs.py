@@ -1,4 +1,4 @@
-"""The command line of one package or another, with what it says in a file."""
+"""The command line of one package or another, with its output in a file."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Program:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text()
 
-    async def says(self, text: str) -> None:
-        async def has_said() -> bool:
-            assert self.process.poll() in {None, 0}, self.said
-            return text in self.said
+    async def expect(self, text: str) -> None:
+        async def is_printed() -> bool:
+            assert self.process.poll() in {None, 0}, self.output
+            return text in self.output
 
-        await until(has_said, f"{text!r} in {self.said!r}")
+        await until(is_printed, f"{text!r} in {self.output!r}")
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +40,7 @@ alter table messages.queue
 update messages.queue as q set label = upper(q.name), patience = q.retention / 2;
 {of_queues}
 -- The child first: it may be one, or be separate.
-alter table notifyq.message_volatile add column note text;
+alter table notifyq.message_unlogged add column note text;
 alter table messages.message add column note text;
 """
 
@@ -71,14 +71,14 @@ def set_version(root: Path, version: int, *, serves: int = SCHEMA_VERSION) -> No
 
 
 def replace(root: Path, pattern: str, new: str) -> re.Match[str]:
-    """Replace the one place of the init files that matches; return what was there."""
-    places = [
+    """Replace the one match in the init files; return what was there."""
+    matches = [
         (path, text, found)
         for path in sorted((root / "init").rglob("*.sql"))
         for text in [path.read_text(encoding="ascii")]
         for found in re.finditer(pattern, text, re.DOTALL)
     ]
-    [(path, text, match)] = places
+    [(path, text, match)] = matches
     path.write_text(text[: match.start()] + new + text[match.end() :], encoding="ascii")
     return match
 
@@ -89,15 +89,14 @@ def _add_argument(root: Path, name: str) -> str:
     found = replace(root, head, "(HEAD)")
     head = f"create or replace function {name}({found['arguments']},\n  note text default null"
     replace(root, r"\(HEAD\)", f"{head}\n)\n  returns")
-    found = replace(root, rf"comment on function {name}\((?P<types>[^)]*)\) is", "(COMMENT)")
-    types = found["types"].rstrip()
-    replace(root, r"\(COMMENT\)", f"comment on function {name}({types}, text) is")
-    return f"{name}({' '.join(types.split())})"
+    replace(root, rf"comment on function {name}(\([^)]*\))? is", f"comment on function {name} is")
+    types = re.findall(r"^  \w+ (.*?)(?: default .*?)?,?$", found["arguments"], re.MULTILINE)
+    return f"{name}({', '.join(types)})"
 
 
 def _drop(root: Path) -> None:
     name = GONE.partition("(")[0]
-    comment = rf"comment on function {re.escape(GONE)} is.*?;\n"
+    comment = rf"comment on function {name} is.*?;\n"
     replace(root, rf"create or replace function {name}\((?:(?!create or).)*?{comment}", "")
     # In the table of grants.
     replace(root, r"finish_owned release_owned", "finish_owned")

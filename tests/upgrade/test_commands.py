@@ -13,7 +13,7 @@ import typer
 
 from notifyq import schema as migrate
 from notifyq.cli import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaMissingError, SchemaTooOldError
 from notifyq.server import debian_binaries
 from support.database import catalog_lines, session
@@ -22,7 +22,7 @@ from upgrade.second import NEXT
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTE = "notifyq: pg_cron does not serve this database: the workers do the upkeep\n"
+NOTE = "notifyq: pg_cron does not serve this database: the workers do maintenance\n"
 
 
 def catalog(dsn: str) -> list[str]:
@@ -42,7 +42,7 @@ def noted(dsn: str) -> list[tuple[str, dict[str, int | None]]]:
     return asyncio.run(read())
 
 
-def place(dsn: str) -> str:
+def where(dsn: str) -> str:
     return dsn.rpartition("/")[2].partition("?")[0] + " on "
 
 
@@ -64,27 +64,27 @@ def psql(dsn: str, text: str, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_init_tells_what_it_did(empty_database: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_reports_its_result(empty_database: str, capsys: pytest.CaptureFixture[str]) -> None:
     schema.init(dsn=empty_database)
     out, err = capsys.readouterr()
     assert out.startswith(
-        f"schema messages version {SCHEMA_VERSION} installed in {place(empty_database)}"
+        f"schema messages version {SCHEMA_VERSION} installed in {where(empty_database)}"
     )
     assert err == NOTE
     schema.init(dsn=empty_database)
     out = capsys.readouterr().out
-    assert out.startswith(f"version {SCHEMA_VERSION} already installed in {place(empty_database)}")
+    assert out.startswith(f"version {SCHEMA_VERSION} already installed in {where(empty_database)}")
     assert out.endswith(", nothing changed\n")
     assert noted(empty_database) == [("schema.init", {"before": None, "version": SCHEMA_VERSION})]
 
 
-def test_migrate_tells_what_it_did(
+def test_migrate_reports_its_result(
     filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schema.migrate(dsn=filled)
     out, err = capsys.readouterr()
     upgraded = (
-        f"schema messages upgraded from version {SCHEMA_VERSION} to {NEXT} in {place(filled)}"
+        f"schema messages upgraded from version {SCHEMA_VERSION} to {NEXT} in {where(filled)}"
     )
     assert out.startswith(upgraded)
     assert err == NOTE
@@ -97,7 +97,7 @@ def test_migrate_tells_what_it_did(
     assert noted(filled) == [("schema.migrate", {"before": SCHEMA_VERSION, "version": NEXT})]
 
 
-def test_init_over_an_older_version_asks_for_an_upgrade(
+def test_init_over_an_older_version_demands_an_upgrade(
     filled: str, second_package: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SchemaTooOldError, match="run `notifyq migrate`"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from notifyq import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
 from notifyq.schema.files import Migration
 from support.database import INIT_FILES, ROOT, session
@@ -20,7 +20,7 @@ def names(paths: list[Path]) -> list[str]:
     return [f"{path.parent.name}/{path.name}" for path in paths]
 
 
-async def test_migrations_lead_without_gaps_to_the_version_that_everybody_means(
+async def test_migrations_lead_without_gaps_to_the_current_version(
     database: str,
 ) -> None:
     versions = [Migration.read(path).version for path in MIGRATIONS]
@@ -68,5 +68,5 @@ def test_a_folder_without_files_is_an_error(tmp_path: Path) -> None:
 )
 def test_a_migration_without_name_or_header_is_an_error(root: Path, name: str, header: str) -> None:
     (root / "migrations" / name).write_text(header)
-    with pytest.raises(SchemaError, match=f"{name} has not the name or not the header"):
+    with pytest.raises(SchemaError, match=f"{name} lacks the name or the header"):
         schema.plan(None, root)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from notifyq import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import AccessDeniedError, SchemaError, SchemaMissingError
 from notifyq.schema.state import check_rights
 from support.database import Connection, catalog_lines, session
@@ -45,7 +45,7 @@ async def test_only_what_the_user_should_know_is_reported(empty_database: str) -
         for _ in range(2):
             report = await schema.install(connection)
             assert report.notices == (
-                "pg_cron does not serve this database: the workers do the upkeep",
+                "pg_cron does not serve this database: the workers do maintenance",
             )
 
 
@@ -78,7 +78,7 @@ async def test_there_is_nothing_to_upgrade_in_an_empty_database(empty_database: 
     "thing",
     ["table messages.message (id int)", "type messages.status as enum ()", "sequence messages.s"],
 )
-async def test_the_schema_of_someone_else_is_not_touched(empty_database: str, thing: str) -> None:
+async def test_a_schema_of_another_product_is_not_touched(empty_database: str, thing: str) -> None:
     async with session(empty_database) as connection:
         await connection.execute(f"create schema messages; create {thing}")
         before = await catalog_lines(connection)
@@ -88,7 +88,9 @@ async def test_the_schema_of_someone_else_is_not_touched(empty_database: str, th
         assert await catalog_lines(connection) == before
 
 
-async def test_a_user_without_rights_is_told_what_to_do(empty_database: str, role: str) -> None:
+async def test_an_error_for_a_user_without_rights_has_a_hint(
+    empty_database: str, role: str
+) -> None:
     async with session(empty_database) as connection:
         name = await connection.fetchval("select current_database()")
         await connection.execute(f"set role {role}")

@@ -62,7 +62,7 @@ async def test_a_message_is_published_again_once(connection: Connection) -> None
     assert await connection.fetchval(RETRY, dead) is None
 
 
-async def test_what_dies_again_is_published_again(connection: Connection) -> None:
+async def test_a_message_that_fails_again_is_published_again(connection: Connection) -> None:
     dead = await kill(connection)
     (new,) = await connection.fetchval(RETRY, dead)
     await connection.execute(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notifyq import App, schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
-from notifyq.telemetry import MessageFinished, UpkeepDone
+from notifyq.telemetry import MaintenanceDone, MessageFinished
 from support.database import ROOT, publish, session, until
 from support.running import Events, working
 from upgrade.programs import APP, running
@@ -28,8 +28,8 @@ GONE = (
     "messages.finish_many(bigint[], bigint[], messages.message_status[], text[], jsonb[])",
 )
 REFUSED = (
-    f"version {NEXT} of the schema is installed, which serves notifyq from schema {NEXT} on, and "
-    f"this one is of {SCHEMA_VERSION}: upgrade the package"
+    f"version {NEXT} of the schema is installed, which works with packages for schema {NEXT} or "
+    f"later; this one is for {SCHEMA_VERSION}: upgrade the package"
 )
 
 
@@ -77,15 +77,15 @@ async def test_a_worker_goes_on_with_a_later_schema_that_serves_it(
     events = Events()
     await app.create_queues()
     replace(root, serves=SCHEMA_VERSION)
-    async with working(app, events, upkeep=0.05):
+    async with working(app, events, maintenance=0.05):
         await publish(replaced, 5, "q")
         await upgrade(replaced, root)
-        before = len(events.of(UpkeepDone))
+        before = len(events.of(MaintenanceDone))
         await publish(replaced, 5, "q")
         await events.wait(MessageFinished, 10)
-        await events.wait(UpkeepDone, before + 2)
+        await events.wait(MaintenanceDone, before + 2)
     # And another one starts: this package was rolled back.
-    async with working(app, events, upkeep=0.05):
+    async with working(app, events, maintenance=0.05):
         await publish(replaced, 1, "q")
         await events.wait(MessageFinished, 11)
     assert await count(replaced) == (0, 11)
@@ -104,15 +104,15 @@ async def test_a_worker_stops_when_the_schema_serves_it_no_more(
     await app.create_queues()
     await publish(replaced, 3, "q")
     replace(root, serves=NEXT)
-    worker = app.worker(sink=Events(), concurrency=1, upkeep=0.05, poll=60)
+    worker = app.worker(telemetry=Events(), concurrency=1, maintenance=0.05, poll=60)
     work = asyncio.create_task(app.work(worker))
     await begun.wait()
     await upgrade(replaced, root)
 
-    async def has_heard() -> bool:
+    async def has_stopped() -> bool:
         return bool(worker._stops)
 
-    await until(has_heard, "the worker stops")
+    await until(has_stopped, "the worker stops")
     # The handler that runs comes to its end, and nothing else is begun.
     free.set()
     with pytest.raises(SchemaTooNewError, match=f"^{REFUSED}$"):
@@ -137,8 +137,8 @@ async def test_a_call_that_the_schema_does_not_know_any_more_ends_the_worker_and
     await app.create_queues()
     await publish(replaced, 1, "q")
     replace(root, serves=NEXT, drops=gone)
-    # Without upkeep nothing else tells it.
-    worker = app.worker(sink=Events(), upkeep=60, poll=60, grace=5)
+    # Without maintenance nothing else reports it.
+    worker = app.worker(telemetry=Events(), maintenance=60, poll=60, grace=5)
     work = asyncio.create_task(app.work(worker))
     await begun.wait()
     await upgrade(replaced, root)
@@ -150,7 +150,7 @@ async def test_a_call_that_the_schema_does_not_know_any_more_ends_the_worker_and
     assert sum(await count(replaced)) == 2
 
 
-async def test_where_the_versions_fit_the_error_says_what_is_missing(
+async def test_an_error_names_what_is_missing_if_the_versions_fit(
     replaced: Connection, app: App
 ) -> None:
     app.handler("q")(lambda: None)
@@ -158,17 +158,17 @@ async def test_where_the_versions_fit_the_error_says_what_is_missing(
     await replaced.execute(f"drop function {CLAIM}")
     with pytest.raises(SchemaError, match=r"(?s)messages.claim.* does not exist.*do not fit"):
         async with asyncio.timeout(20):
-            await app.work(app.worker(sink=Events()))
+            await app.work(app.worker(telemetry=Events()))
 
 
-async def test_the_command_says_it_in_one_line(
+async def test_the_command_reports_the_error_in_one_line(
     replaced: Connection, empty_database: str, root: Path, app: App, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
     replace(root, serves=NEXT)
     with running(tmp_path, ROOT / "src", empty_database, "worker", "shop:app") as worker:
-        await worker.says("WorkerStarted")
+        await worker.expect("WorkerStarted")
         await upgrade(replaced, root)
         assert await worker.ended() == 1
-        assert worker.said.splitlines()[-1] == f"notifyq: {REFUSED}"
-        assert "Traceback" not in worker.said
+        assert worker.output.splitlines()[-1] == f"notifyq: {REFUSED}"
+        assert "Traceback" not in worker.output

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from notifyq import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from support.database import ROOT, session, until
 from upgrade.programs import APP, running
 from upgrade.second import NEXT
@@ -29,7 +29,7 @@ def new(second: Path) -> Path:
     """Give the sources of a package of the second version; they find its SQL files beside them."""
     source = second.with_name("src")
     shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-    statements = source / "notifyq/database/sql.py"
+    statements = source / "notifyq/database/statements.py"
     text, count = re.subn(
         rf"^SCHEMA_VERSION = {SCHEMA_VERSION}$",
         f"SCHEMA_VERSION = {NEXT}",
@@ -42,7 +42,7 @@ def new(second: Path) -> Path:
 
 
 class Load:
-    """Publishes at the pace of the workers, and counts who has handled what."""
+    """Publishes as fast as the workers handle, and counts the messages of each worker."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -96,23 +96,23 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
     old = ROOT / "src"
     worker = (empty_database, "worker", "shop:app")
     with running(tmp_path, old, empty_database, "init") as init:
-        assert await init.ended() == 0, init.said
+        assert await init.ended() == 0, init.output
     async with session(empty_database) as connection, session(empty_database) as owner:
         load = Load(connection)
         assert await schema.installed_version(owner) == SCHEMA_VERSION
         with running(tmp_path, new, *worker) as early:
             assert await early.ended() == 1
             needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed"
-            assert needed in early.said
+            assert needed in early.output
         with running(tmp_path, old, *worker) as before:
-            await before.says("WorkerStarted")
+            await before.expect("WorkerStarted")
             async with asyncio.TaskGroup() as group:
                 group.create_task(load.go_on())
                 report = await schema.upgrade(owner, new.with_name("db"))
             assert (report.before, report.version) == (SCHEMA_VERSION, NEXT)
             assert load.refused <= 1
             with running(tmp_path, new, *worker) as after:
-                await after.says("WorkerStarted")
+                await after.expect("WorkerStarted")
                 counts = await load.handled()
 
                 async def both_have_handled_more() -> bool:
@@ -125,13 +125,15 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
                 await load.drain()
                 for program in (before, after):
                     os.kill(program.process.pid, signal.SIGTERM)
-                    assert await program.ended() == 0, program.said
-                    assert "Traceback" not in program.said
+                    assert await program.ended() == 0, program.output
+                    assert "Traceback" not in program.output
         # The package is rolled back: its workers start, and it cannot put old code back.
         with running(tmp_path, old, *worker) as late:
-            await late.says("WorkerStarted")
+            await late.expect("WorkerStarted")
             await load.go_on(40)
             await load.drain()
         with running(tmp_path, old, empty_database, "init") as init:
             assert await init.ended() == 1
-            assert f"version {NEXT} is installed, this notifyq knows {SCHEMA_VERSION}" in init.said
+            assert (
+                f"version {NEXT} is installed, this notifyq knows {SCHEMA_VERSION}" in init.output
+            )

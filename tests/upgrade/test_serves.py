@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaTooNewError, SchemaTooOldError
 from notifyq.queues.admin import check_versions
 from notifyq.schema.files import Files, Migration
 from support.database import open_session, session
-from upgrade.later import use_broker, use_presence, use_relay, use_streams
+from upgrade.later import use_broker, use_presence, use_relay, use_steps, use_streams
 from upgrade.packages import (
     BEHIND,
     ERROR,
@@ -69,7 +69,7 @@ async def test_a_life_of_messages(package: Package) -> None:
     assert await package.value("CREATE_QUEUE", "old", *policy)
     await package.fetch("ALTER_QUEUE", "old", *policy)
     for name in package.left & STATELESS:
-        given = {"RING": ["new_message"], "END_SESSION": [0, await _now(package)]}
+        given = {"NOTIFY": ["new_message"], "END_SESSION": [0, await _now(package)]}
         await package.fetch(name, *given.get(name, []))
     await package.value("SESSION", "nobody")
     seen = await _position(package)
@@ -97,19 +97,48 @@ async def test_a_life_of_messages(package: Package) -> None:
     assert len(await package.fetch("RELEASE_MANY", *_keys(held[2:3]))) == 1
     [orphan] = await claim(package)
     assert await package.value("RELEASE_ORPHANS", "w", []) == 1
-    assert await package.value("CANCEL", orphan["id"])
+    await _change(package, orphan["id"])
 
-    await _bells(package)
+    await _notifications(package)
     await _grants(package)
     await _daily(package, first)
-    [upkeep] = await package.fetch("MAINTAIN")
-    report = {"reaped", "staged", "rung", "partitions_made", "partitions_dropped"}
-    assert report <= {*upkeep.keys()}
+    [maintenance] = await package.fetch("MAINTAIN")
+    report = {"reaped", "staged", "notified", "partitions_made", "partitions_dropped"}
+    assert report <= {*maintenance.keys()}
     await _inspect(package, first, seen)
+    parked = await _durable(package)
+    await _pauses(package)
+    assert await package.value("DROP_QUEUE", "old", True) == 1 + parked
+    assert package.left == set()
+
+
+async def _change(package: Package, id_: int) -> None:
+    if "AMEND" in package.left:
+        assert await package.value("AMEND", id_, "7", 1, None, None)
+        assert not await package.value("CANCEL_ALSO", id_ + 1000, True, True)
+    assert await package.value("CANCEL", id_)
+
+
+async def _pauses(package: Package) -> None:
     assert await package.value("PAUSE_QUEUE", "old")
     assert await package.value("RESUME_QUEUE", "old")
-    assert await package.value("DROP_QUEUE", "old", True) == 1
-    assert package.left == set()
+    if "PAUSE_QUEUE_UNTIL" not in package.left:
+        return
+    assert await package.value("PAUSE_QUEUE_UNTIL", "old", None, timedelta(hours=1))
+    assert await package.value("SET_LIMIT", "old", "k", None, None) is False
+    assert await package.fetch("QUEUE_LIMITS", "old") == []
+
+
+async def _durable(package: Package) -> int:
+    """Use steps, where the package has them; return how many messages it leaves."""
+    if "RECORD_STEP" not in package.left:
+        return 0
+    for _ in range(5):
+        await publish(package, "1")
+    held = await claim(package)
+    assert len(await package.fetch("SNOOZE_MANY", *_keys(held[:1]), timedelta(hours=1))) == 1
+    await use_steps(package, [(row["id"], row["lock_token"]) for row in held[-4:]])
+    return 5
 
 
 def _keys(rows: list[Any]) -> tuple[list[int], list[int]]:
@@ -138,20 +167,20 @@ async def _grants(package: Package) -> None:
     await package.fetch("DIAGNOSE")
 
 
-async def _bells(package: Package) -> None:
-    await package.value("ATTEND", "old")
-    number = await package.value("UNATTEND", ["old"])
-    await package.value("SETTLED", number or await package.value("NUMBER"))
-    held = await package.value("WATCH", ["old"])
-    await package.value("UNWATCH", ["old"], held)
-    await package.fetch("SUMMON", ["old"], False)
+async def _notifications(package: Package) -> None:
+    await package.value("SUPPRESS", "old")
+    number = await package.value("UNSUPPRESS", ["old"])
+    await package.value("IS_TRANSACTION_OVER", number or await package.value("CURRENT_XACT_ID"))
+    held = await package.value("TAKE_WAKE_SLOTS", ["old"])
+    await package.value("LEAVE_WAKE_SLOTS", ["old"], held)
+    await package.fetch("WAKE_ALL", ["old"], False)
 
 
 async def _daily(package: Package, tried: int) -> None:
     attempts = await package.fetch("ATTEMPTS", tried)
     assert [(row["number"], row["details"]) for row in attempts] == [(1, "ouch"), (2, "ouch")]
     await _schedules(package)
-    await _flow(package)
+    await _limits(package)
     await _outcomes(package)
     await use_streams(package)
     await use_relay(package)
@@ -159,7 +188,7 @@ async def _daily(package: Package, tried: int) -> None:
     await use_presence(package)
 
 
-async def _flow(package: Package) -> None:
+async def _limits(package: Package) -> None:
     limits = (2, 1, 100, LOCK, 10, 50, LOCK, 5, True, True, 1000, "drop_oldest", *UNSAID)
     policy = (LOCK, 1, timedelta(0), timedelta(0), "auto", timedelta(days=3), 1_000_000)
     assert await package.value("CREATE_QUEUE", "limited", *policy, *limits)
@@ -172,7 +201,7 @@ async def _flow(package: Package) -> None:
     claimed = await claim(package, queue="limited")
     assert sorted(row["key"] for row in claimed) == ["big", "small"]
     # It is the limit of what runs that holds the third back, no rate and no instant.
-    assert await package.value("DRY_FOR", ["limited"], None) <= timedelta(days=1)
+    assert await package.value("RATE_LIMIT_WAIT", ["limited"], None) <= timedelta(days=1)
     assert await package.value("NEXT_DUE", ["limited"], None) is None
     assert await package.value("DROP_QUEUE", "limited", True) == 3
 
@@ -206,7 +235,7 @@ async def _outcomes(package: Package) -> None:
     [report] = await package.fetch("AWAIT_RESULT", first)
     assert (report["id"], report["state"]) == (first, "waiting")
     assert await package.value("UNBLOCK", later)
-    sent = '[{"place": "1", "queue": "old", "message": 7}]'
+    sent = '[{"position": "1", "queue": "old", "message": 7}]'
     for published, known in ((1, 0), (0, 1)):
         [received] = await package.fetch("RECEIVE", "elsewhere", sent)
         assert (received["published"], received["known"]) == (published, known)
@@ -245,7 +274,7 @@ async def test_the_files_and_statements_of_each_version_before_are_kept(
     assert max(broken, default=1) <= serves <= SCHEMA_VERSION
 
 
-def test_a_breaking_migration_says_so(root: Path) -> None:
+def test_a_breaking_migration_is_declared(root: Path) -> None:
     path = root / "migrations/0099_contract.sql"
     path.write_text("-- breaking: yes\n-- needs: owner\n")
     assert Migration.read(path).is_breaking
@@ -259,8 +288,8 @@ def test_versions_that_fit_and_those_that_do_not() -> None:
     with pytest.raises(SchemaTooOldError, match=needed):
         check_versions(0, 0)
     later = (
-        f"^version 99 of the schema is installed, which serves notifyq from schema 98 on, and this "
-        f"one is of {SCHEMA_VERSION}: upgrade the package$"
+        f"^version 99 of the schema is installed, which works with packages for schema 98 or "
+        f"later; this one is for {SCHEMA_VERSION}: upgrade the package$"
     )
     with pytest.raises(SchemaTooNewError, match=later):
         check_versions(99, 98)

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from notifyq import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import (
     AccessDeniedError,
     OutdatedSchemaError,
@@ -147,11 +147,11 @@ async def test_messages_go_on_after_an_upgrade(full: str, second: Path) -> None:
         assert await connection.fetchval(finish, held["id"], held["lock_token"])
         await connection.execute("insert into messages.message (message) values ('[\"new\"]')")
         claimed = await connection.fetch(CLAIM, None)
-        said = [row["message"] for row in claimed]
-        assert sorted(said, key=str) == sorted([{"bill": 2}, ["new"], "quick"], key=str)
+        found = [row["message"] for row in claimed]
+        assert sorted(found, key=str) == sorted([{"bill": 2}, ["new"], "quick"], key=str)
         for row in claimed:
             assert await connection.fetchval(finish, row["id"], row["lock_token"])
-        # Those that died before can be published again.
+        # Dead messages from before can be published again.
         assert await connection.fetchval("select messages.redrive()") == 3
         again = await connection.fetch(CLAIM, ["default"])
         assert [row["message"] for row in again] == [2, 3, 4]
@@ -231,7 +231,7 @@ async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
     second: Path,
 ) -> None:
     async with session(filled) as user, session(filled) as other, session(filled) as one:
-        # As if it had waited before the upgrade did: who has waited longest looks first.
+        # As if it had waited before the upgrade did: the longest waiting session checks first.
         await user.execute("set deadlock_timeout = '700ms'")
         begun = user.transaction()
         await begun.start()
@@ -296,7 +296,7 @@ async def test_each_migration_is_recorded(filled: str, second: Path) -> None:
         assert await versions(connection) == [SCHEMA_VERSION, NEXT, BROKEN]
 
 
-async def test_a_migration_that_needs_a_superuser_says_so(
+async def test_a_migration_that_needs_a_superuser_reports_it(
     empty_database: str, second: Path, role: str
 ) -> None:
     (second / f"migrations/{BROKEN:04}_power.sql").write_text(
@@ -332,7 +332,7 @@ async def test_what_a_superuser_adds_becomes_the_owners(
         name = await connection.fetchval("select current_database()")
         await connection.execute(f"grant create on database {name} to {role}; set role {role}")
         await schema.install(connection)
-        # A better match than the system's, in a schema where the superuser's session looks.
+        # A better match than the system's, in a schema on the superuser's search path.
         await connection.execute(
             "create schema trap; grant usage on schema trap to public; "
             "create function trap.format(text, regprocedure, regrole) returns text "
@@ -376,7 +376,7 @@ async def test_an_upgrade_that_was_cut_off_is_run_again(filled: str, second: Pat
         assert await versions(holder) == [SCHEMA_VERSION, NEXT]
 
 
-async def test_an_install_over_an_older_version_asks_for_an_upgrade(
+async def test_an_install_over_an_older_version_demands_an_upgrade(
     filled: str, second: Path
 ) -> None:
     before = await catalog(filled)

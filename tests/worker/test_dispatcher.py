@@ -1,4 +1,4 @@
-"""Slots, what waits for them, and what goes back: a crew without a database."""
+"""Slots, messages that wait for them, and messages that go back, without a database."""
 
 import asyncio
 import contextvars
@@ -14,7 +14,7 @@ import pytest
 from notifyq import Message
 from notifyq.models.outcome import Rejected, Success
 from notifyq.queues.claim_client import ClaimClient
-from notifyq.telemetry import Event, Guarded, LockLost, MessageFinished
+from notifyq.telemetry import Guarded, LockLost, MessageFinished, TelemetryEvent
 from notifyq.worker.dispatcher import Dispatcher
 from support.database import until
 from support.rows import START, message, register
@@ -48,7 +48,7 @@ class Desk(ClaimClient):
 
 
 class Gate:
-    """A handler that notes who has begun and holds each until it is let go."""
+    """A handler that records each message and holds it until it may go."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -64,13 +64,13 @@ class Gate:
 
 
 class Stage:
-    """A crew of two slots, and what it says."""
+    """A dispatcher with two slots, and its events."""
 
     def __init__(self, concurrency: int = 2) -> None:
         self.desk = Desk()
-        self.events: list[Event] = []
+        self.events: list[TelemetryEvent] = []
         self.failures: list[BaseException] = []
-        self.crew = Dispatcher(
+        self.dispatcher = Dispatcher(
             self.desk,
             Guarded(self.events.append),
             concurrency=concurrency,
@@ -80,7 +80,7 @@ class Stage:
 
     async def until_settled(self) -> None:
         async def is_idle() -> bool:
-            return len(self.crew) == 0
+            return len(self.dispatcher) == 0
 
         await until(is_idle, "everything is settled")
 
@@ -88,13 +88,13 @@ class Stage:
 @asynccontextmanager
 async def staged(concurrency: int = 2) -> AsyncIterator[Stage]:
     stage = Stage(concurrency)
-    watch = asyncio.create_task(stage.crew.watch())
+    watch = asyncio.create_task(stage.dispatcher.watch())
     try:
         yield stage
     finally:
         watch.cancel()
         await asyncio.wait({watch})
-        await stage.crew.abandon()
+        await stage.dispatcher.abandon()
 
 
 async def turns(quantity: int = 5) -> None:
@@ -106,7 +106,7 @@ async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 6):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
         assert gate.begun == [1, 2]
         gate.let_go(2)
@@ -115,7 +115,7 @@ async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
         gate.let_go(1, 3, 4, 5)
         await stage.until_settled()
         assert gate.begun == [1, 2, 3, 4, 5]
-        assert stage.crew.counts == {"success": 5}
+        assert stage.dispatcher.counts == {"success": 5}
 
 
 async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
@@ -124,11 +124,11 @@ async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
         stage.desk.opened.clear()
         gate.let_go(1, 2)
         for number in range(1, 4):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
         assert gate.begun == [1, 2, 3]
         assert stage.desk.settled == []
-        assert sorted(stage.crew.ids()) == [1, 2, 3]
+        assert sorted(stage.dispatcher.ids()) == [1, 2, 3]
         gate.let_go(3)
         stage.desk.opened.set()
         await stage.until_settled()
@@ -144,7 +144,7 @@ async def test_every_handler_begins_in_the_context_of_the_worker() -> None:
 
     async with staged(concurrency=1) as stage:
         for number in range(3):
-            stage.crew.start(register(handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(handle), message(id=number), time.monotonic())
         await stage.until_settled()
     assert seen == ["clean"] * 3
 
@@ -153,17 +153,17 @@ async def test_a_stop_releases_at_once_what_waits_and_lets_the_rest_end() -> Non
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 6):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
-        stage.crew.stop_starting()
+        stage.dispatcher.stop_starting()
         await turns()
         assert stage.desk.released == [[3, 4, 5]]
-        stage.crew.start(register(gate.handle), message(id=6), time.monotonic())
+        stage.dispatcher.start(register(gate.handle), message(id=6), time.monotonic())
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
         assert stage.desk.released == [[3, 4, 5], [6]]
-        assert stage.crew.counts == {"success": 2, "released": 4}
+        assert stage.dispatcher.counts == {"success": 2, "released": 4}
 
 
 async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch
     async with staged() as stage:
         stage.desk.lost.add(4)
         for number in range(1, 5):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
 
         async def is_back() -> bool:
             return stage.desk.released == [[3, 4]]
@@ -181,7 +181,7 @@ async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
-        assert stage.crew.counts == {"success": 2, "released": 1, "lost": 1}
+        assert stage.dispatcher.counts == {"success": 2, "released": 1, "lost": 1}
     assert [e.message_id for e in stage.events if isinstance(e, LockLost)] == [4]
     assert len([e for e in stage.events if isinstance(e, MessageFinished)]) == 3
 
@@ -190,9 +190,9 @@ async def test_what_waits_past_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 3):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
         short = message(id=3, lock_expires_at=START + timedelta(microseconds=1))
-        stage.crew.start(register(gate.handle, heartbeat=False), short, time.monotonic())
+        stage.dispatcher.start(register(gate.handle, heartbeat=False), short, time.monotonic())
         gate.let_go(1, 2)
         await stage.until_settled()
     assert gate.begun == [1, 2]
@@ -203,14 +203,14 @@ async def test_what_waits_and_has_lost_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 4):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
         stage.desk.lost.add(3)
-        stage.crew._lock_lost((3, 1))
+        stage.dispatcher._lock_lost((3, 1))
         await turns()
         gate.let_go(1, 2)
         await stage.until_settled()
     assert gate.begun == [1, 2]
-    assert stage.crew.counts == {"success": 2, "lost": 1}
+    assert stage.dispatcher.counts == {"success": 2, "lost": 1}
 
 
 async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
@@ -223,13 +223,13 @@ async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
         ran.set()
 
     async with staged(concurrency=1) as stage:
-        stage.crew.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
+        stage.dispatcher.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
 
         async def is_given_up() -> bool:
-            return stage.crew.busy == 1 and len(stage.crew) == 0
+            return stage.dispatcher.busy == 1 and len(stage.dispatcher) == 0
 
         await until(is_given_up, "the thread is given up")
-        stage.crew.start(register(quick), message(id=2), time.monotonic())
+        stage.dispatcher.start(register(quick), message(id=2), time.monotonic())
         await turns()
         assert not ran.is_set()
         let_go.set()
@@ -243,20 +243,20 @@ async def test_room_is_for_the_slots_and_for_what_they_soon_handle(
 ) -> None:
     gate = Gate()
     async with staged(concurrency=10) as stage:
-        assert stage.crew.room == 10
+        assert stage.dispatcher.room == 10
         for number in range(4):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
-        assert stage.crew.room == 6
-        monkeypatch.setattr(stage.crew._pace, "ahead", lambda: 20)
-        assert stage.crew.room == 26
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.dispatcher.room == 6
+        monkeypatch.setattr(stage.dispatcher._prefetch, "quantity", lambda: 20)
+        assert stage.dispatcher.room == 26
         for number in range(4, 21):
-            stage.crew.start(register(gate.handle), message(id=number), time.monotonic())
-        assert stage.crew.room == 0  # for nine a claim does not pay
+            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.dispatcher.room == 0  # for nine a claim does not pay
         gate.let_go(*range(21))
         await stage.until_settled()
 
 
-async def test_an_error_of_a_settlement_is_told_and_leaves_nothing_behind(
+async def test_an_error_of_a_settlement_is_reported_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with staged() as stage:
@@ -265,30 +265,30 @@ async def test_an_error_of_a_settlement_is_told_and_leaves_nothing_behind(
             settled(ValueError("no"))
 
         monkeypatch.setattr(stage.desk, "finish", finish)
-        stage.crew.start(register(lambda: None), message(), time.monotonic())
+        stage.dispatcher.start(register(lambda: None), message(), time.monotonic())
         await stage.until_settled()
     assert [str(failure) for failure in stage.failures] == ["no"]
-    assert stage.crew.counts == {}
+    assert stage.dispatcher.counts == {}
 
 
 async def test_a_message_that_cannot_be_reported_is_settled_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Raised while a batch of finishes is told, it kept all others of the batch for good."""
+    """The error must not keep the answer from other messages of the statement."""
     odd = message(id=1)
     # Without a time zone, as the driver gives infinity.
     object.__setattr__(odd, "available_at", odd.created_at.replace(tzinfo=None))
-    told: list[str] = []
+    reported: list[str] = []
 
     def finish(message: Message, _outcome: Any, settled: Any) -> None:
         settled(True)
-        told.append(f"{message.id} told")
+        reported.append(f"{message.id} reported")
 
     async with staged() as stage:
         monkeypatch.setattr(stage.desk, "finish", finish)
         for held in (odd, message(id=2)):
-            stage.crew.start(register(lambda: None), held, time.monotonic())
+            stage.dispatcher.start(register(lambda: None), held, time.monotonic())
         await stage.until_settled()
-    assert told == ["1 told", "2 told"]
+    assert reported == ["1 reported", "2 reported"]
     assert stage.failures == []
     assert "the end of message 1 was not reported" in caplog.text

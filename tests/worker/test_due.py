@@ -1,4 +1,4 @@
-"""A worker that sleeps gets up when a message is due: polling comes after a minute here."""
+"""A worker that sleeps wakes up when a message is due: the poll comes after a minute here."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notifyq import App, Retry
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
 from support.database import Connection
@@ -50,44 +50,44 @@ async def test_a_message_is_tried_again_when_it_is_due(app: App, events: Events)
     assert [event.status for event in finished] == ["failed"] * 3
 
 
-async def test_what_is_due_between_the_look_and_the_question_for_it_does_not_wait(
+async def test_a_message_that_becomes_due_just_after_a_poll_does_not_wait(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[timedelta] = []
-    ask = Suppression.next_due
+    sinces: list[timedelta] = []
+    next_due = Suppression.next_due
 
-    async def ask_late(
+    async def query_late(
         self: Suppression, queues: Iterable[str], since: timedelta
     ) -> timedelta | None:
-        asked.append(since)
-        if len(asked) == 1:
-            # The look behind us has not seen it, and by now it is due.
+        sinces.append(since)
+        if len(sinces) == 1:
+            # The last poll was too early for it, and now it is due.
             await connection.execute("update messages.message set available_at = clock_timestamp()")
-        return await ask(self, queues, since)
+        return await next_due(self, queues, since)
 
-    monkeypatch.setattr(Suppression, "next_due", ask_late)
+    monkeypatch.setattr(Suppression, "next_due", query_late)
     app.handler("q")(lambda: None)
     await app.create_queues()
     await app.publish("q", 1, delay=3600)
     async with working(app, events):
         async with asyncio.timeout(5):
             await events.wait(MessageFinished)
-    assert max(asked) < timedelta(seconds=1)
+    assert max(sinces) < timedelta(seconds=1)
 
 
-async def test_a_loop_of_ones_own_has_it_as_well(
+async def test_an_inbox_gets_it_too(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await app.admin.create_queue("q")
     await app.publish("q", 1, delay=3600)
     value = app.database.value
 
-    async def ask_late(statement: str, *args: Any) -> Any:
+    async def query_late(statement: str, *args: Any) -> Any:
         if statement == sql.NEXT_DUE:
             await connection.execute("update messages.message set available_at = clock_timestamp()")
         return await value(statement, *args)
 
-    monkeypatch.setattr(app.database, "value", ask_late)
+    monkeypatch.setattr(app.database, "value", query_late)
     monkeypatch.setattr("notifyq.queues.inbox._POLL", 60)
     async with app.inbox() as inbox:
         assert await inbox.wait(["q"], 5) is not None

@@ -1,4 +1,4 @@
-"""What the log of a worker says about attempts that fail: once each, in one line, and why."""
+"""The log of a worker about failed attempts: each once, in one line, with the reason."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ async def test_what_is_rejected_is_a_warning(
         first = await app.publish("q", 1)
         second = await app.publish("q", "text")
         await events.wait(MessageFinished, 2)
-    said = sorted(lines(caplog))
-    assert said[0] == ("WARNING", f"queue 'q': message {first} is rejected: never will", False)
-    assert said[1][1].startswith(f"queue 'q': message {second} is rejected: the payload is not")
+    logged = sorted(lines(caplog))
+    assert logged[0] == ("WARNING", f"queue 'q': message {first} is rejected: never will", False)
+    assert logged[1][1].startswith(f"queue 'q': message {second} is rejected: the payload is not")
 
 
 async def test_timeouts_and_locks_that_are_over(
@@ -97,7 +97,7 @@ async def test_timeouts_and_locks_that_are_over(
     async def slow() -> None:
         await asyncio.sleep(60)
 
-    @app.handler("locked", heartbeat=False, lock_timeout=0.5)
+    @app.handler("locked", heartbeat=False, lock_duration=0.5)
     async def locked() -> None:
         await asyncio.sleep(60)
 

@@ -83,7 +83,7 @@ async def test_an_answer_to_a_claim_that_is_lost_leaves_no_orphans(
 ) -> None:
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=20)
-        app.handler("q", lock_timeout=600)(lambda text: text)
+        app.handler("q", lock_duration=600)(lambda text: text)
         async with working(app, events, concurrency=5):
             proxy.lose_answer_with(b"the marked message")
             await value(
@@ -100,7 +100,7 @@ async def test_an_answer_to_a_claim_that_is_lost_leaves_no_orphans(
 async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app.handler("q", lock_timeout=600)(lambda: None)
+    app.handler("q", lock_duration=600)(lambda: None)
     send, late = ClaimClient.claim, asyncio.Event()
 
     async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
@@ -113,7 +113,7 @@ async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
     async with working(app, events, poll=0.1) as worker:
         await late.wait()
         await publish(connection, 2, "q")
-        # The server comes to it only now, when the worker has looked for orphans already.
+        # The server does it only now, after the worker has released orphans.
         await rows(connection, "claim", queues=["q"], quantity=2, worker=worker.name)
         await events.wait(MessageFinished, 2, status="success")
 
@@ -121,7 +121,7 @@ async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
 async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app.handler("q", lock_timeout=600)(lambda: None)
+    app.handler("q", lock_duration=600)(lambda: None)
     await app.create_queues()
     await publish(connection, 3, "q")
     claimed = asyncio.Event()
@@ -134,7 +134,7 @@ async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
         raise AssertionError
 
     monkeypatch.setattr(ClaimClient, "claim", claim)
-    task = asyncio.create_task(app.work(app.worker(sink=events)))
+    task = asyncio.create_task(app.work(app.worker(telemetry=events)))
     await claimed.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,20 +231,20 @@ class login:  # noqa: N801  used like a function
         await self._connection.execute(f"drop role {self._name}")
 
 
-async def test_connections_that_fall_silent_are_replaced(
+async def test_connections_that_no_longer_answer_are_replaced(
     database: str, events: Events, connection: Connection
 ) -> None:
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=30, command_timeout=0.5, connect_timeout=2)
 
-        @app.handler("q", lock_timeout=600, max_attempts=5)
+        @app.handler("q", lock_duration=600, max_attempts=5)
         async def handle(n: int) -> int:
             return n
 
         async with working(app, events, poll=0.1, ping=0.1):
             await publish(connection, 5, "q")
             await events.wait(MessageFinished, 5)
-            proxy.silence()
+            proxy.blackhole()
             await publish(connection, 5, "q")
             await events.wait(MessageFinished, 10, seconds=30)
             await events.wait(ListenerConnected, again=True)
@@ -263,7 +263,7 @@ async def test_a_worker_that_finds_no_server_for_too_long_ends_with_the_reason(
             running.set()
 
         await app.create_queues()
-        work = asyncio.create_task(app.work(app.worker(sink=events, poll=0.05, grace=1)))
+        work = asyncio.create_task(app.work(app.worker(telemetry=events, poll=0.05, grace=1)))
         await app.publish("q", None)
         await running.wait()
         proxy.is_closed = True
@@ -280,7 +280,7 @@ async def test_a_stop_is_not_kept_waiting_by_a_server_that_is_gone(
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=60)
         app.handler("q")(lambda: None)
-        worker = app.worker(sink=events, poll=0.05, grace=1)
+        worker = app.worker(telemetry=events, poll=0.05, grace=1)
         work = asyncio.create_task(app.work(worker))
         await events.wait(WorkerStarted)
         proxy.is_closed = True
@@ -301,7 +301,7 @@ async def test_a_restart_of_the_server_loses_nothing_and_repeats_nothing(
         await install(connection)
     started: list[int] = []
 
-    @app.handler("q", max_attempts=5, lock_timeout=30)
+    @app.handler("q", max_attempts=5, lock_duration=30)
     async def handle(message: Message) -> int:
         started.append(message.id)
         await asyncio.sleep(0.05)
@@ -387,7 +387,7 @@ async def test_a_statement_timeout_of_the_role_does_not_cut_off_the_worker(
         assert events.of(ListenerLost) == []
 
 
-async def test_a_flood_of_bells_that_ring_for_nothing_causes_few_claims(
+async def test_a_flood_of_empty_notifications_causes_few_claims(
     app: App, events: Events, connection: Connection, claims: list[int]
 ) -> None:
     app.handler("q")(lambda: None)
@@ -402,7 +402,7 @@ async def test_a_flood_of_bells_that_ring_for_nothing_causes_few_claims(
         return len(claims) - before
 
     async with working(app, events) as worker:
-        await until_calm(claims, worker)  # the looks of one that starts are over
+        await until_calm(claims, worker)  # the polls of its start are over
         assert await flood("foreign:1; drop table x --") == 0
         assert await flood("q:") < 150
         assert await flood("garbage") < 150
@@ -412,17 +412,17 @@ async def test_a_flood_of_bells_that_ring_for_nothing_causes_few_claims(
         assert time.monotonic() - began < 0.5
 
 
-async def test_bells_of_messages_are_not_slowed_down(
+async def test_notifications_of_messages_are_not_slowed_down(
     app: App, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vain: list[float] = []
-    in_vain = NotificationFilter.in_vain
+    pauses: list[float] = []
+    spend = NotificationFilter.spend
 
-    def note(ear: NotificationFilter) -> float:
-        vain.append(in_vain(ear))
-        return vain[-1]
+    def record(notifications: NotificationFilter) -> float:
+        pauses.append(spend(notifications))
+        return pauses[-1]
 
-    monkeypatch.setattr(NotificationFilter, "in_vain", note)
+    monkeypatch.setattr(NotificationFilter, "spend", record)
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
@@ -430,7 +430,7 @@ async def test_bells_of_messages_are_not_slowed_down(
             await app.publish("q", None)
             await events.wait(MessageFinished, number)
     # Those alone may be followed by a pause.
-    assert len(vain) < 50
+    assert len(pauses) < 50
 
 
 @pytest.mark.parametrize("result", ["[" * 20_000 + "]" * 20_000, "1e200000", "NaN", r'"\ud800"'])

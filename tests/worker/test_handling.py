@@ -4,14 +4,20 @@ import asyncio
 import itertools
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from notifyq import App, ConfigurationError, Message, Policy, Reject, Retry
-from notifyq.telemetry import Event, HandlerStuck, MessageFinished, MessagesClaimed, WorkerStarted
+from notifyq.telemetry import (
+    HandlerStuck,
+    MessageFinished,
+    MessagesClaimed,
+    TelemetryEvent,
+    WorkerStarted,
+)
 from support.database import Connection, rows, until, value
 from support.running import Events, doubles, statuses, working
 
@@ -30,7 +36,7 @@ async def archive_row(connection: Connection, message_id: int) -> dict[str, Any]
     return dict(row)
 
 
-async def test_a_backlog_is_drained_at_the_start_without_a_bell(
+async def test_a_backlog_is_drained_at_the_start_without_a_notification(
     app: App, events: Events, connection: Connection
 ) -> None:
     app.handler("q")(lambda n: n)
@@ -42,7 +48,7 @@ async def test_a_backlog_is_drained_at_the_start_without_a_bell(
     assert [row[0] for row in results] == [True] * 57
 
 
-async def test_a_message_is_handled_at_its_bell_and_not_at_the_next_poll(
+async def test_a_message_is_handled_at_its_notification_and_not_at_the_next_poll(
     app: App, events: Events
 ) -> None:
     app.handler("q")(lambda: None)
@@ -235,10 +241,10 @@ async def test_a_thread_that_is_stuck_keeps_its_slot(
         # One slot is a stuck thread's; async handlers share the other one.
         await app.publish_many("async", [1, 2])
         await events.wait(MessagesClaimed, 2)
-        looks = len(claims)
+        polls = len(claims)
         with pytest.raises(TimeoutError):
             await events.wait(MessagesClaimed, 3, seconds=0.3)
-        assert len(claims) == looks
+        assert len(claims) == polls
         let_go.set()
         await events.wait(MessagesClaimed, 3)
         held.set()
@@ -258,10 +264,10 @@ async def test_a_worker_whose_threads_are_all_stuck_claims_nothing(
         await app.publish_many("q", range(5))
         await events.wait(HandlerStuck, 2)
         await events.wait(MessageFinished, 2)
-        looks = len(claims)
+        polls = len(claims)
         with pytest.raises(TimeoutError):
             await events.wait(MessageFinished, 3, seconds=0.3)
-        assert len(claims) == looks
+        assert len(claims) == polls
         let_go.set()
         await events.wait(MessageFinished, 5)
 
@@ -282,20 +288,34 @@ async def test_a_paused_queue_is_left_alone_until_it_is_resumed(
         await events.wait(MessageFinished, queue="q")
 
 
+async def test_a_worker_that_sleeps_wakes_when_a_pause_ends(app: App, events: Events) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    await app.publish("q", None)
+    for end in ({"until": datetime.now(UTC) + timedelta(hours=1)}, {"duration": 0.5}):
+        assert await app.admin.pause_queue("q", **end)
+    began = time.monotonic()
+    async with working(app, events):  # polls and maintenance are a minute apart
+        await events.wait(MessageFinished, queue="q")
+    assert 0.3 < time.monotonic() - began < 10
+    with pytest.raises(ConfigurationError, match="until or duration"):
+        await app.admin.pause_queue("q", until=datetime.now(UTC), duration=1)
+
+
 async def test_a_missing_queue_is_created_with_the_policy_of_its_handler(
     app: App, connection: Connection
 ) -> None:
     policy = Policy(rate=5, rate_period=60, ordered=True, max_attempts=4, concurrency=0)
-    app.handler("q", lock_timeout=7, max_attempts=3, backoff=5, backoff_max=50)(lambda: None)
-    app.handler("limited", policy=policy, max_attempts=3, lock_timeout=7)(lambda: None)
+    app.handler("q", lock_duration=7, max_attempts=3, backoff=5, backoff_max=50)(lambda: None)
+    app.handler("limited", policy=policy, max_attempts=3, lock_duration=7)(lambda: None)
     async with working(app):
         pass
     (limited,) = await rows(connection, "queue_info", queue="limited")
     assert (limited["rate"], limited["rate_period"]) == (5, timedelta(minutes=1))
     assert (limited["ordered"], limited["fair"], limited["concurrency"]) == (True, False, None)
-    assert (limited["max_attempts"], limited["lock_timeout"]) == (4, timedelta(seconds=7))
+    assert (limited["max_attempts"], limited["lock_duration"]) == (4, timedelta(seconds=7))
     (queue,) = await rows(connection, "queue_info", queue="q")
-    assert queue["lock_timeout"] == timedelta(seconds=7)
+    assert queue["lock_duration"] == timedelta(seconds=7)
     assert queue["max_attempts"] == 3
     assert (queue["backoff"], queue["backoff_max"]) == (
         timedelta(seconds=5),
@@ -312,7 +332,7 @@ async def test_the_policy_of_a_queue_that_exists_holds(
     )
     await value(connection, "create_queue", name="other", rate=2, fair=True)
     before = await rows(connection, "queue_info", queue="q")
-    app.handler("q", lock_timeout=7, max_attempts=3, backoff=5)(lambda: None)
+    app.handler("q", lock_duration=7, max_attempts=3, backoff=5)(lambda: None)
     async with working(app):
         pass
     assert await rows(connection, "queue_info", queue="q") == before
@@ -326,11 +346,11 @@ async def test_the_policy_of_a_queue_that_exists_holds(
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-@pytest.mark.parametrize("lock_timeout", [None, 50])
+@pytest.mark.parametrize("lock_duration", [None, 50])
 async def test_all_queues_get_their_turn_beside_a_huge_backlog(
-    app: App, events: Events, concurrency: int, lock_timeout: float | None
+    app: App, events: Events, concurrency: int, lock_duration: float | None
 ) -> None:
-    @app.handler("huge", lock_timeout=lock_timeout)
+    @app.handler("huge", lock_duration=lock_duration)
     async def huge() -> None:
         await asyncio.sleep(0.001)
 
@@ -418,9 +438,9 @@ async def test_a_sink_that_fails_costs_events_and_no_message(
     await app.publish_many("q", range(10))
 
     class Faulty(Events):
-        def __call__(self, event: Event) -> None:
+        def __call__(self, event: TelemetryEvent) -> None:
             super().__call__(event)
-            raise ValueError("the sink is broken")
+            raise ValueError("the telemetry is broken")
 
     events = Faulty()
     async with working(app, events):

@@ -6,7 +6,13 @@ import time
 from datetime import timedelta
 
 from notifyq import App, Message
-from notifyq.telemetry import HandlerStuck, LockLost, MessageFinished, MessagesClaimed
+from notifyq.telemetry import (
+    HandlerStuck,
+    LockLost,
+    LocksExtended,
+    MessageFinished,
+    MessagesClaimed,
+)
 from support.database import Connection, expire, until, value
 from support.running import Events, reaping, statuses, working
 
@@ -14,11 +20,11 @@ from support.running import Events, reaping, statuses, working
 async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
     app: App, events: Events, database: str
 ) -> None:
-    @app.handler("sync", lock_timeout=1)
+    @app.handler("sync", lock_duration=1)
     def sync() -> None:
         time.sleep(3)
 
-    @app.handler("async", lock_timeout=1)
+    @app.handler("async", lock_duration=1)
     async def later() -> None:
         await asyncio.sleep(3)
 
@@ -33,7 +39,7 @@ async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
 async def test_a_lock_is_held_through_a_handler_that_blocks_the_loop(
     app: App, events: Events, database: str
 ) -> None:
-    @app.handler("q", lock_timeout=1)
+    @app.handler("q", lock_duration=1)
     async def handle() -> None:
         time.sleep(3)  # noqa: ASYNC251  this is what must be survived
 
@@ -49,14 +55,14 @@ async def test_without_heartbeat_a_handler_that_outlives_its_lock_is_stopped(
 ) -> None:
     cancelled, let_go = asyncio.Event(), threading.Event()
 
-    @app.handler("async", lock_timeout=0.5, heartbeat=False)
+    @app.handler("async", lock_duration=0.5, heartbeat=False)
     async def later() -> None:
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    @app.handler("sync", lock_timeout=0.5, heartbeat=False)
+    @app.handler("sync", lock_duration=0.5, heartbeat=False)
     def sync() -> None:
         let_go.wait(20)
 
@@ -73,12 +79,58 @@ async def test_without_heartbeat_a_handler_that_outlives_its_lock_is_stopped(
     assert {row[0] for row in details} == {"the handler outlived its lock"}
 
 
+async def test_a_handler_whose_message_is_cancelled_is_stopped_at_once(
+    app: App, events: Events, connection: Connection
+) -> None:
+    running, ended = asyncio.Event(), asyncio.Event()
+
+    # Its lock is not extended for 20 s by itself.
+    @app.handler("q", lock_duration=60)
+    async def handle() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with working(app, events):
+        id_ = await app.publish("q", None)
+        await running.wait()
+        assert not await app.archive.cancel(id_)
+        assert await app.archive.cancel(id_, running=True)
+        async with asyncio.timeout(5):
+            await ended.wait()
+        await events.wait(LockLost)
+    assert await statuses(connection) == {"rejected": 1}
+
+
+async def test_a_forged_cancellation_only_extends_a_lock(
+    app: App, events: Events, connection: Connection
+) -> None:
+    running, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.handler("q", lock_duration=60)
+    async def handle() -> None:
+        running.set()
+        await goes_on.wait()
+
+    async with working(app, events):
+        id_ = await app.publish("q", None)
+        await running.wait()
+        for payload in (str(id_), "", "x" * 7000, "-1"):
+            await connection.execute("select pg_notify('cancelled_message', $1)", payload)
+        await events.wait(LocksExtended)
+        goes_on.set()
+        await events.wait(MessageFinished, status="success")
+    assert events.of(LockLost) == []
+
+
 async def test_a_handler_whose_lock_is_taken_is_stopped_and_its_outcome_dropped(
     app: App, events: Events, connection: Connection
 ) -> None:
     running = asyncio.Event()
 
-    @app.handler("q", lock_timeout=3)
+    @app.handler("q", lock_duration=3)
     async def handle() -> None:
         running.set()
         await asyncio.Event().wait()
@@ -103,7 +155,7 @@ async def test_a_message_that_comes_back_while_its_lost_lock_is_cleaned_up_is_he
     cleaning, may_end = asyncio.Event(), asyncio.Event()
     again, is_held = asyncio.Event(), asyncio.Event()
 
-    @app.handler("q", lock_timeout=1, max_attempts=2, backoff=0)
+    @app.handler("q", lock_duration=1, max_attempts=2, backoff=0)
     async def handle(message: Message) -> int:
         if message.attempts == 2:
             again.set()

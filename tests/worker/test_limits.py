@@ -1,4 +1,4 @@
-"""Workers of queues with limits: a free place or token is taken at once, as polling comes late."""
+"""Workers of queues with limits take a free slot or token at once, not at the next poll."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("keys", [[None] * 60, [f"k{n % 3}" for n in range(60)]])
-async def test_a_place_that_is_free_is_taken_at_once(
+async def test_a_free_slot_is_taken_at_once(
     app: App, events: Events, keys: list[str | None]
 ) -> None:
     running: Counter[str] = Counter()
@@ -59,9 +59,11 @@ async def test_a_worker_comes_back_for_each_token(app: App, events: Events) -> N
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(Poller, "pause"), (Suppression, "token_in")], ids=["asked", "answered"]
+    ("owner", "step"),
+    [(Poller, "pause"), (Suppression, "rate_limit_wait")],
+    ids=["queried", "answered"],
 )
-async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_for_the_poll(
+async def test_a_token_that_comes_just_after_a_poll_does_not_wait_for_the_next_poll(
     app: App,
     events: Events,
     connection: Connection,
@@ -78,7 +80,7 @@ async def test_a_token_between_the_look_and_the_question_for_it_does_not_wait_fo
                 == timedelta(days=1)
             )
 
-        # The look behind us has found the bucket empty, and by now it is not.
+        # The last poll found the bucket empty, and now it is not.
         await until(has_token, "there is a token")
         return await at_once(*args)
 
@@ -103,6 +105,10 @@ async def test_values_of_the_wrong_kind_are_refused_by_name(app: App) -> None:
         await admin.set_share("q", 2, 2)
     with pytest.raises(ConfigurationError, match="weight must be a number, not 'much'"):
         await admin.set_share("q", "gold", "much")
+    with pytest.raises(ConfigurationError, match="concurrency must be between 1 and 1000000000"):
+        await admin.set_limit("q", "gold", concurrency=0)
+    with pytest.raises(ConfigurationError, match="rate must be between 1 and 1000000000"):
+        await admin.set_limit("q", "gold", rate="x")
     with pytest.raises(ConfigurationError, match="rate must be between -2147483647 and 2147483647"):
         Policy(rate=2**31)
     assert [await admin.set_share("q", "gold", weight) for weight in (2, 2.5, None)] == [True] * 3

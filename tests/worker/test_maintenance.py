@@ -1,12 +1,12 @@
-"""Upkeep by workers: enough without pg_cron, and never in the way of messages."""
+"""Maintenance by workers: enough without pg_cron, and never in the way of messages."""
 
 import asyncio
 import gc
 from collections import Counter
 
 from notifyq import App
-from notifyq.telemetry import MessageFinished, UpkeepDone
-from notifyq.worker.maintenance import Upkeep
+from notifyq.telemetry import MaintenanceDone, MessageFinished
+from notifyq.worker.maintenance import Maintenance
 from support.database import Connection, expire, publish, rows
 from support.running import Events, statuses, working
 
@@ -19,12 +19,12 @@ async def test_a_worker_reaps_what_another_left_behind(
     (gone,) = await publish(connection, 1)
     await rows(connection, "claim", worker="gone")
     await expire(connection, gone)
-    async with working(app, events, upkeep=0.05):
-        await events.wait(UpkeepDone, reaped=1)
+    async with working(app, events, maintenance=0.05):
+        await events.wait(MaintenanceDone, reaped=1)
     assert await statuses(connection) == {"lock_expired": 1}
 
 
-async def test_upkeep_that_fails_is_tried_again_and_stops_no_message(
+async def test_maintenance_that_fails_is_tried_again_and_stops_no_message(
     app: App, events: Events, connection: Connection
 ) -> None:
     app.handler("q")(lambda: None)
@@ -34,24 +34,24 @@ async def test_upkeep_that_fails_is_tried_again_and_stops_no_message(
         "create or replace function messages.reap(quantity integer default 1000) returns integer "
         "language plpgsql as 'begin raise exception ''out of order''; end'"
     )
-    async with working(app, events, upkeep=0.02):
+    async with working(app, events, maintenance=0.02):
         for number in range(1, 6):
             await app.publish("q", None)
             await events.wait(MessageFinished, number)
-        assert events.of(UpkeepDone) == []
+        assert events.of(MaintenanceDone) == []
         await connection.execute(works)
-        await events.wait(UpkeepDone)
+        await events.wait(MaintenanceDone)
 
 
 async def test_one_session_maintains_at_a_time(
     app: App, events: Events, connection: Connection
 ) -> None:
-    upkeep = Upkeep(app.database, 1, events)
+    maintenance = Maintenance(app.database, 1, events)
     async with connection.transaction():
         await connection.execute("select from notifyq.schema_version for update")
-        assert not await upkeep.run_once()
-    assert await upkeep.run_once()
-    assert len(events.of(UpkeepDone)) == 1
+        assert not await maintenance.run_once()
+    assert await maintenance.run_once()
+    assert len(events.of(MaintenanceDone)) == 1
 
 
 async def test_a_long_run_does_not_pile_up_objects(app: App, connection: Connection) -> None:
@@ -74,7 +74,7 @@ async def test_a_long_run_does_not_pile_up_objects(app: App, connection: Connect
         "insert into messages.message (queue, message) select 'q', 'null' "
         "from generate_series(1, 50000)"
     )
-    worker = app.worker(concurrency=100, sink=lambda _: None)
+    worker = app.worker(concurrency=100, telemetry=lambda _: None)
     task = asyncio.create_task(app.work(worker))
     async with asyncio.timeout(60):
         await done.wait()

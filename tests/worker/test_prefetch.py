@@ -1,12 +1,11 @@
-"""How many messages to have at hand, by a clock that the test moves."""
+"""How many messages to prefetch, by a clock that the test moves."""
 
 from datetime import timedelta
 
 import pytest
 
-from notifyq.notify import wake as pace
-from notifyq.notify.wake import PATIENCE, TokenBucket, due_in
-from notifyq.worker.prefetch import Prefetch
+from notifyq.notify.wake import TokenBucket, due_in
+from notifyq.worker.prefetch import PATIENCE, Prefetch
 
 
 class Clock:
@@ -22,67 +21,67 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr("notifyq.notify.wake.time", clock)
     monkeypatch.setattr("notifyq.worker.prefetch.time", clock)
     return clock
 
 
-def handle(pace: Prefetch, quantity: int, seconds: float) -> None:
+def handle(prefetch: Prefetch, quantity: int, seconds: float) -> None:
     for _ in range(quantity):
-        pace.handled(seconds)
+        prefetch.handled(seconds)
 
 
-def test_nothing_is_at_hand_before_the_first_measurement(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 1000, 0.0001)
+def test_nothing_is_prefetched_before_the_first_measurement(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 1000, 0.0001)
     clock.now += 0.01
-    assert pace.ahead() == 0
+    assert prefetch.quantity() == 0
 
 
-def test_a_tenth_of_a_second_of_work_is_at_hand(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 50, 0.01)
+def test_a_tenth_of_a_second_of_work_is_prefetched(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 50, 0.01)
     clock.now += 0.05
-    assert pace.ahead() == 100
+    assert prefetch.quantity() == 100
     clock.now += 0.01  # too short for another measurement
-    assert pace.ahead() == 100
+    assert prefetch.quantity() == 100
 
 
-def test_there_is_a_most(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 1000, 0.0001)
+def test_prefetch_has_an_upper_limit(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 1000, 0.0001)
     clock.now += 0.03
-    assert pace.ahead() == 1000
+    assert prefetch.quantity() == 1000
 
 
-def test_slow_handlers_have_nothing_at_hand_however_many_they_are(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 5000, 10)
+def test_nothing_is_prefetched_for_slow_handlers(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 5000, 10)
     clock.now += 10
-    assert pace.ahead() == 0
+    assert prefetch.quantity() == 0
 
 
-def test_a_pace_is_forgotten_when_nothing_is_handled(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 50, 0.01)
+def test_the_measurement_ends_when_nothing_is_handled(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 50, 0.01)
     clock.now += 0.05
-    assert pace.ahead() == 100
+    assert prefetch.quantity() == 100
     clock.now += PATIENCE / 2
-    assert pace.ahead() == 100
+    assert prefetch.quantity() == 100
     clock.now += PATIENCE / 2
-    assert pace.ahead() == 0
+    assert prefetch.quantity() == 0
 
 
-def test_after_a_stumble_it_is_measured_again(clock: Clock) -> None:
-    pace = Prefetch()
-    handle(pace, 50, 0.01)
+def test_after_a_reset_it_is_measured_again(clock: Clock) -> None:
+    prefetch = Prefetch()
+    handle(prefetch, 50, 0.01)
     clock.now += 0.05
-    assert pace.ahead() == 100
-    pace.stumble()
-    assert pace.ahead() == 0
-    handle(pace, 50, 0.01)
+    assert prefetch.quantity() == 100
+    prefetch.reset()
+    assert prefetch.quantity() == 0
+    handle(prefetch, 50, 0.01)
     clock.now += 0.05
-    assert pace.ahead() == 100
+    assert prefetch.quantity() == 100
 
 
 def test_a_burst_is_allowed_and_after_that_so_many_a_second(clock: Clock) -> None:
@@ -100,24 +99,24 @@ def test_a_burst_is_allowed_and_after_that_so_many_a_second(clock: Clock) -> Non
 
 
 @pytest.mark.parametrize(
-    ("looked", "takes", "asked"),
+    ("polled", "takes", "expected"),
     [
         (0.1, [0.01], [0.12]),
-        # On its way for longer than allowed for, it may not have counted the first moments.
+        # It took longer than expected, and may have missed the first moments.
         (0.1, [0.3, 0.1], [0.12, 1.0]),
         (0.1, [0.03, 0.07, 0.1], [0.12, 0.19, 0.34]),
         (60, [0.3], [5]),
     ],
 )
-async def test_a_question_for_what_came_since_a_look_is_asked_until_it_was_in_time(
-    clock: Clock, looked: float, takes: list[float], asked: list[float]
+async def test_a_query_for_what_came_after_a_poll_repeats_until_it_was_in_time(
+    clock: Clock, polled: float, takes: list[float], expected: list[float]
 ) -> None:
     sinces = []
 
-    async def ask(since: timedelta) -> timedelta:
+    async def query(since: timedelta) -> timedelta:
         sinces.append(since.total_seconds())
         clock.now += takes[len(sinces) - 1]
         return timedelta(seconds=-len(sinces))
 
-    assert await due_in(clock.now - looked, ask) == -len(asked)
-    assert sinces == pytest.approx(asked)
+    assert await due_in(clock.now - polled, query) == -len(expected)
+    assert sinces == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""Presence: who looks on sees each worker, what it does, and that it has left."""
+"""Presence: operators see each worker, what it does, and that it has left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_worker_is_seen_while_it_works(
     assert await monitor.workers(connection) == []
 
 
-async def test_a_worker_that_may_not_say_so_works_all_the_same(
+async def test_a_worker_that_must_not_report_itself_works_all_the_same(
     app: App, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     handled = asyncio.Event()
@@ -60,4 +60,4 @@ async def test_a_worker_that_may_not_say_so_works_all_the_same(
     async with working(app):
         await handle.publish()
         await handled.wait()
-    assert "is not shown among the others" in caplog.text
+    assert "is not shown to operators" in caplog.text

@@ -85,10 +85,10 @@ async def test_a_class_of_errors_may_end_a_message_at_once(app: App, events: Eve
     assert (dead[ids[1]].details or "").startswith(f"{__name__}.Declined: card\n")
 
 
-async def test_what_a_handler_says_holds_for_a_queue_that_is_there(
+async def test_the_options_of_a_handler_hold_for_an_existing_queue(
     app: App, events: Events, connection: Connection
 ) -> None:
-    """Messages may still say otherwise."""
+    """Those of a message override them."""
     for queue in ("more", "as it is"):
         await app.admin.create_queue(queue)  # one attempt
 
@@ -153,7 +153,7 @@ async def test_a_delay_beyond_all_dates_leaves_it_to_the_queue(
     assert "retried by the queue's backoff" in (message.details or "")
 
 
-async def test_a_timeout_is_an_error_that_tells_where_the_handler_was(
+async def test_a_timeout_is_an_error_that_shows_where_the_handler_was(
     app: App, events: Events
 ) -> None:
     async def wait_for_ever() -> None:

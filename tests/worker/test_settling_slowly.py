@@ -13,7 +13,7 @@ async def test_what_a_blocked_loop_has_finished_keeps_its_lock(
 ) -> None:
     events = Events()
 
-    @app.handler("default", lock_timeout=0.6)
+    @app.handler("default", lock_duration=0.6)
     async def block(number: int) -> None:
         # The next handler begins before the finish of this one is sent.
         time.sleep(0.5)  # noqa: ASYNC251

@@ -67,7 +67,7 @@ async def test_a_signal_ends_the_wait_for_a_server(tmp_path: Path, args: tuple[s
     (tmp_path / "theirs.py").write_text(APP)
     dsn = "postgresql://nobody@127.0.0.1:1/nowhere"
     with Running(dsn, *command(args, dsn), cwd=tmp_path) as waiting:
-        waiting.hear("the start failed")
+        waiting.logged("the start failed")
         waiting.process.send_signal(signal.SIGTERM)
         assert waiting.process.wait(10) == 0
 
@@ -78,10 +78,10 @@ async def test_a_worker_that_starts_before_its_server_handles_what_comes(
     (tmp_path / "theirs.py").write_text(APP)
     server, dsn = absent
     with Running(dsn, "worker", "theirs:app", cwd=tmp_path) as worker:
-        worker.hear("the start failed")
+        worker.logged("the start failed")
         await asyncio.to_thread(server.start)
         async with session(dsn) as connection:
-            worker.hear("WorkerStarted")
+            worker.logged("WorkerStarted")
             id_ = await connection.fetchval("select messages.publish('q', '1')")
 
             async def is_archived() -> bool:
@@ -118,7 +118,7 @@ async def test_a_relay_that_starts_before_its_server_moves_what_comes(
 async def test_a_stop_ends_the_wait_in_a_thread_of_nobodys(events: Events) -> None:
     app = App("postgresql://nobody@127.0.0.1:1/nowhere")
     app.handler("q")(lambda: None)
-    worker = app.worker(sink=events)
+    worker = app.worker(telemetry=events)
     working = asyncio.create_task(app.work(worker))
     await asyncio.sleep(0)
     await asyncio.to_thread(worker.stop)

@@ -34,7 +34,7 @@ async def live_states(connection: Connection) -> list[tuple[str, int, Any]]:
 
 
 class Gate:
-    """Handlers wait here, and say so."""
+    """Handlers wait here, and report it."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -76,7 +76,7 @@ async def test_after_the_grace_handlers_are_cancelled_and_their_messages_release
     app: App, events: Events, connection: Connection
 ) -> None:
     gate = Gate()
-    app.handler("q", lock_timeout=600)(gate.wait)
+    app.handler("q", lock_duration=600)(gate.wait)
     await app.create_queues()
     began = time.monotonic()
     async with working(app, events, grace=0.3):
@@ -92,7 +92,7 @@ async def test_a_second_stop_does_not_wait_for_the_grace(
     app: App, events: Events, connection: Connection
 ) -> None:
     gate = Gate()
-    app.handler("q", lock_timeout=600)(gate.wait)
+    app.handler("q", lock_duration=600)(gate.wait)
     await app.create_queues()
     async with working(app, events, grace=600) as worker:
         await publish(connection, 3, "q")
@@ -108,10 +108,10 @@ async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(
 ) -> None:
     send = ClaimClient.claim
     handled: list[Any] = []
-    app.handler("q", lock_timeout=600)(handled.append)
+    app.handler("q", lock_duration=600)(handled.append)
     await app.create_queues()
     await publish(connection, 3, "q")
-    worker = app.worker(sink=events)
+    worker = app.worker(telemetry=events)
 
     async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
         messages = await send(self, *args, **options)
@@ -145,7 +145,7 @@ async def test_a_handler_may_stop_its_own_worker(
     for queue in ("async", "sync"):
         await app.create_queues()
         await app.publish(queue, None)
-        workers[:] = [app.worker(queues=[queue], sink=events, poll=60)]
+        workers[:] = [app.worker(queues=[queue], telemetry=events, poll=60)]
         async with asyncio.timeout(20):
             await app.work(workers[0])
     # With two stops a thread may be given up in the moment that it ends.
@@ -160,7 +160,7 @@ async def test_a_handler_may_stop_its_own_worker(
 
 async def test_a_stop_before_the_start_ends_it_at_once(app: App, events: Events) -> None:
     app.handler("q")(lambda: None)
-    worker = app.worker(sink=events)
+    worker = app.worker(telemetry=events)
     worker.stop()
     async with asyncio.timeout(20):
         await app.work(worker)
@@ -174,7 +174,7 @@ async def test_a_worker_that_is_cancelled_drains_like_one_that_is_stopped(
     app.handler("q")(gate.wait)
     await app.create_queues()
     await publish(connection, 2, "q")
-    task = asyncio.create_task(app.work(app.worker(sink=events, upkeep=60)))
+    task = asyncio.create_task(app.work(app.worker(telemetry=events, maintenance=60)))
     await gate.until_waiting(2)
     task.cancel()
     await events.wait(WorkerStopping)
@@ -191,14 +191,14 @@ async def test_a_worker_that_is_cancelled_twice_leaves_nothing_running(
     app.handler("q")(gate.wait)
     await app.create_queues()
     await publish(connection, 2, "q")
-    task = asyncio.create_task(app.work(app.worker(sink=events, upkeep=60)))
+    task = asyncio.create_task(app.work(app.worker(telemetry=events, maintenance=60)))
     await gate.until_waiting(2)
     task.cancel()
     await events.wait(WorkerStopping)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len(events.of(WorkerStopped)) == 1  # and the leak guard looks for tasks
+    assert len(events.of(WorkerStopped)) == 1  # and the leak guard checks for tasks
 
 
 async def test_a_sync_handler_that_is_stuck_is_given_up(
@@ -206,7 +206,7 @@ async def test_a_sync_handler_that_is_stuck_is_given_up(
 ) -> None:
     started, let_go = threading.Event(), threading.Event()
 
-    @app.handler("q", lock_timeout=600)
+    @app.handler("q", lock_duration=600)
     def handle() -> None:
         started.set()
         let_go.wait(30)
@@ -225,11 +225,11 @@ async def test_a_sync_handler_that_is_stuck_is_given_up(
 async def test_a_handler_that_swallows_every_cancellation_does_not_keep_its_message(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.worker.dispatcher.SETTLE", 0.3)
+    monkeypatch.setattr("notifyq.worker.dispatcher._SETTLE", 0.3)
     started, may_end = asyncio.Event(), asyncio.Event()
     tasks = []
 
-    @app.handler("q", lock_timeout=1)
+    @app.handler("q", lock_duration=1)
     async def handle() -> None:
         if task := asyncio.current_task():
             tasks.append(task)
@@ -258,23 +258,23 @@ import asyncio, os, sys, time
 from notifyq import App
 app = App()
 
-def say_started():
+def report_started():
     os.write(1, b"started\\n")  # whole lines, also from threads
 
-@app.handler("slow", lock_timeout=600)
+@app.handler("slow", lock_duration=600)
 async def slow(seconds: float):
-    say_started()
+    report_started()
     await asyncio.sleep(seconds)
     return "done"
 
-@app.handler("stuck", lock_timeout=600)
+@app.handler("stuck", lock_duration=600)
 def stuck(seconds: float):
-    say_started()
+    report_started()
     time.sleep(seconds)
 
-@app.handler("short", lock_timeout=1, max_attempts=2, backoff=0)
+@app.handler("short", lock_duration=1, max_attempts=2, backoff=0)
 async def short(seconds: float):
-    say_started()
+    report_started()
     await asyncio.sleep(seconds)
 """
 
@@ -326,12 +326,12 @@ async def process(tmp_path: Path, dsn: str, *options: str) -> AsyncIterator[Proc
 
 async def create_queues(connection: Connection) -> None:
     for queue in ("slow", "stuck"):
-        await value(connection, "create_queue", name=queue, lock_timeout="10 minutes")
+        await value(connection, "create_queue", name=queue, lock_duration="10 minutes")
     await value(
         connection,
         "create_queue",
         name="short",
-        lock_timeout="1 second",
+        lock_duration="1 second",
         max_attempts=2,
         backoff="0",
     )
@@ -406,8 +406,8 @@ async def test_what_a_killed_worker_held_is_handled_by_another(
         async def short(message: Message) -> int:
             return message.attempts
 
-        # With its own upkeep: no cron runs in the database of a test.
-        async with working(app, events, upkeep=0.2, poll=0.2):
+        # With its own maintenance: no cron runs in the database of a test.
+        async with working(app, events, maintenance=0.2, poll=0.2):
             await events.wait(MessageFinished, 3, status="success")
     results = await connection.fetch("select result from messages.message_archive")
     assert [row[0] for row in results] == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""A shop that sends an invoice for each order, and asks twice before it gives up."""
+"""A shop that sends an invoice for each order, in at most two attempts."""
 
 from pydantic import BaseModel
 
@@ -8,7 +8,7 @@ app = App()
 
 
 class Order(BaseModel):
-    """What somebody buys."""
+    """An order of a customer."""
 
     id: int
     customer: str
@@ -16,7 +16,7 @@ class Order(BaseModel):
 
 
 class Invoice(BaseModel):
-    """What is sent to the customer."""
+    """An invoice for the customer."""
 
     order: int
     text: str
@@ -27,16 +27,16 @@ sent: list[Invoice] = []
 
 @app.handler("orders")
 async def confirm(order: Order) -> None:
-    """Check an order, and let its invoice be sent."""
+    """Check an order, and publish its invoice."""
     if order.amount <= 0:
-        raise Reject(f"order {order.id} is about nothing")
+        raise Reject(f"order {order.id} has no amount")
     text = f"{order.customer} owes {order.amount:.2f}"
     await send.publish(Invoice(order=order.id, text=text), dedup_key=f"order-{order.id}")
 
 
 @app.handler("invoices", max_attempts=2, backoff=60)
 def send(invoice: Invoice) -> str:
-    """Send an invoice; without an address that fails, and is tried again a minute later."""
+    """Send an invoice; without an address it fails, and is retried a minute later."""
     if "nobody" in invoice.text:
         raise ValueError("no such address")
     sent.append(invoice)

@@ -1,4 +1,4 @@
-"""How a program is tested that uses notifyq: publish, look, drain, let time pass."""
+"""How to test a program that uses notifyq: publish, check, drain, advance the time."""
 
 import pytest
 
@@ -19,17 +19,17 @@ async def test_an_order_sends_an_invoice(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.asyncio
-async def test_an_order_about_nothing_sends_none(sandbox: Sandbox) -> None:
+async def test_an_order_without_an_amount_sends_none(sandbox: Sandbox) -> None:
     await confirm.publish(Order(id=2, customer="Bob", amount=0))
 
     (order,) = await sandbox.drain(check=False)
 
-    assert order.details == "order 2 is about nothing"
+    assert order.details == "order 2 has no amount"
     await sandbox.published(send, times=0)
 
 
 @pytest.mark.asyncio
-async def test_an_invoice_that_cannot_be_sent_is_tried_again(sandbox: Sandbox) -> None:
+async def test_an_invoice_that_cannot_be_sent_is_retried(sandbox: Sandbox) -> None:
     await confirm.publish(Order(id=3, customer="nobody", amount=1))
 
     with pytest.raises(AssertionError, match="no such address"):

@@ -12,19 +12,13 @@ create or replace function notifyq.dead_rows(
   quantity integer,
   skip integer
 )
-  returns setof messages.message_archive
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  -- Only the index of this queue has its dead in their order: that of all would be read through.
-  set enable_incremental_sort = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
+  returns setof messages.message_archive language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+  -- Only the index by queue has the dead rows of a queue in order: no other index may be scanned.
+  set enable_incremental_sort = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-  -- The rows are read last: an index has all that decides which ones they are.
+  -- An index-only scan selects the keys; the rows are read last.
   return query
   select a.*
   from (
@@ -35,8 +29,8 @@ begin
       and k.archived_at >= dead_rows.since
       and (dead_rows.status is null or k.status = dead_rows.status)
       and (dead_rows.subscriber is null or k.subscriber = dead_rows.subscriber)
-      -- `offset 0`: one look for each. Joined by a plan from when few were published again, all of
-      -- these would be compared with each.
+      -- `offset 0` keeps an index scan for each row. A join would be planned for few redriven
+      -- messages, and compare all with each other when there are many.
       and (
         is_redriven
         or not exists (select from notifyq.redrive as r where r.archive_id = k.id offset 0)
@@ -50,8 +44,6 @@ begin
 end;
 $$;
 
--- Dead: what to do about messages that did not succeed.
-
 create or replace view messages.dead_message as
   select a.*
   from messages.message_archive as a
@@ -59,22 +51,34 @@ create or replace view messages.dead_message as
 comment on view messages.dead_message is
   'Archived messages that did not succeed, also those that were published again since.';
 
+-- Rows whose queue or subscription was dropped are left out: they would stop all the others.
+create or replace view notifyq.retryable_message as
+  select d.*
+  from messages.dead_message as d
+  where
+    case
+      when d.subscriber is null then
+        exists (select from messages.queue as q where q.name = d.queue)
+      -- Events that were skipped as a whole have no event_id, and cannot be delivered again.
+      else d.event_id is not null and exists (
+        select from messages.stream as s
+        join messages.subscription as u on u.stream = s.id
+        where s.name = d.queue and u.name = d.subscriber
+      )
+    end;
+comment on view notifyq.retryable_message is
+  'Dead messages that have a queue, and dead events that have a subscription, to go back to.';
+
 create or replace function messages.dead_list(
   queue text default null,
   quantity integer default 100,
   skip integer default 0,
   subscriber text default null
 )
-  returns setof messages.dead_message
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.dead_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  -- The dead have an index of their own; by that of queues all that succeeded would be read.
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  -- Dead rows have an index of their own; the index by queue would read all that succeeded.
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 begin
@@ -94,38 +98,29 @@ begin
   select d.*
   from messages.dead_message as d
   where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
-    -- `offset 0`: one look for each, however few had been published again for the plan.
+    -- `offset 0`: an index scan for each, see dead_rows().
     and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
   order by d.archived_at desc, d.id desc
   limit dead_list.quantity
   offset dead_list.skip;
 end;
 $$;
-comment on function messages.dead_list(text, integer, integer, text) is
-  'Dead messages and events that still need attention, the latest first: those published or '
-  'delivered again are left out. Of one queue or stream (null: all), of one subscriber (null: '
-  'all, and messages of queues).';
+comment on function messages.dead_list is
+  'Dead messages and events that still need attention, the latest first, without those published '
+  'or delivered again: of one queue or stream (null: all), of one subscriber (null: all, and '
+  'messages of queues).';
 
 create or replace function messages.dead_count(
   queue text default null,
   subscriber text default null
 )
-  returns bigint
-  language plpgsql
-  stable
-  security definer
+  returns bigint language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  -- The dead have an index of their own; by that of queues all that succeeded would be read.
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  -- All that were published again are read once, not looked for one by one.
-  set enable_nestloop = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+  -- Redriven messages are read once, not searched one by one.
+  set enable_nestloop = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-  -- An index has all that is asked for.
   if dead_count.queue is null then
     return (
       select count(*)
@@ -149,9 +144,7 @@ comment on function messages.dead_count(text, text) is
   'How many dead messages and events still need attention, as dead_list() would list them.';
 
 create or replace function messages.dead_retry(variadic ids bigint[])
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -159,24 +152,24 @@ declare
   v_again bigint[];
   v_events bigint[];
 begin
-  -- The number of the transaction comes before its ids, see queue/find.sql.
+  -- The transaction gets its number before its message ids, see queue/find.sql.
   perform pg_current_xact_id();
   with dead as materialized (
     select o.*, coalesce(o.event_id, nextval('messages.message_id_seq')) as message_id
     from (
       select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
-        d.subscriber, d.event_id
+        d.subscriber, d.event_id, coalesce(d.root_id, d.id) as root_id
       from messages.dead_message as d
       where d.id = any (dead_retry.ids)
-        -- Events that were skipped as a whole are in no row that could be handed out.
+        -- Events that were skipped as a whole have no row to deliver again.
         and (d.subscriber is null or d.event_id is not null)
-        -- `offset 0`: one look for each, however few had been published again for the plan.
+        -- `offset 0`: an index scan for each, see dead_rows().
         and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
       order by d.id
     ) as o
   ),
   -- The primary key lets one of two sessions publish: the other waits for its commit, then skips
-  -- the row. In id order, so that two of them with common ids never wait for each other.
+  -- the row. In id order, two sessions with common ids never deadlock.
   recorded as (
     insert into notifyq.redrive as r (archive_id, message_id)
     select d.id, d.message_id from dead as d order by d.id
@@ -186,16 +179,17 @@ begin
   chosen as materialized (
     select d.*
     from dead as d
-    -- Not a join: they are thought to be few, and each would be compared with each.
+    -- Not a join: the planner expects few rows, and would compare each with each.
     where (d.id in (select r.archive_id from recorded as r)) is true
   ),
-  -- Without the key: a live message may have it by now, and this one must be published.
+  -- Without dedup_key: a live message may have it by now, and this one must be published.
   published as (
     insert into messages.message as m
-      (id, queue, type, priority, message, headers, key, max_attempts)
+      (id, queue, type, priority, message, headers, key, max_attempts, root_id)
       overriding system value
     select
-      c.message_id, c.queue, c.type, c.priority, c.message, c.headers, c.key, c.max_attempts
+      c.message_id, c.queue, c.type, c.priority, c.message, c.headers, c.key, c.max_attempts,
+      c.root_id
     from chosen as c
     where c.subscriber is null
     order by c.message_id
@@ -209,59 +203,80 @@ begin
   if v_events is not null then
     perform notifyq.deliver_again(v_events);
   end if;
+  perform notifyq.restore_steps(v_dead, v_again);
   if exists (select from notifyq.dependency) then
     perform notifyq.redirect_dependents(v_dead, v_again);
   end if;
   return query select u.id from unnest(v_again) as u (id);
 end;
 $$;
-comment on function messages.dead_retry(bigint[]) is
-  'Publish dead messages again and return the new ids: same queue, message, headers, type, key and '
-  'priority, due at once, with all attempts and without the dedup_key. Each is published again '
-  'once; ids that were, or are not of dead messages, are left out. What is held for one of them '
-  'waits for the new message; and one that ran after others waits for those of them that are '
-  'published again as well. A dead event is handed out again under its own id, to its subscriber '
-  'alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or a subscription is; '
-  'then nothing is published.';
+comment on function messages.dead_retry is
+  'Publish dead messages again and return the new ids: same queue, message, headers, type, key, '
+  'priority and recorded steps, due at once, with all attempts and without the dedup_key. Each is '
+  'published again once; ids that were, or are not of dead messages, are left out. Messages that '
+  'wait for one of them wait for the new message; one that ran after others waits for those that '
+  'are published again with it. A dead event is delivered again under its own id, to its '
+  'subscriber alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or '
+  'subscription is, and publishes nothing then.';
+
+create or replace function messages.dead_retry_from(id bigint, step text default null)
+  returns bigint language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_number integer := 0;
+  v_again bigint;
+begin
+  if step is not null then
+    select s.number into v_number
+    from notifyq.step_archive as s
+    where s.message_id = dead_retry_from.id
+      and s.name = dead_retry_from.step;
+    if not found then
+      perform notifyq.raise_invalid(
+        format('message %s has no recorded step %L', dead_retry_from.id, dead_retry_from.step),
+        'messages.steps() lists its steps'
+      );
+    end if;
+  end if;
+  v_again := (select r from messages.dead_retry(dead_retry_from.id) as r);
+  delete from notifyq.step as s where s.message_id = v_again and s.number >= v_number;
+  return v_again;
+end;
+$$;
+comment on function messages.dead_retry_from is
+  'As dead_retry() for one message, without this step and all that were recorded after it; step '
+  'null: without any. Return the new id; null: the message was published again before, or is not '
+  'dead. Raises NQ003 for a step that it has not recorded.';
 
 create or replace function messages.dead_delete(variadic ids bigint[])
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
-  v_deleted bigint;
+  v_deleted bigint[];
 begin
   with deleted as (
     delete from messages.message_archive as a
     where a.id = any (dead_delete.ids)
       and a.status <> 'success'
     returning a.id
-  ),
-  forgotten as (
-    delete from notifyq.redrive as r
-    using deleted as d
-    where r.archive_id = d.id
-  ),
-  erased as (
-    delete from messages.attempt as t
-    where t.message_id = any (array(select d.id from deleted as d))
   )
-  select count(*) into v_deleted from deleted;
-  return v_deleted;
+  select array_agg(d.id) into v_deleted from deleted as d;
+  delete from notifyq.redrive as r where r.archive_id = any (v_deleted);
+  delete from messages.attempt as t where t.message_id = any (v_deleted);
+  delete from notifyq.step_archive as s where s.message_id = any (v_deleted);
+  return coalesce(cardinality(v_deleted), 0)::bigint;
 end;
 $$;
-comment on function messages.dead_delete(bigint[]) is
-  'Delete dead messages from the archive for good, with the history of their attempts; return how '
-  'many were.';
+comment on function messages.dead_delete is
+  'Delete dead messages and the history of their attempts permanently; return how many.';
 
--- Dead events: what subscribers could not handle, beside the dead messages, and both once more.
-
--- An event stays in its stream, for the other subscribers: so a row of the archive that is about it
--- has an id of its own, and several may be about one event. Whoever calls has locked the batch.
+-- An event stays in its stream for the other subscribers. Its row in the archive has an id of its
+-- own, and one event may have several. The caller has locked the batch.
 create or replace function notifyq.archive_event(
   stream text,
   subscriber text,
@@ -276,8 +291,7 @@ create or replace function notifyq.archive_event(
   status messages.message_status default 'failed',
   handled_by text default null
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_id bigint := nextval('messages.message_id_seq');
@@ -296,10 +310,9 @@ begin
 end;
 $$;
 
--- One that is being handed out again at this moment already is left as it is.
+-- An event that is in an open batch already is left as it is.
 create or replace function notifyq.deliver_again(ids bigint[])
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_dead messages.message_archive;
@@ -336,9 +349,7 @@ create or replace function messages.redrive(
   quantity integer default 1000,
   subscriber text default null
 )
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -347,7 +358,7 @@ begin
   perform notifyq.check_quantity(redrive.quantity, 100000);
   if redrive.status = 'success' then
     perform notifyq.raise_invalid(
-      'status must not be success', 'messages that succeeded are not dead; null means all that are'
+      'status must not be success', 'messages that succeeded are not dead; null: all dead ones'
     );
   end if;
   if redrive.queue is not null
@@ -357,37 +368,22 @@ begin
   end if;
   -- One at a time: a second session would choose the same messages and find them published.
   lock table notifyq.redrive in share row exclusive mode;
-  -- What was dropped is passed over; else its messages would stop all the others.
   v_ids := array(
     select d.id
-    from messages.dead_message as d
+    from notifyq.retryable_message as d
     where (redrive.queue is null or d.queue = redrive.queue)
       and (redrive.status is null or d.status = redrive.status)
       and (redrive.since is null or d.archived_at >= redrive.since)
       and (redrive.until is null or d.archived_at < redrive.until)
       and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
       and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
-      and (
-        exists (
-          select from messages.queue as q where q.name = d.queue and d.subscriber is null
-        )
-        or exists (
-          select from messages.stream as s
-          join messages.subscription as u on u.stream = s.id
-          where s.name = d.queue and u.name = d.subscriber
-        )
-      )
-      and (d.subscriber is null or d.event_id is not null)
     order by d.archived_at, d.id
     limit redrive.quantity
   );
   return (select count(*)::integer from messages.dead_retry(variadic v_ids));
 end;
 $$;
-comment on function messages.redrive(
-  text, messages.message_status, timestamptz, timestamptz, integer, text
-) is
+comment on function messages.redrive is
   'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
-  'first, and return how many: of one queue (null: all there are), of one status (null: any), '
-  'archived at or after since and before until, of one subscriber (null: any). Raises NQ001 for an '
-  'unknown queue.';
+  'first, and return how many: of one queue (null: all), of one status (null: any), archived at or '
+  'after since and before until, of one subscriber (null: any). Raises NQ001 for an unknown queue.';

@@ -2,35 +2,43 @@
 --
 -- raises: NQ003 invalid argument
 
+-- No time is negative, also where a clock was set back. Null: the message was never claimed.
+create or replace view notifyq.timed_message as
+  select a.*,
+    case
+      when a.locked_at is not null then greatest(
+        interval '0', a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
+      )
+    end as wait,
+    case
+      when a.locked_at is not null then greatest(interval '0', a.archived_at - a.locked_at)
+    end as run
+  from messages.message_archive as a;
+comment on view notifyq.timed_message is
+  'Finished messages, with the time from when they could be claimed to the last lock (wait), and '
+  'from there to their end (run).';
+
 create or replace function notifyq.archive_extent(
   since timestamptz default null,
   until timestamptz default null
 )
-  returns setof date
-  language plpgsql
-  stable
-  security definer
+  returns setof date language sql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
-begin
-  return query
   select d.day
   from (
-    select e.day from notifyq.archive_days() as e (day)
+    select p.day from notifyq.day_partition as p where p.parent = 'message_archive'
     union
     select a.archived_at::date from notifyq.message_archive_default as a
   ) as d
   where (archive_extent.since is null or d.day + 1 > archive_extent.since)
     and (archive_extent.until is null or d.day < archive_extent.until)
   order by d.day;
-end;
 $$;
-comment on function notifyq.archive_extent(timestamptz, timestamptz) is
-  'The days, in UTC, that the archive may have messages of, archived from since on and before '
-  'until: those with a table, and those of messages that have none yet.';
-
--- Archive list: the latest finished messages, however many there are.
+comment on function notifyq.archive_extent is
+  'The days, in UTC, that may have messages archived from since on and before until: those with a '
+  'partition, and those of messages in the default one.';
 
 create or replace function messages.archive_list(
   queue text default null,
@@ -38,15 +46,9 @@ create or replace function messages.archive_list(
   quantity integer default 100,
   since timestamptz default null
 )
-  returns setof messages.message_archive
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.message_archive language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -71,7 +73,7 @@ begin
     limit archive_list.quantity;
     return;
   end if;
-  -- The latest of each queue, of which there is an index: of all by time there is none.
+  -- The latest of each queue, by the index of queues: no index has all queues by time.
   return query
   select f.*
   from unnest(
@@ -91,7 +93,6 @@ begin
   limit archive_list.quantity;
 end;
 $$;
-comment on function messages.archive_list(
-  text, messages.message_status, integer, timestamptz
-) is
-  'Finished messages, the latest first, not archived before since.';
+comment on function messages.archive_list is
+  'Finished messages, the latest first: of one queue (null: all), with one status (null: any), '
+  'archived since then (null: at any time).';

@@ -1,10 +1,8 @@
--- Retain: drop, compact and sweep what is past its time, in bounded steps.
+-- Retain: drop, compact and sweep what is past retention, in bounded steps.
 
--- The tables of days that may have rows past a retention, and that are not dropped as they are.
+-- The days that may have rows past a retention, without those that are dropped whole.
 create or replace function notifyq.days_to_retain(now timestamptz)
-  returns setof text
-  language plpgsql
-  stable
+  returns setof text language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
@@ -17,23 +15,20 @@ declare
   );
   v_longest interval := notifyq.longest_retention();
 begin
-  -- One retention for all: days are dropped whole, and nothing is to be looked for in them.
+  -- With one retention for all queues, every day is dropped whole.
   if v_shortest = v_longest then
     return;
   end if;
   return query
-  select c.relname::text
-  from pg_inherits as i
-  join pg_class as c on c.oid = i.inhrelid
-  where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-    and c.relname ~ '^(message_archive|attempt)_\d{8}$'
-    and to_date(right(c.relname, 8), 'YYYYMMDD')::timestamptz + v_shortest <= days_to_retain.now
-    and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 > (days_to_retain.now - v_longest)::date
-  order by c.relname;
+  select d.name
+  from notifyq.day_partition as d
+  where d.day::timestamptz + v_shortest <= days_to_retain.now
+    and d.day + 1 > (days_to_retain.now - v_longest)::date
+  order by d.name;
 end;
 $$;
 
--- One step with one day. Null: it is done for now; else where to go on.
+-- One step for one day. _block: where the pass through its blocks continues; null: it is finished.
 create or replace function notifyq.retain_day(
   relation text,
   now timestamptz,
@@ -43,8 +38,7 @@ create or replace function notifyq.retain_day(
   out _removed bigint,
   out _next_at timestamptz
 )
-  returns record
-  language plpgsql
+  returns record language plpgsql
 as $$
 declare
   v_plan notifyq.day_plan := notifyq.plan_day(relation, retain_day.now);
@@ -97,8 +91,7 @@ create or replace function notifyq.retain(
   quantity bigint default 10000,
   few integer default 50000
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set lock_timeout = '100ms'
 as $$
 declare
@@ -121,7 +114,7 @@ begin
       select s.* into v_step
       from notifyq.retain_day(v_relation, v_now, retain.quantity, retain.few, v_block) as s;
     exception
-      -- Somebody deletes dead messages of that day.
+      -- Another session deletes dead messages of that day.
       when lock_not_available or deadlock_detected then
         continue;
     end;
@@ -132,7 +125,7 @@ begin
       insert into notifyq.retention_day as r (relation, next_at, policy, block, removed)
       values (
         v_relation,
-        -- Where old snapshots make a step slow, it must not become all that happens.
+        -- Old snapshots make a step slow: it may take a sixth of the time, not all of it.
         greatest(v_step._next_at, clock_timestamp() + 5 * (clock_timestamp() - v_now)),
         v_hash, v_step._block, v_step._removed
       )
@@ -146,45 +139,45 @@ begin
 end;
 $$;
 
--- Remove: drop a day's table, or write it anew without what is past retention.
---
--- Both need the archive for themselves for an instant: every finish would wait while they do. So
--- they are not even tried while somebody holds it for longer, and give up soon.
+-- drop_day and compact_day lock the whole archive for an instant, and every finish waits for them.
+-- They are not tried while another session holds it for longer, and give up soon.
 
--- Whether some session has had a lock of one of these tables for a while.
-create or replace function notifyq.is_held(relations regclass[])
-  returns boolean
-  language plpgsql
+-- The transactions of other sessions that hold the table of a day or its parent.
+create or replace function notifyq.holders_of(relation text)
+  returns text[] language sql
+as $$
+  select array(
+    select l.virtualtransaction
+    from pg_locks as l
+    where l.locktype = 'relation'
+      and l.database = (select d.oid from pg_database as d where d.datname = current_database())
+      and l.relation in (
+        format('messages.%I', regexp_replace(holders_of.relation, '_\d+$', ''))::regclass::oid,
+        format('notifyq.%I', holders_of.relation)::regclass::oid
+      )
+      and l.pid <> pg_backend_pid()
+  );
+$$;
+
+create or replace function notifyq.is_held(relation text)
+  returns boolean language plpgsql
 as $$
 declare
-  v_before text[];
-  v_database oid := (select d.oid from pg_database as d where d.datname = current_database());
+  v_before text[] := notifyq.holders_of(relation);
 begin
-  v_before := array(
-    select l.virtualtransaction from pg_locks as l
-    where l.locktype = 'relation' and l.database = v_database
-      and l.relation = any (relations::oid[]) and l.pid <> pg_backend_pid()
-  );
   if v_before = '{}' then
     return false;
   end if;
-  -- A finish is through with it sooner.
+  -- A finish takes less time than this.
   perform pg_sleep(0.02);
-  return exists (
-    select from pg_locks as l
-    where l.locktype = 'relation' and l.database = v_database
-      and l.relation = any (relations::oid[]) and l.pid <> pg_backend_pid()
-      and l.virtualtransaction = any (v_before)
-  );
+  return notifyq.holders_of(relation) && v_before;
 end;
 $$;
 
--- While its archived row is there, a dead message must stay known as redriven; no longer.
+-- A dead message must stay known as redriven as long as its archived row exists.
 create or replace function notifyq.forget_redrives(plan notifyq.day_plan)
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 begin
   if plan.relation ~ '^attempt' or not exists (select from notifyq.redrive) then
@@ -199,25 +192,28 @@ begin
 end;
 $$;
 
--- False: it is in use, and nothing changed.
+-- False: the day is in use, and nothing changed.
 create or replace function notifyq.drop_day(relation text)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
   set lock_timeout = '100ms'
 as $$
 declare
-  v_parent text := regexp_replace(relation, '_\d+$', '');
   v_plan notifyq.day_plan;
 begin
-  if notifyq.is_held(array[format('messages.%I', v_parent), format('notifyq.%I', relation)]) then
+  if notifyq.is_held(relation) then
     return false;
   end if;
-  -- First the day alone, which no finish looks at.
+  -- The day first: no finish uses it.
   execute format('lock table notifyq.%I in access exclusive mode', relation);
   v_plan.relation := relation;
   perform notifyq.forget_redrives(v_plan);
   delete from notifyq.retention_day as r where r.relation = drop_day.relation;
   execute format('drop table notifyq.%I', relation);
+  if relation ^@ 'message_archive_' then
+    execute format(
+      'drop table if exists notifyq.%I', replace(relation, 'message_archive', 'step_archive')
+    );
+  end if;
   return true;
 exception
   when lock_not_available or deadlock_detected then
@@ -226,53 +222,43 @@ end;
 $$;
 
 create or replace function notifyq.drop_partitions()
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
   set timezone = 'UTC'
 as $$
 declare
-  v_keep timestamptz := clock_timestamp() - notifyq.longest_retention();
+  v_until timestamptz := clock_timestamp() - notifyq.longest_retention();
   v_name text;
+  v_parent text;
   v_dropped integer := 0;
   v_busy text[] := array[]::text[];
 begin
-  for v_name in
-    select c.relname::text
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
-    where i.inhparent in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-      and c.relname ~ '^(message_archive|attempt)_\d{8}$'
-      and to_date(right(c.relname, 8), 'YYYYMMDD') + 1 <= v_keep::date
-      and notifyq.is_in_lakes(c.relname::text)
-    order by c.relname
-    -- Each takes a dozen locks, of which a server has not very many.
+  for v_name, v_parent in
+    select d.name, d.parent
+    from notifyq.day_partition as d
+    where d.day + 1 <= v_until::date
+      and notifyq.is_in_lakes(d.name)
+    order by d.name
+    -- Each takes a dozen of the server's locks, which are limited.
     limit 10
   loop
-    continue when regexp_replace(v_name, '_\d+$', '') = any (v_busy);
+    continue when v_parent = any (v_busy);
     if notifyq.drop_day(v_name) then
       v_dropped := v_dropped + 1;
     else
-      v_busy := array_append(v_busy, regexp_replace(v_name, '_\d+$', ''));
+      v_busy := v_busy || v_parent;
     end if;
   end loop;
   return v_dropped;
 end;
 $$;
 
--- Compact: write a day's table anew without what is past retention.
---
--- Rows that are deleted one by one leave a table as large as it was, and much to vacuum.
-
--- The rows that are to stay go into a table that takes its place. Null: it is in use; else about
--- how many rows are gone. If none is to stay, the table is gone as well.
+-- Writes the rows that stay into a new table, which replaces that of the day; drops the day where
+-- no row stays. Deleted one by one, rows leave a table of the same size, and much to vacuum. Null:
+-- the day is in use; else about how many rows are gone.
 create or replace function notifyq.compact_day(relation text, now timestamptz)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set lock_timeout = '100ms'
-  set timezone = 'UTC'
-  set jit = off
+  set lock_timeout = '100ms' set timezone = 'UTC' set jit = off
 as $$
 declare
   v_parent text := regexp_replace(relation, '_\d+$', '');
@@ -282,11 +268,11 @@ declare
   v_rows bigint := notifyq.estimate_count(relation);
   v_left bigint;
 begin
-  if notifyq.is_held(array[format('messages.%I', v_parent), format('notifyq.%I', relation)]) then
+  if notifyq.is_held(relation) then
     return null;
   end if;
-  -- Its readers go on. Nobody writes into a day that is over, but for who deletes dead messages
-  -- and transactions that have archived and not committed since.
+  -- Readers continue. A past day has few writers: a delete of dead messages, and transactions that
+  -- archived and have not committed yet.
   execute format('lock table notifyq.%I in share mode', relation);
   v_plan := notifyq.plan_day(relation, compact_day.now);
   if not notifyq.is_in_lakes(relation) then
@@ -304,7 +290,7 @@ begin
   );
   get diagnostics v_left = row_count;
   perform notifyq.forget_redrives(v_plan);
-  -- From here on the archive is held.
+  -- From here on the archive is locked.
   execute format('drop table notifyq.%I', relation);
   if v_left = 0 then
     execute format('drop table notifyq.%I', v_new);
@@ -322,34 +308,29 @@ exception
 end;
 $$;
 
--- Sweep: delete rows past the retention of their queue from days of which many others stay.
+-- The sweeps delete rows past the retention of their queue from days of which many others stay.
 
--- How far each lake is. Null: that is not known, and then nothing may go.
+-- What each lake has. Null: that is not known of one of them, and nothing may be deleted.
 create or replace function notifyq.lake_positions()
-  returns pg_snapshot[]
-  language plpgsql
-  stable
+  returns pg_snapshot[] language plpgsql stable
 as $$
 begin
   if exists (select from notifyq.lake as l where notifyq.lake_obstacle(l) is not null) then
     return null;
   end if;
-  return array(select split_part(l.place, '/', 2)::pg_snapshot from notifyq.lake as l);
+  return array(select split_part(l.position, '/', 2)::pg_snapshot from notifyq.lake as l);
 end;
 $$;
 
--- Whether any row is to go, and whether those that are to stay are few.
+-- Whether any row is past retention, and whether at most `most` rows stay.
 create or replace function notifyq.weigh_day(
   plan notifyq.day_plan,
   most integer,
   out _has_gone boolean,
   out _is_few boolean
 )
-  returns record
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns record language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 begin
   execute format(
@@ -377,21 +358,20 @@ begin
 end;
 $$;
 
--- Delete what is to go from some blocks of a day's table: each is read once, whatever it has, so
--- that a day of any size is gone through in steps of one size.
+-- Deletes what is past retention from some blocks of a day. Each block is read once: a day of any
+-- size is scanned in steps of one size.
 create or replace function notifyq.sweep_blocks(
   plan notifyq.day_plan,
   block bigint,
   blocks bigint
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set jit = off
 as $$
 declare
   v_removed bigint := 0::bigint;
   v_dead bigint[];
-  v_places pg_snapshot[] := notifyq.lake_positions();
+  v_exported pg_snapshot[] := notifyq.lake_positions();
   v_first text := '(' || block || ',0)';
   v_until text := '(' || block + blocks || ',0)';
 begin
@@ -402,7 +382,7 @@ begin
       plan.relation, v_first, v_until, plan.gone
     );
     get diagnostics v_removed = row_count;
-  elsif v_places is not null then
+  elsif v_exported is not null then
     execute format(
       'with gone as ('
       '  delete from notifyq.%I as a where a.ctid >= %L::tid and a.ctid < %L::tid'
@@ -412,8 +392,7 @@ begin
       '    where not pg_visible_in_snapshot(a.xid, s.seen))'
       '  returning a.id, a.status'
       ') select count(*), array_agg(g.id) filter (where g.status <> ''success'') from gone as g',
-      plan.relation, v_first, v_until, plan.gone,
-      plan.dead, plan.success, v_places
+      plan.relation, v_first, v_until, plan.gone, plan.dead, plan.success, v_exported
     ) into v_removed, v_dead;
     delete from notifyq.redrive as r where r.archive_id = any (v_dead);
   end if;
@@ -421,28 +400,25 @@ begin
 end;
 $$;
 
--- Delete up to quantity rows of queues that are kept for less than a day, the oldest first.
+-- Deletes up to quantity rows of queues that are kept for less than a day, the oldest first.
 create or replace function notifyq.sweep_brief(
   plan notifyq.day_plan,
   now timestamptz,
   quantity bigint
 )
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns bigint language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  v_places pg_snapshot[] := notifyq.lake_positions();
+  v_exported pg_snapshot[] := notifyq.lake_positions();
   v_queue text;
   v_success interval;
   v_dead interval;
   v_count bigint;
   v_removed bigint := 0::bigint;
-  v_died bigint[];
+  v_dead_ids bigint[];
 begin
-  if v_places is null then
+  if v_exported is null then
     return v_removed;
   end if;
   for v_queue, v_success, v_dead in
@@ -460,9 +436,9 @@ begin
       ') select count(*), array_agg(g.id) filter (where g.status <> ''success'') from gone as g',
       plan.relation, plan.relation, v_queue, sweep_brief.now - least(v_success, v_dead),
       sweep_brief.now - greatest(v_success, v_dead), v_success < v_dead,
-      sweep_brief.quantity - v_removed, v_places
-    ) into v_count, v_died;
-    delete from notifyq.redrive as r where r.archive_id = any (v_died);
+      sweep_brief.quantity - v_removed, v_exported
+    ) into v_count, v_dead_ids;
+    delete from notifyq.redrive as r where r.archive_id = any (v_dead_ids);
     v_removed := v_removed + v_count;
     exit when v_removed >= sweep_brief.quantity;
   end loop;

@@ -1,12 +1,10 @@
--- Retention: how long messages are kept, by queue and by outcome.
+-- Retention: how long messages are kept, by queue and by outcome, and what the archive holds.
 --
 -- raises: NQ003 invalid argument
 
--- A day whose rows are all older is dropped as it is.
+-- A day whose rows are all older is dropped whole.
 create or replace function notifyq.longest_retention()
-  returns interval
-  language sql
-  stable
+  returns interval language sql stable
 as $$
   select greatest(
     (select max(greatest(q.retention, q.retention_dead)) from messages.queue as q),
@@ -16,28 +14,22 @@ as $$
   left join messages.archive_policy as p on true;
 $$;
 
--- Of queues by name. One that is not there was dropped, or is a stream, whose events died.
+-- A name that is no queue is a dropped queue, or a stream with dead events.
 create or replace function notifyq.queue_retention(queues text[])
-  returns setof notifyq.queue_keep
-  language sql
-  stable
+  returns setof notifyq.queue_keep language sql stable
 as $$
   select u.name,
     coalesce(q.retention, p.retention, l.keep),
-    coalesce(
-      q.retention_dead, q.retention, p.retention_dead, p.retention, l.keep
-    )
+    coalesce(q.retention_dead, q.retention, p.retention_dead, p.retention, l.keep)
   from unnest(queue_retention.queues) as u (name)
   left join messages.archive_policy as p on true
   cross join notifyq.longest_retention() as l (keep)
   left join messages.queue as q on q.name = u.name;
 $$;
 
--- What says that a day must be looked through again, also where an UPDATE changed a queue.
+-- Changes with every retention, also where a plain UPDATE changed it: all days are scanned again.
 create or replace function notifyq.retention_hash()
-  returns bigint
-  language sql
-  stable
+  returns bigint language sql stable
   set intervalstyle = 'postgres'
 as $$
   select hashtextextended(concat_ws(
@@ -53,12 +45,10 @@ as $$
   left join messages.archive_policy as p on true;
 $$;
 
--- Whether a day's table may go: a lake comes first. One that is not exported any more is told of by
--- `notifyq doctor`.
+-- Rows of the archive are kept until every lake has them. `notifyq doctor` reports a lake that is
+-- not exported to any more.
 create or replace function notifyq.is_in_lakes(relation text)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 begin
   return relation ~ '^attempt' or not exists (
@@ -67,24 +57,21 @@ begin
 end;
 $$;
 
--- The queues of the rows in a day's table.
+-- The queues of the rows in the table of a day.
 create or replace function notifyq.queues_of(relation text)
-  returns text[]
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns text[] language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_queues text[];
 begin
   if relation ~ '^attempt' then
-    -- They are few, and have no index by queue.
+    -- Attempts are few, and have no index by queue.
     execute format('select array(select distinct t.queue from notifyq.%I as t)', relation)
     into v_queues;
     return v_queues;
   end if;
-  -- From one queue to the next by the index: as many looks as queues, not as many as rows.
+  -- From one queue to the next by the index: one index scan for each queue, not for each row.
   execute format(
     'with recursive step as ('
     '  (select a.queue from notifyq.%I as a order by a.queue limit 1)'
@@ -98,13 +85,10 @@ begin
 end;
 $$;
 
--- What is to become of a day's table. Of the queues in it all rows of `queues` are to stay and none
--- of `gone`; of `success` and `dead` those that ended so. Retentions of a day and more are over
--- when they are for the whole day; what has a shorter one goes as it ages: `brief`, until then.
+-- Which rows of the table of a day stay. A retention of a day or more ends for all rows of the day
+-- at once; the rows of `brief` queues, whose retention is shorter, are removed as they age.
 create or replace function notifyq.plan_day(relation text, now timestamptz)
-  returns notifyq.day_plan
-  language plpgsql
-  stable
+  returns notifyq.day_plan language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
@@ -123,7 +107,7 @@ begin
     coalesce(array_agg(c.queue) filter (where c.past and c.dead_past), '{}'),
     coalesce(array_agg(c.queue) filter (
       where c.is_brief and not (c.past and c.dead_past)), '{}'),
-    -- A late commit may bring a row into any day.
+    -- A late commit can add a row to any day.
     least(min(c.next_at), plan_day.now + interval '1 day')
   into v_plan
   from (
@@ -138,13 +122,13 @@ begin
       ) as next_at
     from (
       select n.queue,
-        -- An attempt may be of either: it stays while one of them does.
+        -- An attempt belongs to either: it stays while one of them does.
         case when v_is_archive then n.success else greatest(n.success, n.dead) end as success,
         case when v_is_archive then n.dead else greatest(n.success, n.dead) end as dead
       from notifyq.queue_retention(notifyq.queues_of(relation)) as n
     ) as k
   ) as c;
-  -- A queue may have no row in it yet.
+  -- A queue without a row in this day may still get one.
   if v_until > plan_day.now then
     v_plan.next_at := least(v_plan.next_at, v_until + v_shortest);
   end if;
@@ -158,16 +142,12 @@ begin
 end;
 $$;
 
--- Retention: what is kept and for how long, what goes next, and the policy of the whole archive.
-
 create or replace function messages.alter_archive(
   retention interval default null,
   retention_dead interval default null,
   days_ahead integer default null
 )
-  returns messages.archive_policy
-  language plpgsql
-  security definer
+  returns messages.archive_policy language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -193,22 +173,21 @@ begin
   return v_policy;
 end;
 $$;
-comment on function messages.alter_archive(interval, interval, integer) is
-  'Change what holds for the whole archive; null leaves a value as it is, and 0 takes a retention '
-  'away. retention: of queues that are created without one, of messages whose queue was dropped, '
-  'and of events that died; retention_dead: of those of them that did not succeed; days_ahead: for '
-  'how many days after today partitions are made. Returns the policy.';
+comment on function messages.alter_archive is
+  'Change the policy of the whole archive and return it; null keeps a value, 0 removes a '
+  'retention. retention: default for new queues, and retention of dropped queues and of dead '
+  'events; retention_dead: the same for messages that did not succeed; days_ahead: for how many '
+  'days after today partitions are created. Raises NQ003.';
 
--- How many rows of each queue a day's table has. Counted where it is small; of a large one by the
--- statistics of the server, then the queues that are not among its most common values are one row
--- without a name, and nobody counted the dead.
+-- How many rows of each queue the table of a day has. A small table is counted. A large one goes by
+-- the statistics of the server: queues that are not among the most common values become one row
+-- without a name, and dead is unknown.
 create or replace function notifyq.weigh_queues(relation text)
-  returns setof messages.retention_report
-  language plpgsql
-  stable
+  returns setof messages.retention_report language plpgsql stable
 as $$
 declare
   v_class regclass := format('notifyq.%I', relation)::regclass;
+  v_day date := to_date(right(relation, 8), 'YYYYMMDD');
   v_bytes bigint := pg_total_relation_size(v_class);
   v_rows bigint;
 begin
@@ -217,8 +196,7 @@ begin
       'select a.queue, true, null::interval, null::interval, count(*),'
       ' count(*) filter (where a.status <> ''success''),'
       ' (%L * count(*) / sum(count(*)) over ())::bigint, %L::date'
-      ' from notifyq.%I as a group by a.queue',
-      v_bytes, to_date(right(relation, 8), 'YYYYMMDD'), relation
+      ' from notifyq.%I as a group by a.queue', v_bytes, v_day, relation
     );
     return;
   end if;
@@ -229,7 +207,7 @@ begin
     from notifyq.common_values(v_class, 'queue') as c
   )
   select k.queue, true, null::interval, null::interval, (v_rows * k.share)::bigint, null::bigint,
-    (v_bytes * k.share)::bigint, to_date(right(relation, 8), 'YYYYMMDD')
+    (v_bytes * k.share)::bigint, v_day
   from (
     select n.queue, n.share from known as n
     union all
@@ -240,24 +218,16 @@ end;
 $$;
 
 create or replace function messages.retention_info()
-  returns setof messages.retention_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.retention_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   with kept as (
     select w.queue, sum(w.rows)::bigint as rows,
       case when count(w.dead) = count(*) then sum(w.dead)::bigint end as dead,
       sum(w.bytes)::bigint as bytes, min(w.first_day) as first_day
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
-    cross join lateral notifyq.weigh_queues(c.relname::text) as w
-    where i.inhparent = 'messages.message_archive'::regclass
-      and c.relname ~ '^message_archive_\d{8}$'
-      and w.rows > 0
+    from notifyq.day_partition as d
+    cross join lateral notifyq.weigh_queues(d.name) as w
+    where d.parent = 'message_archive' and w.rows > 0
     group by w.queue
   ),
   each as (
@@ -271,19 +241,16 @@ begin
   from each as e
   left join lateral notifyq.queue_retention(array[e.queue]) as p on e.queue is not null
   order by e.bytes desc nulls last, e.queue;
-end;
 $$;
-comment on function messages.retention_info() is
-  'For each queue, and each other that the archive has messages of (is_known false: it was '
-  'dropped, or is a stream whose events died): for how long what succeeded and what did not is '
-  'kept, how many messages are there, how many of them did not succeed, how many bytes they take '
-  'with their indexes, and from which day on. Days of more than 8 MB go by the statistics of the '
-  'server: figures are about right, dead is null, and rare queues are one row without a name.';
+comment on function messages.retention_info is
+  'One row for each queue, and for each dropped queue or stream with archived messages (is_known '
+  'false): how long messages that succeeded and those that did not are kept, how many are in the '
+  'archive, how many of them did not succeed, their bytes with indexes, and the first day. Days of '
+  'more than 8 MB go by the statistics of the server: figures are estimates, dead is null, and '
+  'rare queues are one row without a name.';
 
 create or replace function notifyq.next_step(relation text, now timestamptz)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 declare
   v_plan notifyq.day_plan := notifyq.plan_day(relation, next_step.now);
@@ -301,26 +268,25 @@ end;
 $$;
 
 create or replace function messages.archive_info()
-  returns setof messages.day_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.day_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_longest interval := notifyq.longest_retention();
-  v_look text[] := array(select notifyq.days_to_retain(v_now));
+  v_to_retain text[] := array(select notifyq.days_to_retain(v_now));
 begin
   return query
   select d.day, w.rows, w.dead, pg_relation_size(d.class) <= 8000000,
     pg_total_relation_size(d.class),
-    coalesce(pg_total_relation_size(to_regclass(replace(d.name, 'message_archive', 'attempt'))), 0),
+    coalesce(pg_total_relation_size(to_regclass(
+      'notifyq.' || notifyq.partition_name(d.day, 'attempt')
+    )), 0),
     coalesce(r.removed, 0), g.goes_at, r.next_at,
     case
       when d.day + 1 <= (v_now - v_longest)::date then 'drop'
-      when d.name = any (v_look) then notifyq.next_step(d.name, v_now)
+      when d.name = any (v_to_retain) then notifyq.next_step(d.name, v_now)
     end,
     (
       select l.location from notifyq.lake as l
@@ -328,14 +294,7 @@ begin
         and not notifyq.is_exported(l, d.name)
       order by l.id limit 1
     )
-  from (
-    select c.relname::text as name, c.oid::regclass as class,
-      to_date(right(c.relname, 8), 'YYYYMMDD') as day
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
-    where i.inhparent = 'messages.message_archive'::regclass
-      and c.relname ~ '^message_archive_\d{8}$'
-  ) as d
+  from notifyq.day_partition as d
   cross join lateral (
     select coalesce(sum(q.rows), 0)::bigint as rows,
       case when count(q.dead) = count(*) then coalesce(sum(q.dead), 0)::bigint else (
@@ -350,12 +309,14 @@ begin
     from notifyq.queue_retention(notifyq.queues_of(d.name)) as k
   ) as g
   left join notifyq.retention_day as r on r.relation = d.name
+  where d.parent = 'message_archive'
   order by d.day;
 end;
 $$;
-comment on function messages.archive_info() is
-  'Each day of the archive, also those ahead: rows and those that did not succeed, exact or as the '
-  'server estimates them; bytes with indexes, those of its attempts; how many rows retention has '
-  'removed; when the last of it goes (goes_at), when it is looked through next, and what upkeep '
-  'does next (next_step): drop it, rewrite it without what is past retention, delete that step by '
-  'step, age: delete what is kept for less than a day; awaits: the lake that must have it before.';
+comment on function messages.archive_info is
+  'Each day of the archive, also days to come: rows and those that did not succeed, counted '
+  '(is_exact) or estimated by the server; bytes with indexes, and those of its attempts; how many '
+  'rows retention has removed; when its last row is due to go (goes_at); when it is scanned next '
+  '(next_at), and what maintenance does next (next_step): drop it, rewrite it without what is past '
+  'retention, delete that in steps, or age: delete what is kept for less than a day; awaits: the '
+  'lake that must have it first.';

@@ -1,12 +1,9 @@
--- Bounds: which durations and instants every client and every function can compute with.
+-- Bounds: durations and instants that all clients and functions can compute with.
 
--- Each part has a bound of its own: '5000000 years -1800000000 days' compares as a few years, and
--- adding it to an instant overflows on the way.
+-- Each part has its own bound: '5000000 years -1800000000 days' compares as a few years, but
+-- overflows when it is added to an instant.
 create or replace function notifyq.is_duration(value interval)
-  returns boolean
-  language sql
-  immutable
-  parallel safe
+  returns boolean language sql immutable parallel safe
 as $$
   select abs(extract(year from value)) <= 1000
     and abs(extract(day from value)) <= 366000
@@ -15,22 +12,16 @@ as $$
     and value between interval '-366000 days' and interval '366000 days';
 $$;
 
--- A span that was measured or added up, as every client can hold it.
+-- A measured or summed duration, limited to what every client can hold.
 create or replace function notifyq.bounded_interval(seconds double precision)
-  returns interval
-  language sql
-  immutable
-  parallel safe
+  returns interval language sql immutable parallel safe
 as $$
   select make_interval(secs => least(greatest(seconds, -1e12), 1e12));
 $$;
 
--- The years that dates have in most languages.
+-- The years that dates can have in most languages.
 create or replace function notifyq.is_instant(value timestamptz)
-  returns boolean
-  language sql
-  immutable
-  parallel safe
+  returns boolean language sql immutable parallel safe
 as $$
   select value >= '0001-01-01 00:00:00+00'::timestamptz
     and value < '10000-01-01 00:00:00+00'::timestamptz;

@@ -1,5 +1,4 @@
--- Roles: who may do what. None can log in; security/grants.sql gives them the schema and their
--- rights.
+-- Roles: five roles without login; security/grants.sql gives them their rights.
 --
 -- raises: nothing; without the right to create roles the owner grants by hand
 
@@ -14,16 +13,17 @@ begin
       if to_regrole(v_role) is null then
         execute format('create role %I nologin', v_role);
         if v_role = 'notifyq_owner' and not pg_has_role(v_role, 'usage') then
-          -- Whoever installs must be able to do so again. Not where another has made the role: its
-          -- members can do everything to each schema of the server that it owns.
+          -- The installing role must be able to install again. It gets no membership in a role that
+          -- exists already: members can do everything to each schema of the server that the role
+          -- owns.
           execute format('grant %I to %I', v_role, current_user);
         end if;
       end if;
     exception
-      -- Roles belong to the whole cluster: another database may be creating them right now.
+      -- Roles belong to the whole server: another database may create them at this moment.
       when duplicate_object or unique_violation then null;
       when insufficient_privilege then
-        raise notice 'role % was not created: it needs the attribute CREATEROLE', v_role;
+        raise notice 'role % was not created: that needs the attribute CREATEROLE', v_role;
     end;
   end loop;
 end;

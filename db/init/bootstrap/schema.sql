@@ -1,16 +1,15 @@
--- Schemas: messages has what people and their programs call and read, notifyq all the rest; and
--- which version of both is installed.
+-- Schemas: messages is public, notifyq is internal; and the installed version of both.
 --
 -- raises: NQ901 another version is installed
 
--- Not `create schema if not exists`: it needs the right to create schemas even where there is one,
--- and who owns this one need not own the database.
+-- Not `create schema if not exists`: that needs the right to create schemas even where the schema
+-- exists, and its owner need not own the database.
 do $$
 begin
   if to_regnamespace('messages') is null then
     create schema messages;
   end if;
-  -- Helpers are replaced by the same role as the functions that call them.
+  -- One role must be able to replace all functions.
   if to_regnamespace('notifyq') is null then
     execute format(
       'create schema notifyq authorization %I',
@@ -20,11 +19,11 @@ begin
 end;
 $$;
 comment on schema messages is
-  'notifyq: a message queue in PostgreSQL. Publish with messages.publish() or a plain insert into '
-  'messages.message.';
+  'notifyq, a message queue in PostgreSQL. Publish with messages.publish() or with a plain insert '
+  'into messages.message.';
 comment on schema notifyq is
-  'notifyq: helpers, private tables and partitions, and functions that only its own processes '
-  'call. Use schema messages.';
+  'Internal part of notifyq: helpers, private tables, partitions, and functions for its own '
+  'processes. Use schema messages.';
 
 create table if not exists notifyq.schema_version (
   version integer not null,
@@ -32,40 +31,32 @@ create table if not exists notifyq.schema_version (
   constraint schema_version_version_pk primary key (version)
 );
 comment on table notifyq.schema_version is
-  'One row for each version of the schema that was installed here; the largest is in force.';
+  'One row for each version of the schema that was installed; the largest is the present one.';
 
 create or replace function messages.version()
-  returns integer
-  language sql
-  immutable
-  security definer
+  returns integer language sql immutable security definer
   set search_path = pg_catalog, pg_temp
 as $$
   select 1;
 $$;
-comment on function messages.version() is
-  'The version of the schema that these functions need and that 99_check.sql records.';
+comment on function messages.version is
+  'The version of the schema that these functions need; 99_check.sql records it.';
 
 create or replace function notifyq.oldest_client()
-  returns integer
-  language sql
-  immutable
-  security definer
+  returns integer language sql immutable security definer
   set search_path = pg_catalog, pg_temp
 as $$
   select 1;
 $$;
-comment on function notifyq.oldest_client() is
-  'The oldest version whose packages still work with this schema; they refuse it if theirs is '
-  'older.';
+comment on function notifyq.oldest_client is
+  'The oldest version whose packages work with this schema; older packages refuse it.';
 
 do $$
 declare
   v_installed integer := (select max(s.version) from notifyq.schema_version as s);
 begin
-  -- The files of tables/ create what is missing but never alter a table: run over an older
-  -- schema they would leave new functions beside old tables. A migration records its version
-  -- first.
+  -- The files of tables/ never alter a table: run over an older schema they would leave new
+  -- functions beside old tables. A migration records its version first.
   if v_installed <> messages.version() then
     raise exception using
       errcode = 'NQ901',
@@ -73,7 +64,7 @@ begin
       hint = case
         when v_installed < messages.version()
         then format('upgrade it to version %s with `notifyq migrate`', messages.version())
-        else format('these files are version %s: use those of a later notifyq', messages.version())
+        else format('these files are version %s: use a later notifyq', messages.version())
       end;
   end if;
 end;

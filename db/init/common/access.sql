@@ -1,25 +1,21 @@
--- Access: who may use a queue or a stream, and grants on it.
+-- Access: grants on queues and streams, and their checks.
 --
 -- raises: NQ007 no right to the queue, NQ001 queue not found, NQ003 invalid argument, NQ009 open
 -- transactions
 
--- These functions run as the owner, so current_user says nothing: the caller is the role of SET
--- ROLE, else that of the session. A queue without grants is open to all who have the function. Who
--- calls one asks first whether there is any grant, which in most databases ends the matter.
+-- These functions run as the owner, and current_user is the owner: the caller is the role of SET
+-- ROLE, else that of the session. A queue without grants is open to all who may call the functions.
+-- Callers first test whether there are any grants at all: most databases have none.
 
 create or replace function notifyq.calling_role()
-  returns text
-  language sql
-  stable
+  returns text language sql stable
 as $$
   select coalesce(nullif(current_setting('role'), 'none'), session_user);
 $$;
 
--- Usage, not membership: what a role may is what its privileges are without another SET ROLE.
+-- Usage, not membership: the privileges that a role has without another SET ROLE.
 create or replace function notifyq.has_role(role text)
-  returns boolean
-  language sql
-  stable
+  returns boolean language sql stable
 as $$
   select coalesce(
     pg_has_role(notifyq.calling_role()::name, to_regrole(quote_ident(role))::oid, 'usage'), false
@@ -27,9 +23,7 @@ as $$
 $$;
 
 create or replace function notifyq.is_allowed(queue text, act text)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 begin
   return not exists (select from messages.queue_grant as g where g.queue = is_allowed.queue)
@@ -47,9 +41,7 @@ end;
 $$;
 
 create or replace function notifyq.check_access(queue text, act text)
-  returns void
-  language plpgsql
-  stable
+  returns void language plpgsql stable
 as $$
 begin
   if not notifyq.is_allowed(queue, act) then
@@ -61,11 +53,9 @@ begin
 end;
 $$;
 
--- Whether the caller may consume from a queue; an error where it was asked for by name.
+-- Whether the caller may consume from a queue; raises if the caller named the queue.
 create or replace function notifyq.may_consume(queue text, is_named boolean)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 begin
   if is_named then
@@ -75,23 +65,18 @@ begin
 end;
 $$;
 
--- The queues from which the caller may not consume.
+-- Queues from which the caller may not consume.
 create or replace function notifyq.barred_queues()
-  returns text[]
-  language sql
-  stable
+  returns text[] language sql stable
 as $$
   select coalesce(array_agg(q.name), '{}')
   from (select distinct g.queue from messages.queue_grant as g) as q (name)
   where not notifyq.is_allowed(q.name, 'consume from');
 $$;
 
--- The ids, with null in place of each message that is in a barred queue: an id and a token are
--- small numbers that anybody can guess, so they prove nothing.
+-- The ids, with null for each message in a barred queue: anybody can guess an id and a token.
 create or replace function notifyq.hide_barred(ids bigint[])
-  returns bigint[]
-  language plpgsql
-  stable
+  returns bigint[] language plpgsql stable
 as $$
 declare
   v_barred text[] := notifyq.barred_queues();
@@ -109,16 +94,14 @@ begin
 end;
 $$;
 
--- Of the trigger that is enabled while any queue has a grant, see common/access.sql.
+-- The function of a trigger that is enabled while any queue has a grant.
 create or replace function notifyq.admit()
-  returns trigger
-  language plpgsql
-  security definer
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  -- No publisher can set the token: only a schedule, which an admin has defined and any worker may
-  -- fire, begins with another one.
+  -- Publishers cannot set the token. Only a schedule starts with another one: an admin has defined
+  -- it, and any worker may fire it.
   if new.lock_token = 0 then
     perform notifyq.check_access(new.queue, 'publish into');
   end if;
@@ -126,16 +109,14 @@ begin
 end;
 $$;
 
--- Queue grants: keep a queue to some roles.
-
 do $$
 begin
   if not exists (
     select from pg_trigger as g
     where g.tgrelid = 'messages.message'::regclass and g.tgname = 'admit'
   ) then
-    -- The first of all triggers, which fire by name: before a conflict of keys or the limit of a
-    -- queue tells anything. Not `create or replace`: that would enable it.
+    -- The name sorts first: access is checked before other triggers report duplicates or limits.
+    -- Not `create or replace`: that would enable it.
     create trigger admit
       before insert on messages.message
       for each row
@@ -145,11 +126,10 @@ begin
 end;
 $$;
 
--- Enabled while any queue has a grant; else publishers pay nothing for it.
+-- Enabled while any queue has a grant; publishers pay nothing otherwise.
 create or replace function notifyq.rebuild_access_trigger()
-  returns void
-  language plpgsql
-  -- It locks out whoever publishes or claims, so it must not wait long for those who do.
+  returns void language plpgsql
+  -- It locks out publishers and claims, so it must not wait long for open transactions.
   set lock_timeout = '2s'
 as $$
 declare
@@ -173,11 +153,9 @@ exception
 end;
 $$;
 
--- Whoever publishes into a stream without grants is not to pay for a look at this table.
-create or replace function notifyq.guard()
-  returns trigger
-  language plpgsql
-  security definer
+-- Publishers into streams without grants need not read this table.
+create or replace function notifyq.mark_guarded_streams()
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -192,24 +170,12 @@ $$;
 create or replace trigger guard
   after insert or update or delete or truncate on messages.queue_grant
   for each statement
-  execute function notifyq.guard();
-
--- One that was dropped has been made anew, and is off.
-do $$
-begin
-  perform notifyq.rebuild_access_trigger();
-end;
-$$;
+  execute function notifyq.mark_guarded_streams();
 
 create or replace function messages.grant_queue(
-  queue text,
-  role text,
-  publish boolean default true,
-  consume boolean default true
+  queue text, role text, publish boolean default true, consume boolean default true
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -220,7 +186,7 @@ begin
   end if;
   if to_regrole(quote_ident(grant_queue.role)) is null then
     perform notifyq.raise_invalid(
-      format('there is no role %L', grant_queue.role), 'create it with `create role`'
+      format('there is no role %L', grant_queue.role), 'create it with CREATE ROLE'
     );
   end if;
   if (publish or consume) is not true then
@@ -243,17 +209,15 @@ begin
   return v_is_new;
 end;
 $$;
-comment on function messages.grant_queue(text, text, boolean, boolean) is
-  'Let a role, and all who have its privileges, publish into a queue, consume from it, or both. '
-  'From the first grant on the queue is closed to everybody else but admins and the owner. The '
-  'role needs notifyq_publisher or notifyq_worker as well. A second grant replaces the first. '
-  'False: it was so already. Raises NQ001 for an unknown queue, NQ003 for an unknown role, and '
-  'NQ009 where transactions that publish or claim stay open.';
+comment on function messages.grant_queue is
+  'Let a role, and all that have its privileges, publish into a queue, consume from it, or both. '
+  'From the first grant on the queue is closed to all others but admins and the owner. The role '
+  'also needs notifyq_publisher or notifyq_worker. A second grant replaces the first. False: '
+  'nothing changed. Raises NQ001 for an unknown queue, NQ003 for an unknown role, and NQ009 if '
+  'transactions that publish or claim stay open.';
 
 create or replace function messages.revoke_queue(queue text, role text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -263,16 +227,13 @@ begin
   return found;
 end;
 $$;
-comment on function messages.revoke_queue(text, text) is
-  'Take back what a role may do with a queue. With the last grant the queue is open again to all '
-  'who may publish or work: to keep it closed, grant it to notifyq_admin first. False: there was '
+comment on function messages.revoke_queue is
+  'Revoke what a role may do with a queue. With the last grant the queue is open again to all '
+  'publishers and workers: to keep it closed, first grant it to notifyq_admin. False: there was '
   'no such grant.';
 
 create or replace function messages.queue_grants(queue text default null)
-  returns setof messages.queue_grant
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.queue_grant language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -283,8 +244,8 @@ begin
   order by g.queue, g.role;
 end;
 $$;
-comment on function messages.queue_grants(text) is
+comment on function messages.queue_grants is
   'Which roles may use a queue (null: all queues that have grants).';
 
--- After the last grant was revoked publishers need not go on paying, and a restored one must hold.
+-- A new or restored trigger is disabled, but restored grants must hold.
 do $$ begin perform notifyq.rebuild_access_trigger(); end; $$;

@@ -1,11 +1,9 @@
--- Internal: what several functions share. Executable by nobody but the owner.
+-- Checks: arguments that several functions check, backoff, and the gate to the archive.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
 create or replace function notifyq.find_queue(name text)
-  returns messages.queue
-  language plpgsql
-  stable
+  returns messages.queue language plpgsql stable
 as $$
 declare
   v_queue messages.queue;
@@ -16,9 +14,8 @@ begin
       errcode = 'NQ001',
       message = format('there is no queue %L', find_queue.name),
       hint = format(
-        'create it with `notifyq queues create %s` or select messages.create_queue(%L), or where '
-        'it is to be a stream with `notifyq stream create %s` or select messages.create_stream(%L)',
-        find_queue.name, find_queue.name, find_queue.name, find_queue.name
+        'create it with `notifyq queues create %1$s` or messages.create_queue(%1$L), or, as a '
+        'stream, with `notifyq stream create %1$s` or messages.create_stream(%1$L)', find_queue.name
       );
   end if;
   return v_queue;
@@ -26,8 +23,7 @@ end;
 $$;
 
 create or replace function notifyq.raise_invalid(message text, hint text default '')
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if hint = '' then
@@ -38,10 +34,9 @@ begin
 end;
 $$;
 
--- For an argument for which null has no meaning: that would be taken for something else.
+-- For arguments that must not be null: null would mean something else.
 create or replace function notifyq.check_given(name text, is_given boolean)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if is_given is not true then
@@ -50,59 +45,71 @@ begin
 end;
 $$;
 
--- For whoever waited in vain for a lock that transactions hold which do what.
+-- For a lock timeout; `what` is what the transactions do that hold the lock.
 create or replace function notifyq.raise_busy(what text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   raise exception using
     errcode = 'NQ009',
     message = format('transactions that %s stay open', what),
-    hint = 'nothing was changed: try again, or end them, see pg_locks and pg_stat_activity';
+    hint = 'nothing was changed; try again, or end them, see pg_locks and pg_stat_activity';
 end;
 $$;
 
-create or replace function notifyq.check_quantity(quantity bigint, most bigint)
-  returns void
-  language plpgsql
+create or replace function notifyq.check_quantity(
+  quantity bigint, most bigint, name text default 'quantity'
+)
+  returns void language plpgsql
 as $$
 begin
   if quantity is null or quantity not between 1 and most then
     perform notifyq.raise_invalid(
-      format('quantity must be between 1 and %s, not %s', most, coalesce(quantity::text, 'null'))
+      format('%s must be between 1 and %s, not %s', name, most, coalesce(quantity::text, 'null'))
     );
   end if;
 end;
 $$;
 
-create or replace function notifyq.check_attempts(max_attempts integer)
-  returns void
-  language plpgsql
+-- Null passes this check and the next ones: the argument was not given.
+create or replace function notifyq.check_between(
+  name text, value bigint, lowest bigint, highest bigint
+)
+  returns void language plpgsql
 as $$
 begin
-  if max_attempts not between 1 and 1000 then
+  if value not between lowest and highest then
     perform notifyq.raise_invalid(
-      format('max_attempts must be between 1 and 1000, not %s', max_attempts)
+      format('%s must be between %s and %s, not %s', name, lowest, highest, value)
     );
   end if;
 end;
 $$;
 
--- How often a message may be claimed, as whoever has it now goes by. That of a relay is negative: a
--- message's own number is for its handler, who is elsewhere.
+create or replace function notifyq.check_choice(name text, value text, choices text[])
+  returns void language plpgsql
+as $$
+begin
+  if value <> all (choices) then
+    perform notifyq.raise_invalid(format(
+      '%s must be %s, not %s',
+      name, regexp_replace(array_to_string(choices, ', '), ', ([^,]*)$', ' or \1'), value
+    ));
+  end if;
+end;
+$$;
+
+-- How often a message may be claimed, given the numbers of the message, its handler and its queue.
+-- That of a relay is negative and comes first: the message's number is for its handler elsewhere.
 create or replace function notifyq.attempts_of(own integer, handlers integer, queues integer)
-  returns integer
-  language sql
-  immutable
+  returns integer language sql immutable
 as $$
   select case when handlers < 0 then -greatest(handlers, -2147483647)
     else coalesce(own, handlers, queues) end;
 $$;
 
 create or replace function notifyq.check_duration(name text, value interval)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if not notifyq.is_duration(value) then
@@ -112,8 +119,7 @@ end;
 $$;
 
 create or replace function notifyq.check_positive(name text, value interval)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if value <= interval '0' then
@@ -123,10 +129,9 @@ begin
 end;
 $$;
 
--- Null: it is not given. Where infinity means never, who calls lets it through.
+-- Where infinity means never, the caller replaces it.
 create or replace function notifyq.check_instant(name text, value timestamptz)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if not notifyq.is_instant(value) then
@@ -137,9 +142,9 @@ begin
 end;
 $$;
 
-create or replace function notifyq.check_due(delay interval, available_at timestamptz)
-  returns void
-  language plpgsql
+-- When a message is due that is published now.
+create or replace function notifyq.due_at(delay interval, available_at timestamptz)
+  returns timestamptz language plpgsql
 as $$
 begin
   if delay is not null and available_at is not null then
@@ -147,62 +152,56 @@ begin
   end if;
   perform notifyq.check_duration('delay', delay);
   perform notifyq.check_instant('available_at', nullif(available_at, 'infinity'));
+  return coalesce(
+    available_at,
+    -- Not for a delay of zero: the clock is past now(), so the message would be scheduled.
+    case when delay > interval '0' then clock_timestamp() + delay end,
+    now()
+  );
 end;
 $$;
 
 create or replace function notifyq.publishing_key(queue text)
-  returns bigint
-  language plpgsql
-  immutable
+  returns bigint language sql immutable
 as $$
-begin
-  -- Advisory keys are shared by the whole database: the seed keeps ours apart from other people's.
-  return hashtextextended(queue, 7305427001);
-end;
+  -- All programs in a database share the advisory keys: the seed separates these from others.
+  select hashtextextended(queue, 7305427001);
 $$;
 
--- Exponential backoff with equal jitter: half of the delay is fixed, half is random, so that
--- messages that failed together do not come back together.
+-- Exponential backoff with equal jitter: half of the delay is fixed, half is random, else messages
+-- that failed together would come back together.
 -- Source: M. Brooker, Exponential Backoff And Jitter, AWS Architecture Blog, 2015.
 create or replace function notifyq.backoff(base interval, most interval, attempts integer)
-  returns interval
-  language sql
-  volatile
+  returns interval language sql volatile
 as $$
-  -- In seconds, as an interval would overflow before it is compared.
+  -- In seconds: an interval would overflow before it is compared.
   select make_interval(secs => least(
     extract(epoch from base)::double precision * power(2, least(greatest(attempts, 1), 30) - 1),
     extract(epoch from most)::double precision
   ) * (0.5 + random() / 2));
 $$;
 
--- The only gate to the archive: one statement deletes the message under its token and archives what
--- it deleted, so whatever else runs, a message is archived once and by the holder of its lock.
+-- The only gate to the archive, see archive_unlogged() for unlogged queues. One statement deletes
+-- messages under their tokens and archives the deleted rows: a message is archived once, by the
+-- holder of its lock, whatever else runs.
 create or replace function notifyq.archive(
-  ids bigint[],
-  lock_tokens bigint[],
-  statuses messages.message_status[],
-  details text[] default null,
-  results jsonb[] default null,
+  ids bigint[], lock_tokens bigint[], statuses messages.message_status[],
+  details text[] default null, results jsonb[] default null,
   state messages.message_state default 'locked'
 )
-  returns setof bigint
-  language plpgsql
-  -- An index scan takes an array of keys in their order, so rows are locked in id order, which is
-  -- what keeps two settlers of the same messages from a deadlock; a bitmap would take them by page.
-  set enable_bitmapscan = off
-  set enable_seqscan = off
-  -- The rows that are gone are thought to be few: a nested loop would compare each with each.
-  set enable_nestloop = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
+  returns setof bigint language plpgsql
+  -- An index scan reads an array of keys in order. Rows are thus locked in id order: otherwise two
+  -- settlers of the same messages could deadlock. A bitmap scan would lock them by page.
+  set enable_bitmapscan = off set enable_seqscan = off
+  -- The planner expects few deleted rows, and a nested loop would compare each with each.
+  set enable_nestloop = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_archived integer;
 begin
   return query
   with ending as (
-    -- Somebody may name a message twice.
+    -- A caller may list a message twice.
     select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
     from unnest(
       archive.ids, archive.lock_tokens, archive.statuses, archive.details, archive.results
@@ -211,8 +210,8 @@ begin
   gone as (
     delete from only messages.message as m
     where m.id = any (archive.ids)
-      -- Not a join, whose order the planner would choose; nor a condition on the state itself, for
-      -- which it would read the whole of the partial index on that state.
+      -- Not a join, as the planner would choose its order, and no plain condition on the state, as
+      -- the planner would read the whole partial index of that state.
       and (
         (m.id, m.lock_token, m.state) in (
           select e.id, e.lock_token, archive.state
@@ -223,12 +222,13 @@ begin
   )
   insert into messages.message_archive as a (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
-    handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited
+    handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited,
+    root_id
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
     e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
-    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited
+    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id
   from gone as g
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
@@ -240,5 +240,20 @@ begin
     select v.id
     from notifyq.archive_unlogged(ids, lock_tokens, statuses, details, results, state) as v (id);
   end if;
+end;
+$$;
+
+-- Archive messages as rejected, in whatever state they are. The caller has locked their rows.
+create or replace function notifyq.reject_all(given messages.message[], details text)
+  returns void language plpgsql
+as $$
+begin
+  perform notifyq.archive(
+    array_agg(m.id), array_agg(m.lock_token),
+    array_agg('rejected'::messages.message_status), array_agg(reject_all.details),
+    state => m.state
+  )
+  from unnest(given) as m
+  group by m.state;
 end;
 $$;

@@ -1,9 +1,9 @@
--- Bounds: a check of each table keeps its instants and durations in bounds, whoever writes them.
+-- Constraints: checks keep all instants and durations in bounds.
 --
--- A client that cannot read one row reads none of the same result, and a sum that overflows ends a
--- claim or the upkeep for all queues. So each table has one check over its instants, one over its
--- days, and one over its durations. They are derived from the catalog: a table or a column that a
--- migration adds has them too; what is in its rows by then must be in bounds.
+-- A client that cannot read one row cannot read the result at all, and a sum that overflows ends a
+-- claim, or maintenance, for all queues. Each table therefore has one check for its instants, one
+-- for its days and one for its durations. They are derived from the catalog: columns and tables
+-- that a migration adds get them too, and rows that exist by then must be in bounds.
 
 do $$
 declare
@@ -15,12 +15,16 @@ begin
       select c.oid as relation, c.relname as name, a.attname as column, a.attnum as number,
         case a.atttypid when 'timestamptz'::regtype then 'instants' when 'date'::regtype then 'days'
           else 'durations' end as kind,
-        -- A message without a due time, a lock that lasts as long as its session, a bucket that
-        -- was never used.
+        -- A message without a due time, a lock that lasts as long as its session, a wait without a
+        -- deadline, a signal that is kept until its message ends, an unused bucket.
         case
-          when a.attname in ('available_at', 'lock_expires_at') then 'infinity'
-          when c.relname = 'flow_state' then '-infinity'
-        end as endless
+          when a.attname in ('available_at', 'lock_expires_at')
+            or (c.relname, a.attname) in (
+              ('step', 'due_at'), ('step_archive', 'due_at'), ('signal', 'forget_at')
+            )
+            then 'infinity'
+          when c.relname = 'limit_state' then '-infinity'
+        end as infinite
       from pg_class as c
       join pg_attribute as a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
       where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
@@ -29,37 +33,36 @@ begin
         and a.atttypid in ('timestamptz'::regtype, 'date'::regtype, 'interval'::regtype)
     )
     select b.relation, b.name, b.kind,
-      -- A child of messages.message must have its checks.
-      replace(b.name, 'message_volatile', 'message') || '_' || b.kind || '_ck' as constraint,
-      bool_or(k.oid is not null) as is_old,
+      -- A child of messages.message must have the checks of its parent.
+      replace(b.name, 'message_unlogged', 'message') || '_' || b.kind || '_ck' as constraint,
+      bool_or(k.oid is not null) as exists_already,
       string_agg(
         format('notifyq.is_duration(%I)', b.column), ' and ' order by b.column
       ) as durations,
       string_agg(
-        case when b.endless = '-infinity' then format('nullif(%I, %L)', b.column, b.endless)
+        case when b.infinite = '-infinity' then format('nullif(%I, %L)', b.column, b.infinite)
           else format('%I', b.column) end,
         ', ' order by b.column
       ) as earliest,
       string_agg(
-        case when b.endless = 'infinity' then format('nullif(%I, %L)', b.column, b.endless)
+        case when b.infinite = 'infinity' then format('nullif(%I, %L)', b.column, b.infinite)
           else format('%I', b.column) end,
         ', ' order by b.column
       ) as latest
     from bounded as b
     left join pg_constraint as k on k.conrelid = b.relation
-      and k.conname = replace(b.name, 'message_volatile', 'message') || '_' || b.kind || '_ck'
+      and k.conname = replace(b.name, 'message_unlogged', 'message') || '_' || b.kind || '_ck'
     group by b.relation, b.name, b.kind
     having not coalesce(bool_and(b.number = any (k.conkey)), false)
-    -- The child before its parent, whose check it would inherit.
+    -- The child before its parent: it would inherit the parent's check.
     order by b.name desc, b.kind
   loop
-    -- One comparison for all columns of a side: each statement that publishes or claims reads the
-    -- condition anew.
+    -- One comparison for all columns: each statement that publishes or claims parses it anew.
     v_check := case when v_table.kind = 'durations' then v_table.durations else format(
       'least(%s) >= %L and greatest(%s) < %L',
       v_table.earliest, '0001-01-01 00:00:00+00', v_table.latest, '10000-01-01 00:00:00+00'
     ) end;
-    if v_table.is_old then
+    if v_table.exists_already then
       execute format(
         'alter table %s drop constraint %I', v_table.relation::regclass, v_table.constraint
       );

@@ -1,27 +1,22 @@
--- Filter: which messages a claim wants, said as a JSON path predicate.
+-- Filters: JSON path predicates that select messages for a claim.
 --
--- A path is data: the server parses it as jsonpath, and nothing of it ever becomes SQL. What it
--- cannot compute for a message (a division by zero, a text where a number is meant) is no match.
+-- A path is data: the server parses it as jsonpath, and it never becomes SQL. A message for which
+-- it cannot be computed (division by zero, text instead of a number) does not match.
 --
 -- raises: NQ003 invalid argument
 
--- Whether a filter needs more than the payload: one with variables, or with instants, which an
--- operator would not compare with dates.
+-- Whether a filter needs more than the payload: it has variables, or instants, which the operator
+-- @@ would not compare with dates.
 create or replace function notifyq.needs_row(filter jsonpath)
-  returns boolean
-  language sql
-  immutable
+  returns boolean language sql immutable
 as $$
-  -- As the server writes a path, each name is quoted.
+  -- The server's text of a path has each name in quotes.
   select filter::text ~ '\$"|\.datetime\(';
 $$;
 
--- Whether somebody has made an index that finds messages by what is in them, and it can help: with
--- values that the filter names, in the payload.
+-- Whether an index on the payload exists and can help: the filter compares values of the payload.
 create or replace function notifyq.is_indexed(filter jsonpath)
-  returns boolean
-  language sql
-  stable
+  returns boolean language sql stable
 as $$
   select filter::text ~ ' == ' and not notifyq.needs_row(filter) and exists (
     select
@@ -33,17 +28,14 @@ as $$
   );
 $$;
 
--- All that a filter matches. It is a constant of the plan, else no index could be used for it, and
--- the rest of the condition is written so that the index of what waits looks no better.
+-- All ids that a filter matches. The filter is a constant of the plan: otherwise no index could be
+-- used for it. The other conditions are written in a way that the index on waiting messages costs
+-- no less.
 create or replace function notifyq.find_matching(queue text, filter jsonpath)
-  returns bigint[]
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_indexscan = off
-  -- Which find_messages() has switched off, and that holds for what it calls.
-  set enable_bitmapscan = on
-  set jit = off
+  returns bigint[] language plpgsql stable
+  set enable_seqscan = off set enable_indexscan = off
+  -- claim() has it off, and settings hold for functions that it calls.
+  set enable_bitmapscan = on set jit = off
 as $$
 declare
   v_ids bigint[];
@@ -57,17 +49,11 @@ begin
 end;
 $$;
 
--- The ids of messages that match, in the order in which they are handed out. An index knows no
--- order, so all of them have to be found: only where the first ones do not give enough.
-create or replace function notifyq.find_by_index(
-  queue text, quantity integer, filter jsonpath
-)
-  returns bigint[]
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_sort = on
-  set jit = off
+-- Ids of matching messages, in queue order. The index has no order, so all matches have to be
+-- found; that is done only if the first messages of the queue do not give enough.
+create or replace function notifyq.find_by_index(queue text, quantity integer, filter jsonpath)
+  returns bigint[] language plpgsql stable
+  set enable_seqscan = off set enable_sort = on set jit = off
 as $$
 declare
   v_ids bigint[];
@@ -94,10 +80,8 @@ end;
 $$;
 
 create or replace function notifyq.matches(message messages.message, filter jsonpath)
-  returns boolean
-  language sql
-  stable
-  -- A date is compared with an instant as the one at which it begins there.
+  returns boolean language sql stable
+  -- The zone in which a date is compared with an instant.
   set timezone = 'UTC'
 as $$
   select case when filter::text ~ '\$"|\.datetime\('
@@ -118,16 +102,14 @@ as $$
     else message.message @@ filter end;
 $$;
 
--- Whether a path says yes or no, and not a value, which would match nothing. As the server writes
--- a path, an operator at its top has brackets around it, and within them only those operators
--- outside of further brackets that bind as loosely, or more tightly.
+-- Whether a path is a predicate: a path that gives a value would match nothing. In the server's
+-- text of a predicate the operator at the top is in brackets, and inside of them, but outside of
+-- further brackets, only operators stand that bind as loosely or more tightly.
 create or replace function notifyq.is_predicate(filter jsonpath)
-  returns boolean
-  language plpgsql
-  immutable
+  returns boolean language plpgsql immutable
 as $$
 declare
-  -- Without texts, which may have anything in them.
+  -- Without strings, which may contain anything.
   v_rest text := regexp_replace(
     regexp_replace(filter::text, '"(?:[^"\\]|\\.)*"', '', 'g'), '^strict ', ''
   );
@@ -137,8 +119,7 @@ begin
   elsif v_rest !~ '^(!|exists )?\(' then
     return false;
   end if;
-  -- Without its first bracket, and all that are closed behind that, only the one is left that
-  -- closes it.
+  -- Remove the first bracket and then all pairs: only the bracket that closes it is left.
   v_rest := regexp_replace(v_rest, '\(', '#');
   while v_rest ~ '\([^()]*\)' loop
     v_rest := regexp_replace(v_rest, '\([^()]*\)', '', 'g');
@@ -150,8 +131,7 @@ end;
 $$;
 
 create or replace function notifyq.check_filter(filter jsonpath)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_quoted text;
@@ -160,21 +140,20 @@ declare
   ];
 begin
   for v_quoted in
-    -- Texts, too, so that what looks like a variable inside of one is not taken for one.
+    -- Strings as well: text inside of one must not be taken for a variable.
     select q.parts[1] from regexp_matches(filter::text, '(\$?"(?:[^"\\]|\\.)*")', 'g') as q (parts)
   loop
     if v_quoted ^@ '$' and substr(v_quoted, 2)::jsonb #>> '{}' <> all (v_known) then
       perform notifyq.raise_invalid(
-        format('a filter knows no variable %s', substr(v_quoted, 2)::jsonb #>> '{}'),
-        '$ is the payload; beside it there are $' || array_to_string(v_known, ', $')
+        format('a filter has no variable %s', substr(v_quoted, 2)::jsonb #>> '{}'),
+        '$ is the payload; the variables are $' || array_to_string(v_known, ', $')
       );
     end if;
   end loop;
   if not notifyq.is_predicate(filter) then
     perform notifyq.raise_invalid(
-      format('the filter %s finds values and says neither yes nor no', filter),
-      'a filter is a predicate: write exists(...) around it, or compare, as in $.n < 3 or '
-      '$.paid == true'
+      format('the filter %s gives values instead of true or false', filter),
+      'write a predicate: exists(...), or a comparison such as $.n < 3 or $.paid == true'
     );
   end if;
 end;

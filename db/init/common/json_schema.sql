@@ -1,15 +1,13 @@
--- Schema: payloads against a JSON Schema, wherever they are published.
+-- JSON Schema: check payloads, by the standard of 2020-12, and check schemas.
+--
+-- Functions named _error return what is wrong, as a text that begins with its path, or null.
 --
 -- raises: NQ003 invalid argument
 
--- What is wrong is told by a text that begins with the path of it; null: nothing is.
-
--- A pattern as PostgreSQL writes it: \b is a backspace there, and three stars at the beginning say
--- how to read what follows, where all others find an error.
+-- A pattern in the syntax of PostgreSQL: \b is a backspace there, and three stars at the beginning
+-- are an option, where JavaScript has an error.
 create or replace function notifyq.to_regex(pattern text)
-  returns text
-  language sql
-  immutable
+  returns text language sql immutable
 as $$
   select regexp_replace(
     regexp_replace(regexp_replace(pattern, '^[*]', '(*'), '(?<!\\)((?:\\\\)*)\\b', '\1\\y', 'g'),
@@ -18,9 +16,7 @@ as $$
 $$;
 
 create or replace function notifyq.number_error(value numeric, schema jsonb, path text)
-  returns text
-  language sql
-  immutable
+  returns text language sql immutable
 as $$
   select path || case
     when value < (schema ->> 'minimum')::numeric
@@ -37,9 +33,7 @@ as $$
 $$;
 
 create or replace function notifyq.string_error(value text, schema jsonb, path text)
-  returns text
-  language sql
-  immutable
+  returns text language sql immutable
 as $$
   select path || case
     when char_length(value) < (schema ->> 'minLength')::numeric
@@ -51,12 +45,8 @@ as $$
   end;
 $$;
 
-create or replace function notifyq.array_error(
-  value jsonb, schema jsonb, root jsonb, path text
-)
-  returns text
-  language plpgsql
-  immutable
+create or replace function notifyq.array_error(value jsonb, schema jsonb, root jsonb, path text)
+  returns text language plpgsql immutable
 as $$
 declare
   v_length integer := jsonb_array_length(value);
@@ -106,12 +96,8 @@ begin
 end;
 $$;
 
-create or replace function notifyq.object_error(
-  value jsonb, schema jsonb, root jsonb, path text
-)
-  returns text
-  language plpgsql
-  immutable
+create or replace function notifyq.object_error(value jsonb, schema jsonb, root jsonb, path text)
+  returns text language plpgsql immutable
 as $$
 declare
   v_size bigint;
@@ -199,13 +185,9 @@ begin
 end;
 $$;
 
--- Schema: whether JSON satisfies a JSON Schema, as the standard of 2020-12 has it.
-
--- Where a reference of a schema leads: a JSON pointer into the whole of it.
+-- The part of a schema that a reference points to: a JSON pointer into the whole schema.
 create or replace function notifyq.schema_at(root jsonb, reference text)
-  returns jsonb
-  language sql
-  immutable
+  returns jsonb language sql immutable
 as $$
   select root #> coalesce(
     (
@@ -217,23 +199,16 @@ as $$
   );
 $$;
 
-
 create or replace function notifyq.has_type(value jsonb, types jsonb)
-  returns boolean
-  language sql
-  immutable
+  returns boolean language sql immutable
 as $$
   select types ? jsonb_typeof(value)
     or jsonb_typeof(value) = 'number' and types ? 'integer' and value::numeric % 1 = 0;
 $$;
 
--- The first thing that is wrong with a value, or null. root is the schema that references are of.
-create or replace function notifyq.schema_error(
-  value jsonb, schema jsonb, root jsonb, path text
-)
-  returns text
-  language plpgsql
-  immutable
+-- The first error of a value, or null. References point into root.
+create or replace function notifyq.schema_error(value jsonb, schema jsonb, root jsonb, path text)
+  returns text language plpgsql immutable
 as $$
 declare
   v_part jsonb;
@@ -312,30 +287,28 @@ begin
 end;
 $$;
 
--- Keywords: what a JSON Schema may say here. See common/json_schema.sql for what it means.
+-- Keywords: which a JSON Schema may have here.
 --
--- A keyword that is not known is refused when a queue gets the schema, so that none is passed over.
--- A format is a remark, as the standard has it.
+-- Unknown keywords are refused when a queue gets the schema, so that none is ignored later. A
+-- format is only a comment, as in the standard.
 
 create or replace function notifyq.check_pattern(pattern text, path text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   perform '' ~ notifyq.to_regex(pattern);
 exception
   when invalid_regular_expression then
     perform notifyq.raise_invalid(
-      format('payload_schema: the pattern %s of %s cannot be read', to_jsonb(pattern), path),
-      'patterns are PostgreSQL''s regular expressions'
+      format('payload_schema: pattern %s of %s is invalid', to_jsonb(pattern), path),
+      'write it as a PostgreSQL regular expression'
     );
 end;
 $$;
 
--- An error for a schema that is none, or that says something which is not checked here.
+-- Raises for an invalid schema, or one with a keyword that is not supported.
 create or replace function notifyq.check_schema(schema jsonb, root jsonb, path text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_key text;
@@ -347,7 +320,8 @@ begin
   end if;
   if jsonb_typeof(schema) is distinct from 'object' then
     perform notifyq.raise_invalid(
-      format('payload_schema: %s must be an object or a boolean', path), 'see docs/typed.md'
+      format('payload_schema: %s must be an object or a boolean', path),
+      'see docs/guides/payloads.md'
     );
   end if;
   for v_key, v_value in select e.key, e.value from jsonb_each(schema) as e (key, value) loop
@@ -413,8 +387,8 @@ begin
       'contentSchema', 'discriminator'
     ) and v_key not like 'x-%' and not (v_key = '$id' and path = '$') then
       perform notifyq.raise_invalid(
-        format('payload_schema: keyword %s of %s is not checked here', v_key, path),
-        'leave it out, or say it in other words: docs/typed.md has the list'
+        format('payload_schema: keyword %s of %s is not supported', v_key, path),
+        'leave it out, or use other keywords: docs/guides/payloads.md has the list'
       );
     end if;
     if v_is_good is not true then

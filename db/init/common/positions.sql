@@ -1,13 +1,10 @@
--- Positions: where readers stand, across restores and failovers.
+-- Positions: up to where a reader has read, across restores and failovers.
 --
 -- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
--- What the server says of itself now, under the epoch that is in force.
+-- Identity and progress of this server at this moment, in the present epoch.
 create or replace function notifyq.current_origin()
-  returns notifyq.origin
-  language plpgsql
-  stable
-  security definer
+  returns notifyq.origin language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -16,7 +13,7 @@ begin
   select coalesce((select max(o.epoch) from notifyq.origin as o), 1), s.system_identifier,
     case
       when pg_is_in_recovery() then (select c.timeline_id from pg_control_checkpoint() as c)
-      -- After a promotion the control file knows it from the next checkpoint on, and not before.
+      -- After a promotion the control file has it only from the next checkpoint on.
       else ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
     end,
     pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()
@@ -27,30 +24,23 @@ end;
 $$;
 
 create or replace function notifyq.is_known(here notifyq.origin)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language sql stable
 as $$
-begin
-  return exists (
+  select exists (
     select from notifyq.origin as o
     where o.epoch = here.epoch
       and o.system_identifier = here.system_identifier
   );
-end;
 $$;
 
 create or replace function notifyq.is_foreign(here notifyq.origin)
-  returns boolean
-  language plpgsql
-  stable
-  security definer
+  returns boolean language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return not notifyq.is_known(here)
-  -- Rows may have come without the table origin. What is visible has a smaller number, but for
-  -- what this transaction has archived itself.
+  -- Rows may have come without the table origin. Visible rows have smaller transaction ids, except
+  -- those that this transaction has archived.
   or exists (
     select from messages.message_archive as a
     where a.xid >= pg_snapshot_xmax(pg_current_snapshot())
@@ -60,62 +50,38 @@ end;
 $$;
 
 create or replace function notifyq.check_origin(here notifyq.origin)
-  returns void
-  language plpgsql
-  stable
+  returns void language plpgsql stable
 as $$
 begin
   if notifyq.is_foreign(here) then
     raise exception using
       errcode = 'NQ903',
       message = 'this database came from another server and has not been adopted',
-      hint = '`notifyq migrate` tells how, or call messages.adopt(); until then messages are '
-        'handled, but positions are refused';
+      hint = 'see `notifyq migrate`, or call messages.adopt(); until then messages are handled, '
+        'but positions are refused';
   end if;
 end;
 $$;
 
 create or replace function notifyq.raise_foreign_position(why text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   raise exception using
     errcode = 'NQ904',
     message = 'this position is ' || why,
-    hint = 'look for what is missing by its time, and begin with messages.current_position()';
+    hint = 'find missing messages by time, and start again from messages.current_position()';
 end;
 $$;
 
-create or replace function notifyq.check_not_ahead(seen pg_snapshot)
-  returns void
-  language plpgsql
-  stable
+create or replace function notifyq.database_oid()
+  returns oid language sql stable
 as $$
-begin
-  if pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) then
-    perform notifyq.raise_foreign_position(
-      'ahead of this server, which was restored or promoted and lacks what had been seen'
-    );
-  end if;
-end;
-$$;
-
-create or replace function notifyq.database_name()
-  returns oid
-  language plpgsql
-  stable
-as $$
-begin
-  return (select d.oid from pg_database as d where d.datname = current_database());
-end;
+  select d.oid from pg_database as d where d.datname = current_database();
 $$;
 
 create or replace function messages.current_position()
-  returns text
-  language plpgsql
-  stable
-  security definer
+  returns text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -123,32 +89,30 @@ declare
 begin
   perform notifyq.check_origin(v_here);
   return format(
-    '%s:%s:%s:%s/%s', v_here.system_identifier, notifyq.database_name(), v_here.epoch,
+    '%s:%s:%s:%s/%s', v_here.system_identifier, notifyq.database_oid(), v_here.epoch,
     v_here.timeline, pg_current_snapshot()
   );
 end;
 $$;
-comment on function messages.current_position() is
-  'What is committed now, on this server, as a text that snapshot_of() takes: keep it to go on '
-  'from here. Raises NQ903 in a database that was restored and not adopted.';
+comment on function messages.current_position is
+  'All that is committed now on this server, as a position for dead_since() and other readers: '
+  'keep it to go on from here. Raises NQ903 in a database that was restored and not adopted.';
 
-create or replace function notifyq.snapshot_of(place text)
-  returns pg_snapshot
-  language plpgsql
-  stable
-  security definer
+create or replace function notifyq.snapshot_of("position" text)
+  returns pg_snapshot language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_parts text[] := regexp_match(
-    place, '^(-?\d+):(\d+):(\d+):(\d+)/(\d{1,19}:\d{1,19}:[\d,]*)$'
+    position, '^(-?\d+):(\d+):(\d+):(\d+)/(\d{1,19}:\d{1,19}:[\d,]*)$'
   );
   v_here notifyq.origin := notifyq.current_origin();
   v_seen pg_snapshot := v_parts[5]::pg_snapshot;
 begin
   if v_parts is null then
     perform notifyq.raise_invalid(
-      format('%L is not a position', left(place, 100)), 'take it from messages.current_position()'
+      format('%L is not a position', left(position, 100)),
+      'take it from messages.current_position()'
     );
   end if;
   perform notifyq.check_origin(v_here);
@@ -156,14 +120,17 @@ begin
     perform notifyq.raise_foreign_position(
       format('of another server: of %s, and this is %s', v_parts[1], v_here.system_identifier)
     );
-  elsif v_parts[2] <> notifyq.database_name()::text then
+  elsif v_parts[2] <> notifyq.database_oid()::text then
     perform notifyq.raise_foreign_position('of another database of this server');
   elsif v_parts[3] <> v_here.epoch::text then
     perform notifyq.raise_foreign_position('from before this database was restored');
+  elsif pg_snapshot_xmax(v_seen) > pg_snapshot_xmax(pg_current_snapshot()) then
+    perform notifyq.raise_foreign_position(
+      'later than this server, which was restored or promoted and lacks transactions of it'
+    );
   end if;
-  perform notifyq.check_not_ahead(v_seen);
-  -- A standby that took over has given numbers anew that the position may have seen already. Those
-  -- below what it knows to be reached on the old timeline are the same on both.
+  -- A promoted standby has used transaction ids again that the position may include. Those below
+  -- what this server had reached on the old timeline are the same on both.
   if v_parts[4] <> v_here.timeline::text and not exists (
     select from notifyq.origin as o
     where o.epoch = v_here.epoch
@@ -172,25 +139,35 @@ begin
   ) then
     perform notifyq.raise_foreign_position(
       format(
-        'of timeline %s, and timeline %s may lack what it has seen', v_parts[4], v_here.timeline
+        'of timeline %s, and timeline %s may lack transactions of it', v_parts[4], v_here.timeline
       )
     );
   end if;
   return v_seen;
 end;
 $$;
-comment on function notifyq.snapshot_of(text) is
-  'The snapshot of a position that current_position() gave, for dead_since() and for readers of '
-  'message_archive.xid. Raises NQ904 for a position that means nothing here: of another server or '
-  'database, from before a restore, or ahead of a standby that took over.';
+comment on function notifyq.snapshot_of is
+  'The snapshot of a position from current_position(), for dead_since() and readers of '
+  'message_archive.xid. Raises NQ904 for a position of another server or database, from before a '
+  'restore, or later than a promoted standby.';
 
--- Takeover: where a reader goes on when a standby has taken over from the server that it read.
+-- The snapshot of a position; null is before everything.
+create or replace function notifyq.snapshot_since(seen text)
+  returns pg_snapshot language plpgsql stable
+as $$
+begin
+  if seen is null then
+    perform notifyq.check_origin(notifyq.current_origin());
+    return '1:1:'::pg_snapshot;
+  end if;
+  return notifyq.snapshot_of(seen);
+end;
+$$;
 
-create or replace function messages.known_position(place text)
-  returns text
-  language plpgsql
-  stable
-  security definer
+-- Failover: where a reader goes on after a standby was promoted.
+
+create or replace function messages.known_position("position" text)
+  returns text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -199,25 +176,26 @@ declare
   v_seen pg_snapshot;
   v_reached xid8;
 begin
-  perform notifyq.snapshot_of(place);
-  return place;
+  perform notifyq.snapshot_of(position);
+  return position;
 exception
   when sqlstate 'NQ904' then
     v_here := notifyq.current_origin();
-    v_parts := regexp_match(place, '^(-?\d+):(\d+):(\d+):(\d+)/(.+)$');
+    v_parts := regexp_match(position, '^(-?\d+):(\d+):(\d+):(\d+)/(.+)$');
     v_seen := v_parts[5]::pg_snapshot;
     select o.reached into v_reached
     from notifyq.origin as o
     where o.epoch = v_here.epoch
       and o.timeline < v_here.timeline
       and v_parts[1:4] = array[
-        v_here.system_identifier::text, notifyq.database_name()::text, o.epoch::text,
+        v_here.system_identifier::text, notifyq.database_oid()::text, o.epoch::text,
         o.timeline::text
       ];
     if v_reached is null then
       raise;
     end if;
-    -- What has a number below is the same on both; of the rest only the standby's own counts.
+    -- Transactions below v_reached are the same on both; of the others only those of this server
+    -- count.
     return format(
       '%s:%s:%s:%s/%s:%s:%s', v_parts[1], v_parts[2], v_parts[3], v_parts[4],
       least(pg_snapshot_xmin(v_seen), v_reached), v_reached, (
@@ -228,8 +206,8 @@ exception
     );
 end;
 $$;
-comment on function messages.known_position(text) is
-  'Where a reader at a position goes on: there, or, on a standby that took over and cannot know '
-  'it, at the last place before that both servers have in common, at most some ten seconds of the '
-  'old one back. What came since then is read once more, and nothing is left out. Raises NQ904 for '
-  'a position of another server or database, and from before a restore.';
+comment on function messages.known_position is
+  'Where a reader with this position goes on: at the same position or, on a promoted standby that '
+  'cannot know it, at the last position that both servers have in common, about ten seconds '
+  'earlier at most. Messages since then are read once more, and none is left out. Raises NQ904 '
+  'for a position of another server or database, or from before a restore.';

@@ -1,10 +1,8 @@
--- Statistics: what the server knows of a table without reading it.
+-- Statistics: estimates from the catalog, without reading a table.
 
--- Of the table of a day; a huge one is not read for a figure.
+-- Rows of a partition: estimated where it is large, else counted.
 create or replace function notifyq.estimate_count(relation text)
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 declare
   v_class regclass := format('notifyq.%I', relation)::regclass;
@@ -19,16 +17,11 @@ begin
 end;
 $$;
 
--- The most common values of a column, and what part of the rows has each, 0 to 1.
+-- The most common values of a column, and the fraction of rows, 0 to 1, that have each.
 create or replace function notifyq.common_values(
-  relation regclass,
-  attribute text,
-  out _value text,
-  out _share double precision
+  relation regclass, attribute text, out _value text, out _share double precision
 )
-  returns setof record
-  language sql
-  stable
+  returns setof record language sql stable
 as $$
   select m.value, m.share
   from pg_class as r

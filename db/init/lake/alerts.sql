@@ -1,16 +1,14 @@
--- Alerts: hours of history by queue, and telling once which of them are not as they used to be.
+-- Alerts: hours of history by queue, and alerts about those that deviate, each once.
 --
--- raises: NQ003 a metric that there is not; else as messages.publish()
+-- raises: NQ003 unknown metric; else as messages.publish()
 
--- Of some hours as lakes have counted them; what is the n-th of each array belongs together.
+-- Hours from roll-ups: the n-th values of the three arrays are one hour.
 create or replace function notifyq.rolled_hours(
   lakes bigint[],
   hours timestamptz[],
   queues text[]
 )
-  returns setof notifyq.hour_report
-  language sql
-  stable
+  returns setof notifyq.hour_report language sql stable
   set jit = off
 as $$
   with rolled as materialized (
@@ -65,28 +63,22 @@ as $$
   left join errors as e using (bucket_at, queue);
 $$;
 
--- What was pruned is in roll-ups, what came since the last of these in the archive: of an hour that
--- both have, the one with more messages has all of them.
+-- Pruned hours are in roll-ups only, the newest in the archive only. Where both have an hour, the
+-- one with more messages has all of them.
 create or replace function notifyq.archive_hours(since timestamptz, until timestamptz)
-  returns setof notifyq.hour_report
-  language sql
-  stable
-  security definer
+  returns setof notifyq.hour_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
-  set timezone = 'UTC'
-  set jit = off
+  set timezone = 'UTC' set jit = off
 as $$
   with archived as (
     select
       date_trunc('hour', a.archived_at) as bucket_at, a.queue, a.status, a.details,
-      extract(epoch from a.locked_at
-        - greatest(nullif(a.available_at, 'infinity'), a.created_at)) * 1000 as waited,
-      extract(epoch from a.archived_at - a.locked_at) * 1000 as ran
-    from messages.message_archive as a
+      extract(epoch from a.wait) * 1000 as waited, extract(epoch from a.run) * 1000 as ran
+    from notifyq.timed_message as a
     where a.archived_at >= since
       and a.archived_at < until
   ),
-  -- Once, and not for each hour anew.
+  -- Materialized: else it is computed again for each hour.
   error as materialized (
     select f.bucket_at, f.queue, jsonb_object_agg(f.fingerprint, f.n) as errors
     from (
@@ -131,25 +123,21 @@ as $$
   ) as w
   cross join lateral notifyq.rolled_hours(w.lakes, w.hours, w.queues) as h;
 $$;
-comment on function notifyq.archive_hours(timestamptz, timestamptz) is
-  'Hours (in UTC) of a span of time, by queue: messages, dead ones, p95 of the time of waiting and '
-  'of running in milliseconds, and the errors of the dead by fingerprint. Counted from the '
-  'archive; hours of which the roll-up of a lake has more messages, as the archive was pruned, '
-  'are from there, their p95 at most 1 % off.';
+comment on function notifyq.archive_hours is
+  'Hours (in UTC) from since on and before until, by queue: messages, dead ones, p95 of wait and '
+  'run time in milliseconds, and the errors of the dead ones by fingerprint. Counted from the '
+  'archive; hours of which the roll-up of a lake has more messages, since the archive was pruned, '
+  'come from there, with a p95 at most 1 % off.';
 
 create or replace function notifyq.report_anomalies(anomalies jsonb, alerts text default null)
-  returns setof messages.anomaly
-  language plpgsql
-  security definer
+  returns setof messages.anomaly language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_year timestamptz := clock_timestamp() - interval '400 days';
   v_row messages.anomaly;
 begin
-  -- What nobody would look at any more; a few more than one call adds in the long run.
   delete from messages.anomaly as a
   where (a.queue, a.metric, a.bucket_at) in (
     select o.queue, o.metric, o.bucket_at
@@ -169,10 +157,10 @@ begin
     if v_row.metric is null or v_row.metric not in ('wait', 'run', 'failures', 'errors') then
       raise exception using
         errcode = 'NQ003',
-        message = format('there is no metric %L', v_row.metric),
-        hint = 'it is wait, run, failures or errors';
+        message = format('unknown metric %L', v_row.metric),
+        hint = 'metrics are wait, run, failures and errors';
     end if;
-    -- The row first: of two that find the same at once, one waits here and then passes over it.
+    -- The row first: of two sessions with the same anomaly, one waits here and then skips it.
     insert into messages.anomaly (
       bucket_at, value, expected, chance, finished, queue, metric, details
     )
@@ -195,7 +183,7 @@ begin
   end loop;
 end;
 $$;
-comment on function notifyq.report_anomalies(jsonb, text) is
-  'Keep what `notifyq spark anomalies` has found, and publish each as a message of type anomaly '
+comment on function notifyq.report_anomalies is
+  'Record what `notifyq spark anomalies` has found, and publish each as a message of type anomaly '
   'into the queue alerts, which is created if it is missing. An hour, queue and metric that is '
-  'known is passed over. Returns the new ones. Those found 400 days ago are forgotten.';
+  'recorded already is skipped. Returns the new ones. Removes anomalies older than 400 days.';

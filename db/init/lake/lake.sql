@@ -4,9 +4,7 @@
 -- lake changed, NQ904 foreign position
 
 create or replace function notifyq.find_lake(id bigint)
-  returns notifyq.lake
-  language plpgsql
-  stable
+  returns notifyq.lake language plpgsql stable
 as $$
 declare
   v_lake notifyq.lake;
@@ -16,16 +14,14 @@ begin
     raise exception using
       errcode = 'NQ031',
       message = format('there is no lake %s', coalesce(id::text, 'null')),
-      hint = 'see messages.lakes()';
+      hint = 'messages.lakes() lists all lakes';
   end if;
   return v_lake;
 end;
 $$;
 
 create or replace function notifyq.create_lake(location text)
-  returns notifyq.lake
-  language plpgsql
-  security definer
+  returns notifyq.lake language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -40,25 +36,23 @@ begin
       'give the path of a folder in a mounted file system'
     );
   end if;
-  insert into notifyq.lake as l (location, place)
+  insert into notifyq.lake as l (location, position)
   values (
     create_lake.location,
-    -- Sees nothing at all: what adopt() takes over has the number 1.
+    -- A snapshot that sees nothing: rows that adopt() has taken over have transaction number 1.
     regexp_replace(messages.current_position(), '/.*$', '/1:1:')
   )
   returning l.* into v_lake;
   return v_lake;
 end;
 $$;
-comment on function notifyq.create_lake(text) is
-  'Begin a lake in the folder location, which `notifyq spark export` does. From now on no day of '
-  'the archive is dropped before it was exported there. Raises NQ003 for an empty location and '
-  'for a URI such as s3://bucket.';
+comment on function notifyq.create_lake is
+  'Register a lake in the folder location, as `notifyq spark export` does. From now on no day of '
+  'the archive is dropped before it has been exported there. Raises NQ003 for an empty location '
+  'and for a URI such as s3://bucket.';
 
 create or replace function messages.forget_lake(id bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -66,14 +60,12 @@ begin
   return found;
 end;
 $$;
-comment on function messages.forget_lake(bigint) is
-  'Forget a lake and what is in it: retention no longer waits for it. Its files stay where they '
-  'are. False: there was no such lake.';
+comment on function messages.forget_lake is
+  'Forget a lake and its contents: retention no longer waits for it. Its files stay. False: there '
+  'was no such lake.';
 
 create or replace function notifyq.note_lake(lake bigint, unreadable text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -84,20 +76,18 @@ begin
   return found;
 end;
 $$;
-comment on function notifyq.note_lake(bigint, text) is
-  'Record why the files of a lake cannot be read, or null once they can, which `notifyq spark '
-  'export` does. Retention drops no day while a lake cannot be read. False: nothing changed.';
+comment on function notifyq.note_lake is
+  'Record why the files of a lake cannot be read, or null once they can, as `notifyq spark export` '
+  'does. Retention drops no day while a lake cannot be read. False: nothing changed.';
 
 create or replace function notifyq.lake_obstacle(lake notifyq.lake)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 begin
   if lake.unreadable is not null then
     return lake.unreadable;
   end if;
-  perform notifyq.snapshot_of(lake.place);
+  perform notifyq.snapshot_of(lake.position);
   return null;
 exception
   when others then
@@ -106,14 +96,9 @@ end;
 $$;
 
 create or replace function messages.lakes()
-  returns setof messages.lake_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.lake_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select l.id, l.token, l.location, l.created_at, l.exported_at, f.files, f.rows, f.bytes,
     notifyq.lake_obstacle(l)
   from notifyq.lake as l
@@ -124,97 +109,72 @@ begin
     where i.lake = l.id and i.removed is null
   ) as f
   order by l.id;
-end;
 $$;
-comment on function messages.lakes() is
-  'All lakes: where they are, when the archive was last exported into each, how much is there, and '
-  'the obstacle to a further export if there is one, such as a restore.';
+comment on function messages.lakes is
+  'All lakes: location, when the archive was last exported into each, files, rows and bytes, and '
+  'the obstacle to the next export if there is one, such as a restore.';
 
 create or replace function messages.lake_files(lake bigint, dataset text default 'archive')
-  returns setof messages.lake_file
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.lake_file language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select f.*
   from messages.lake_file as f
   where f.lake = lake_files.lake
     and f.dataset = lake_files.dataset
     and f.removed is null
   order by f.id;
-end;
 $$;
-comment on function messages.lake_files(bigint, text) is
-  'The files of a table of a lake: all that a reader may read, and nothing else.';
+comment on function messages.lake_files is
+  'The files of a table of a lake; files that are not listed are not part of it.';
 
 create or replace function notifyq.lake_batches(
   lake bigint,
   dataset text default 'archive',
   after bigint default 0
 )
-  returns setof notifyq.lake_batch
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.lake_batch language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select b.*
   from notifyq.lake_batch as b
   where b.lake = lake_batches.lake
     and b.dataset = lake_batches.dataset
     and b.id > lake_batches.after
   order by b.id;
-end;
 $$;
-comment on function notifyq.lake_batches(bigint, text, bigint) is
-  'The changes of a table of a lake after the batch of that number, in their order.';
+comment on function notifyq.lake_batches is
+  'The changes of a table of a lake after the batch of that number, in order.';
 
 create or replace function notifyq.lake_changes(
   batch bigint,
   out added messages.lake_file[],
   out removed messages.lake_file[]
 )
-  returns record
-  language plpgsql
-  stable
-  security definer
+  returns record language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  added := array(
-    select f from messages.lake_file as f where f.batch = lake_changes.batch order by f.id
-  );
-  removed := array(
-    select f from messages.lake_file as f where f.removed = lake_changes.batch order by f.id
-  );
-end;
+  select
+    array(select f from messages.lake_file as f where f.batch = lake_changes.batch order by f.id),
+    array(select f from messages.lake_file as f where f.removed = lake_changes.batch order by f.id);
 $$;
-comment on function notifyq.lake_changes(bigint) is
-  'The files that came with a batch of a lake, and those that they have replaced.';
+comment on function notifyq.lake_changes is
+  'The files that a batch of a lake added, and those that it replaced.';
 
--- Export: who writes a lake, and which parts of the archive lie between two snapshots.
---
 -- An export is one transaction at `repeatable read`: it holds the lake, reads the window from the
--- place of the lake to its own snapshot, and calls commit_lake() last. What ends it before leaves
--- files that nobody knows, and the lake as it was.
+-- position of the lake to its own snapshot, and calls commit_lake() last. A crash before that
+-- leaves files without a row, and the lake unchanged.
 
 create or replace function notifyq.hold_lake(lake bigint)
-  returns notifyq.lake
-  language plpgsql
-  security definer
+  returns notifyq.lake language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_class constant integer := 1852926059;
   v_holder text;
 begin
-  -- No lock of a row: it would give this transaction, which may last for hours, a number, and the
-  -- readers of streams would wait for that.
+  -- A row lock would assign a number to this transaction, which may last for hours, and readers of
+  -- streams would wait for it.
   perform notifyq.find_lake(hold_lake.lake);
   if not pg_try_advisory_xact_lock(v_class, hold_lake.lake::integer) then
     select format(' by %s, process %s', a.usename, a.pid) into v_holder
@@ -229,19 +189,19 @@ begin
     limit 1;
     raise exception using
       errcode = 'NQ032',
-      message = format('the lake is being written%s', v_holder),
-      hint = 'wait until that has ended';
+      message = format('lake %s is being written%s', hold_lake.lake, v_holder),
+      hint = 'try again when that has ended';
   end if;
   return notifyq.find_lake(hold_lake.lake);
 end;
 $$;
-comment on function notifyq.hold_lake(bigint) is
-  'Keep a lake from other writers until the end of this transaction, and return what is known of '
-  'it. Raises NQ031 for an unknown lake, and NQ032 at once if another session has it.';
+comment on function notifyq.hold_lake is
+  'Lock a lake against other writers until the end of this transaction, and return it. Raises '
+  'NQ031 for an unknown lake, and NQ032 at once if another session holds it.';
 
--- One day of the archive, as far as it lies in the window. One of which nothing was seen before is
--- read whole: nobody counts its rows. Of another, up to `most` rows are counted; of more it tells
--- in which blocks of the table they are. Rows come by time, so that those are its end.
+-- The rows of one day in the window. Where low sees nothing of the day, it is read whole, without a
+-- count. Else up to `most` rows are counted; more are reported by their blocks. Rows are written in
+-- the order of time: new ones are in the last blocks.
 create or replace function notifyq.read_archive_part(
   relation text,
   day date,
@@ -249,12 +209,8 @@ create or replace function notifyq.read_archive_part(
   high pg_snapshot,
   most integer
 )
-  returns notifyq.archive_part
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
-  set timezone = 'UTC'
+  returns notifyq.archive_part language plpgsql stable
+  set enable_seqscan = off set jit = off set timezone = 'UTC'
 as $$
 declare
   v_late xid8[] := array(
@@ -306,10 +262,7 @@ create or replace function notifyq.archive_parts(
   high pg_snapshot,
   most integer default 50000
 )
-  returns setof notifyq.archive_part
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.archive_part language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
@@ -318,11 +271,7 @@ begin
   return query
   select p.*
   from (
-    select c.relname::text as name, to_date(right(c.relname, 8), 'YYYYMMDD') as day
-    from pg_inherits as i
-    join pg_class as c on c.oid = i.inhrelid
-    where i.inhparent = 'messages.message_archive'::regclass
-      and c.relname ~ '^message_archive_\d{8}$'
+    select p.name, p.day from notifyq.day_partition as p where p.parent = 'message_archive'
     union all
     select distinct 'message_archive_default', a.archived_at::date
     from notifyq.message_archive_default as a
@@ -334,13 +283,11 @@ begin
   order by p.day;
 end;
 $$;
-comment on function notifyq.archive_parts(pg_snapshot, pg_snapshot, integer) is
-  'Which days of the archive may have rows that the snapshot high sees and low does not. Up to '
+comment on function notifyq.archive_parts is
+  'The days of the archive that may have rows that the snapshot high sees and low does not. Up to '
   'most rows of a day are counted; where there are more, or where low sees nothing of the day, '
   'rows is null, and they are in the blocks of its partition from first_block up to, and not '
   'including, until_block.';
-
--- Commit: files become part of a lake all at once, together with how far it has come.
 
 create or replace function notifyq.commit_lake(
   lake bigint,
@@ -348,11 +295,9 @@ create or replace function notifyq.commit_lake(
   files jsonb,
   key text default null,
   removed bigint[] default '{}',
-  place text default null
+  "position" text default null
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -363,13 +308,14 @@ declare
 begin
   if dataset !~ '^[a-z][a-z0-9_]{0,62}$' then
     perform notifyq.raise_invalid(
-      format('%L is no name of a table of a lake', left(dataset, 100)),
-      'take small letters, digits and underscores'
+      format('%L is not a valid name for a table of a lake', left(dataset, 100)),
+      'use small letters, digits and underscores'
     );
   end if;
-  if place is not null and current_setting('transaction_isolation') = 'read committed' then
+  if position is not null and current_setting('transaction_isolation') = 'read committed' then
     perform notifyq.raise_invalid(
-      'a place is that of a snapshot', 'begin the transaction at isolation level repeatable read'
+      'a position needs one snapshot for the whole transaction',
+      'begin the transaction at isolation level repeatable read'
     );
   end if;
   if exists (
@@ -378,15 +324,15 @@ begin
   ) then
     return null;
   end if;
-  if place is not null then
+  if position is not null then
     update notifyq.lake as l
-    set place = commit_lake.place, exported_at = clock_timestamp()
+    set position = commit_lake.position, exported_at = clock_timestamp()
     where l.id = v_lake.id;
   end if;
   insert into notifyq.lake_batch as b (lake, dataset, key, low, high, files, removed, rows, bytes)
   select v_lake.id, commit_lake.dataset, commit_lake.key,
-    case when commit_lake.place is not null then notifyq.snapshot_of(v_lake.place) end,
-    case when commit_lake.place is not null then notifyq.snapshot_of(commit_lake.place) end,
+    case when commit_lake.position is not null then notifyq.snapshot_of(v_lake.position) end,
+    case when commit_lake.position is not null then notifyq.snapshot_of(commit_lake.position) end,
     count(*), cardinality(commit_lake.removed), coalesce(sum(e.rows), 0), coalesce(sum(e.bytes), 0)
   from jsonb_populate_recordset(null::notifyq.lake_entry, commit_lake.files) as e
   returning b.id into v_batch;
@@ -412,40 +358,32 @@ exception
   when serialization_failure then
     raise exception using
       errcode = 'NQ033',
-      message = 'the lake was changed by another session',
+      message = format('lake %s was changed by another session', commit_lake.lake),
       hint = 'nothing was written; try again';
 end;
 $$;
-comment on function notifyq.commit_lake(bigint, text, jsonb, text, bigint[], text) is
-  'Make files part of a table of a lake, all at once, and take out those that they replace (the '
-  'numbers removed). The files are an array of objects as notifyq.lake_entry. With a place the '
-  'lake is exported up to there. Returns the number of the batch, or null where a batch of this '
-  'key was there: nothing is done then. Raises NQ003 for a wrong name, NQ031 for an unknown lake, '
-  'and NQ033 if files to be removed are gone, as another has replaced them.';
+comment on function notifyq.commit_lake is
+  'Add files to a table of a lake, an array of objects like notifyq.lake_entry, and take out those '
+  'that they replace (the ids removed), in one step. position: the lake is exported up to there. '
+  'Returns the number of the batch, or null, and does nothing, where the lake has a batch with '
+  'this key. Raises NQ003 for a wrong name, NQ031 for an unknown lake, and NQ033 where another '
+  'session has replaced files to be removed.';
 
 create or replace function notifyq.lake_removed(lake bigint)
-  returns setof messages.lake_file
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.lake_file language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select f.*
   from messages.lake_file as f
   where f.lake = lake_removed.lake
     and f.removed is not null
   order by f.id;
-end;
 $$;
-comment on function notifyq.lake_removed(bigint) is
-  'The files of a lake, of all of its tables, that others have replaced and that may be there yet.';
+comment on function notifyq.lake_removed is
+  'The files of all tables of a lake that were replaced and may still exist.';
 
 create or replace function notifyq.forget_files(lake bigint, files bigint[])
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -456,7 +394,7 @@ begin
     and f.id = any (forget_files.files)
     and f.removed is not null;
   get diagnostics v_forgotten = row_count;
-  -- Of what has no files any more, a writer can but repeat what came last.
+  -- A writer may repeat its last batch: the key of that one is kept.
   delete from notifyq.lake_batch as b
   where b.lake = forget_files.lake
     and b.committed_at < clock_timestamp() - interval '7 days'
@@ -470,6 +408,6 @@ begin
   return v_forgotten;
 end;
 $$;
-comment on function notifyq.forget_files(bigint, bigint[]) is
-  'Forget files that others have replaced, once they are deleted, and what is known of changes of '
-  'a week ago that have no files any more. Returns how many files were forgotten.';
+comment on function notifyq.forget_files is
+  'Forget replaced files once they are deleted, and batches older than a week without files. '
+  'Returns how many files were forgotten.';

@@ -1,14 +1,11 @@
--- Prune: a day of the archive is dropped early, once all of its rows are known to be in a lake.
+-- Prune: a day of the archive is dropped early, once a lake is proved to have all of its rows.
 --
 -- raises: NQ031 unknown lake
 
--- Whether all rows of a day's table are in a lake; not, if it is unknown how far that is.
+-- Whether a lake has all rows of a day; false also where its position is not valid.
 create or replace function notifyq.is_exported(lake notifyq.lake, relation text)
-  returns boolean
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns boolean language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_seen pg_snapshot;
@@ -17,7 +14,7 @@ begin
   if notifyq.lake_obstacle(lake) is not null then
     return false;
   end if;
-  v_seen := split_part(lake.place, '/', 2)::pg_snapshot;
+  v_seen := split_part(lake.position, '/', 2)::pg_snapshot;
   execute format(
     'select exists (select from notifyq.%I as a where a.xid >= %L '
     'and not pg_visible_in_snapshot(a.xid, %L))',
@@ -27,18 +24,13 @@ begin
 end;
 $$;
 
--- A hash of all that the lake has of each row. Instants are counted in microseconds: the text of
--- one says what the session's settings are.
-create or replace function notifyq.archive_hashes(day date)
-  returns setof notifyq.archive_hash
-  language plpgsql
-  stable
-  security definer
+-- A hash of all columns that the lake has. Instants are counted in microseconds: their text depends
+-- on the session's settings.
+create or replace function notifyq.archive_hashes(day date, out id bigint, out hash bigint)
+  returns setof record language sql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
-begin
-  return query
   select a.id, ('x' || left(md5(concat_ws(
     e'\x1f',
     a.id, coalesce(a.type, '~'), a.status, a.priority, a.attempts, coalesce(a.max_attempts, -1),
@@ -56,37 +48,22 @@ begin
   from messages.message_archive as a
   where a.archived_at >= archive_hashes.day::timestamptz
     and a.archived_at < (archive_hashes.day + 1)::timestamptz;
-end;
 $$;
-comment on function notifyq.archive_hashes(date) is
-  'For each message archived on a day, in UTC, its id and a hash of its columns, as the lake that '
-  'it was exported into can be asked for them.';
+comment on function notifyq.archive_hashes is
+  'The id of each message archived on a day, in UTC, and a hash of its columns, which can be '
+  'computed from the files of a lake too.';
 
 create or replace function notifyq.archive_days()
-  returns setof date
-  language plpgsql
-  stable
-  security definer
+  returns setof date language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
-  select to_date(right(c.relname, 8), 'YYYYMMDD')
-  from pg_inherits as i
-  join pg_class as c on c.oid = i.inhrelid
-  where i.inhparent = 'messages.message_archive'::regclass
-    and c.relname ~ '^message_archive_\d{8}$'
-  order by 1;
-end;
+  select d.day from notifyq.day_partition as d where d.parent = 'message_archive' order by d.day;
 $$;
-comment on function notifyq.archive_days() is
-  'The days, in UTC, that the archive has a partition for, also those ahead.';
+comment on function notifyq.archive_days is
+  'The days, in UTC, that have a partition of the archive, also days to come.';
 
 create or replace function notifyq.prune_obstacle(lake bigint, day date)
-  returns text
-  language plpgsql
-  stable
-  security definer
+  returns text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
@@ -108,9 +85,9 @@ begin
   return 'some of it is still to be exported into ' || v_location;
 end;
 $$;
-comment on function notifyq.prune_obstacle(bigint, date) is
-  'Why a day of the archive cannot be dropped yet, whatever is in the lake: it is not over, or '
-  'this lake or another has still to export some of it. Null: nothing is in the way.';
+comment on function notifyq.prune_obstacle is
+  'Why a day of the archive cannot be dropped yet: it is not over, or some of it is still to be '
+  'exported into this lake or another one. Null: no obstacle.';
 
 create or replace function notifyq.prune_day(
   lake bigint,
@@ -118,12 +95,9 @@ create or replace function notifyq.prune_day(
   rows bigint,
   checksum numeric
 )
-  returns text
-  language plpgsql
-  security definer
+  returns text language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set lock_timeout = '500ms'
-  set timezone = 'UTC'
+  set lock_timeout = '500ms' set timezone = 'UTC'
 as $$
 #variable_conflict use_column
 declare
@@ -135,8 +109,8 @@ begin
   if v_obstacle is not null then
     return v_obstacle;
   end if;
-  -- Readers go on while it is compared; nobody writes into a day that is over, but for admins who
-  -- delete dead messages and transactions that have archived and not committed since.
+  -- Readers continue during the comparison. A past day has few writers: a delete of dead messages,
+  -- and transactions that archived and have not committed yet.
   execute format('lock table notifyq.%I in share mode', v_name);
   v_obstacle := notifyq.prune_obstacle(prune_day.lake, prune_day.day);
   if v_obstacle is not null then
@@ -145,7 +119,7 @@ begin
   select count(*), coalesce(sum(h.hash), 0) into v_rows, v_checksum
   from notifyq.archive_hashes(prune_day.day) as h;
   if (v_rows, v_checksum) is distinct from (prune_day.rows, prune_day.checksum) then
-    return 'the lake has not the same rows';
+    return 'the lake does not have the same rows';
   end if;
   if not notifyq.drop_day(v_name) then
     return 'it is in use';
@@ -161,7 +135,7 @@ exception
     return 'it is in use';
 end;
 $$;
-comment on function notifyq.prune_day(bigint, date, bigint, numeric) is
-  'Drop a day of the archive if it has just these rows: as many, and with this sum of their '
-  'archive_hashes(), as were found in the files of the lake. Returns null when it was dropped, '
-  'else why not. Waits for no one for longer than half a second. Raises NQ031 for an unknown lake.';
+comment on function notifyq.prune_day is
+  'Drop a day of the archive if it has exactly the rows of the lake: this number, and this sum of '
+  'archive_hashes(). Returns null when it was dropped, else why not. Waits for locks for at most '
+  'half a second. Raises NQ031 for an unknown lake.';

@@ -1,11 +1,9 @@
--- Report: what reports and alerts are made of.
+-- Report: throughput, percentiles, errors and workers, from roll-ups or the archive.
 --
 -- raises: NQ003 invalid argument
 
 create or replace function notifyq.rollup_lake(lake bigint)
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 declare
   v_lakes bigint[];
@@ -17,23 +15,21 @@ begin
   if cardinality(v_lakes) > 1 then
     perform notifyq.raise_invalid(
       format('there are roll-ups of the lakes %s', array_to_string(v_lakes, ', ')),
-      'say which, see messages.lakes()'
+      'pass one of them as lake; messages.lakes() lists them'
     );
   end if;
   return coalesce(v_lakes[1], 0);
 end;
 $$;
 
--- A value in the middle of the bin, at most 1 % off those in it.
+-- The middle of the bin: at most 1 % off any time in it.
 create or replace function notifyq.bin_span(bin integer, most_us bigint)
-  returns interval
-  language sql
-  immutable
+  returns interval language sql immutable
 as $$
   select case
     when bin is null then null
     when bin = -349 then interval '0'
-    -- Bins are a few thousand at most; the power of a larger one is no number.
+    -- There are a few thousand bins; the power of a larger number would overflow.
     else notifyq.bounded_interval(
       least(power(1.02::double precision, least(bin, 10000)) / 1.01 * 1000, most_us) / 1000000
     )
@@ -47,10 +43,7 @@ create or replace function notifyq.rollup_summary(
   dimensions text[] default '{queue}',
   lake bigint default null
 )
-  returns setof notifyq.rollup_report
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.rollup_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -60,13 +53,16 @@ begin
   perform notifyq.check_duration('step', step);
   if not coalesce(dimensions <@ '{queue,type,status}', false) then
     perform notifyq.raise_invalid(
-      'group by some of queue, type and status', 'an empty array: by none'
+      format('dimensions must be some of queue, type and status, not %s', dimensions),
+      'an empty array groups by none'
     );
   end if;
   if step < interval '1 hour' or date_trunc('hour', step) <> step
     or extract(month from step) <> 0 or extract(year from step) <> 0
   then
-    perform notifyq.raise_invalid('a step is whole hours or days', 'null: all as one');
+    perform notifyq.raise_invalid(
+      format('step must be whole hours or days, not %s', step), 'null: all of the time as one'
+    );
   end if;
   return query
   with rolled as materialized (
@@ -81,7 +77,7 @@ begin
     ) as r
     where v_lake = 0
   ), picked as materialized (
-    -- No nulls, which would join nothing.
+    -- Not null, which would join with nothing.
     select
       case
         when step is null then '-infinity'
@@ -144,16 +140,12 @@ begin
   order by s.at, s.finished desc, s.of_queue, s.of_type, s.of_status;
 end;
 $$;
-comment on function notifyq.rollup_summary(
-  timestamptz, timestamptz, interval, text[], bigint
-) is
-  'Throughput, dead messages, retries, and percentiles of wait and run, of buckets that begin from '
-  'since on and before until, grouped by steps of whole hours or days in UTC (null: all of the '
-  'time as one) and by some of queue, type and status. Percentiles are at most 1 % off. lake: '
-  'number of the lake; null: the only one that is rolled up; 0, or where none is: the archive '
-  'itself, counted anew. Raises NQ003.';
-
--- Report of errors: what went wrong most, who did the work, and from when to when there is any.
+comment on function notifyq.rollup_summary is
+  'Throughput, dead messages, retries, and percentiles of wait and run times, of buckets that '
+  'begin from since on and before until, grouped by steps of whole hours or days in UTC (null: all '
+  'of the time as one) and by some of queue, type and status. Percentiles are at most 1 % off. '
+  'lake: number of the lake; null: the only one that is rolled up; 0, or where there is none: the '
+  'archive itself is counted. Raises NQ003.';
 
 create or replace function notifyq.rollup_errors(
   since timestamptz default null,
@@ -162,10 +154,7 @@ create or replace function notifyq.rollup_errors(
   quantity integer default 20,
   lake bigint default null
 )
-  returns setof notifyq.error_report
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.error_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -212,12 +201,10 @@ begin
   limit rollup_errors.quantity;
 end;
 $$;
-comment on function notifyq.rollup_errors(
-  timestamptz, timestamptz, text, integer, bigint
-) is
-  'Dead messages by fingerprint, the most frequent first: in which queues (the first ten), how '
-  'they ended, when first and last, and the details of the last one. Of buckets that begin from '
-  'since on and before until; of one queue (null: all). lake as in rollup_summary(). Raises NQ003.';
+comment on function notifyq.rollup_errors is
+  'Dead messages by fingerprint, the most frequent first: queues (the first ten), statuses, first '
+  'and last time, and the details of the last one. Of buckets that begin from since on and before '
+  'until; of one queue (null: all). lake as in rollup_summary(). Raises NQ003.';
 
 create or replace function notifyq.rollup_workers(
   since timestamptz default null,
@@ -226,10 +213,7 @@ create or replace function notifyq.rollup_workers(
   quantity integer default 20,
   lake bigint default null
 )
-  returns setof notifyq.worker_report
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.worker_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -248,10 +232,8 @@ begin
     union all
     select coalesce(a.handled_by, ''), a.queue, count(*),
       count(*) filter (where a.status <> 'success'),
-      coalesce(
-        sum(extract(epoch from greatest(interval '0', a.archived_at - a.locked_at))) * 1000000, 0
-      )
-    from messages.message_archive as a
+      coalesce(sum(extract(epoch from a.run)) * 1000000, 0)
+    from notifyq.timed_message as a
     where v_lake = 0
       and (since is null or a.archived_at >= since)
       and (until is null or a.archived_at < until)
@@ -272,12 +254,10 @@ begin
   limit rollup_workers.quantity;
 end;
 $$;
-comment on function notifyq.rollup_workers(
-  timestamptz, timestamptz, text, integer, bigint
-) is
-  'Workers, the busiest first: in which queues (the first ten), how many messages they finished, '
-  'how many of them died, and how long they ran. Empty: no worker had them. Arguments as in '
-  'rollup_errors(). Raises NQ003.';
+comment on function notifyq.rollup_workers is
+  'Workers, the busiest first: queues (the first ten), how many messages they finished, how many '
+  'of them failed permanently, and how long they ran. An empty name: no worker had them. Arguments '
+  'as in rollup_errors(). Raises NQ003.';
 
 create or replace function notifyq.rollup_range(
   lake bigint default null,
@@ -287,9 +267,7 @@ create or replace function notifyq.rollup_range(
   out finished bigint,
   out rolled_at timestamptz
 )
-  language plpgsql
-  stable
-  security definer
+  language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -310,7 +288,7 @@ begin
   where p.lake = source;
 end;
 $$;
-comment on function notifyq.rollup_range(bigint) is
-  'What reports can be about: the number of the lake (source; 0: the archive itself), its first '
-  'and its last bucket, how many messages there are, and when they were rolled up. lake as in '
+comment on function notifyq.rollup_range is
+  'What reports can cover: the number of the lake (source; 0: the archive itself), its first and '
+  'last bucket, how many messages there are, and when they were rolled up. lake as in '
   'rollup_summary(). Raises NQ003.';

@@ -2,17 +2,10 @@
 --
 -- raises: NQ003 invalid argument, NQ031 unknown lake
 
--- Rows go to tables that may have been empty when they were last analysed, and are then taken for
--- ones that are still: groups are looked up by the primary key, and rows by where they lie, which
--- leaves nothing to choose. The caller holds the progress of the lake, so that they stay there.
-
--- Its twin in Python is src/notifyq/spark/fingerprints.py, so each step is one that both languages
--- of patterns read alike: no classes but by letters, nothing that depends on a locale.
+-- Must equal src/notifyq/spark/analysis/fingerprints.py: each pattern means the same in Python. No
+-- classes such as \w, nothing that depends on a locale.
 create or replace function notifyq.error_fingerprint(details text)
-  returns text
-  language plpgsql
-  immutable
-  security definer
+  returns text language plpgsql immutable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -25,7 +18,7 @@ begin
     v_text,
     '(?<![A-Za-z0-9<>])(~|[.][.]?|[A-Za-z]:)?([/\\][A-Za-z0-9_.@%+~-]+){2,}[/\\]?', '<path>', 'g'
   );
-  -- As a worker calls itself, by machine, process and chance; and what a cluster adds to a name.
+  -- A worker's default name has host, process and a random suffix; a cluster adds one to pods.
   v_text := regexp_replace(
     v_text, '(?<![A-Za-z0-9_.-])[A-Za-z0-9_.-]+:[0-9]+:[0-9a-f]{6}(?![A-Za-z0-9])', '<worker>', 'g'
   );
@@ -52,11 +45,15 @@ begin
   return coalesce(nullif(v_text, ''), '(no details)');
 end;
 $$;
-comment on function notifyq.error_fingerprint(text) is
-  'What an error has in common with others of its kind: the first line of its details, with texts '
-  'in quotes, addresses, paths, names of workers, suffixes of pods, uuids, hexadecimal numbers, '
-  'instants and other numbers replaced by <text>, <url>, <path>, <worker>, <pod>, <uuid>, <hex>, '
-  '<time> and <n>; at most 300 characters. (no details) for null and for nothing.';
+comment on function notifyq.error_fingerprint is
+  'A text that errors with the same cause share: the first line of the details, with quoted texts, '
+  'URLs, paths, names of workers, suffixes of pods, UUIDs, hexadecimal numbers, instants and other '
+  'numbers replaced by <text>, <url>, <path>, <worker>, <pod>, <uuid>, <hex>, <time> and <n>; at '
+  'most 300 characters. (no details) for null and for an empty text.';
+
+-- The merges below may run while the planner takes their tables for empty. They find groups by the
+-- primary key and rows by ctid, which leaves no other plan. The caller holds the row of
+-- rollup_progress: no other session moves these rows.
 
 create or replace function notifyq.merge_histograms(
   bins integer[],
@@ -66,8 +63,7 @@ create or replace function notifyq.merge_histograms(
   out _bins integer[],
   out _counts bigint[]
 )
-  language sql
-  immutable
+  language sql immutable
 as $$
   select coalesce(array_agg(b.bin order by b.bin), '{}'),
     coalesce(array_agg(b.n order by b.bin), '{}')
@@ -83,8 +79,7 @@ as $$
 $$;
 
 create or replace function notifyq.merge_rollup(rows notifyq.rollup[])
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set jit = off
 as $$
 declare
@@ -120,10 +115,8 @@ end;
 $$;
 
 create or replace function notifyq.merge_rollup_errors(rows notifyq.rollup_error[])
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 begin
   insert into notifyq.rollup_error as r
@@ -133,7 +126,6 @@ begin
     first_at = least(r.first_at, excluded.first_at),
     last_at = greatest(r.last_at, excluded.last_at),
     sample = case when excluded.last_at >= r.last_at then excluded.sample else r.sample end;
-  -- Whose name nobody would read is counted under one.
   with gone as (
     delete from notifyq.rollup_error as e
     where e.ctid = any (array(
@@ -165,10 +157,8 @@ end;
 $$;
 
 create or replace function notifyq.merge_rollup_workers(rows notifyq.rollup_worker[])
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 begin
   insert into notifyq.rollup_worker as r
@@ -205,25 +195,20 @@ begin
 end;
 $$;
 
--- Roll up: take over what was counted in a lake, each batch of it once.
---
--- The pipeline counts outside of the server; its counts are added here, in one transaction with the
--- note of how far it came.
-
--- Bounded: some of the oldest hours with each run. The caller holds the progress of the lake.
+-- Folds up to `most` of the oldest hours into days. The caller holds the row of rollup_progress.
 create or replace function notifyq.fold_rollup(lake bigint, most integer)
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
 as $$
 declare
   v_limit timestamptz := date_trunc('day', clock_timestamp() - interval '35 days', 'UTC');
   v_hour timestamptz;
+  v_day jsonb;
   v_folded integer := 0;
   v_rollup notifyq.rollup[];
   v_errors notifyq.rollup_error[];
   v_workers notifyq.rollup_worker[];
 begin
-  -- One hour at a time: in it each key is there once, as one insert wants it.
+  -- One hour at a time has each key once: one insert cannot update the same row twice.
   for v_hour in
     select distinct r.bucket_at
     from notifyq.rollup as r
@@ -231,44 +216,28 @@ begin
     order by r.bucket_at
     limit most
   loop
+    v_day := jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'));
     with gone as (
       delete from notifyq.rollup as r
       where r.lake = fold_rollup.lake and r.span = 'hour' and r.bucket_at = v_hour
-      returning r.*
+      returning jsonb_populate_record(r, v_day) as folded
     )
-    select array_agg(row(g.*)::notifyq.rollup) into v_rollup from gone as g;
+    select array_agg(g.folded) into v_rollup from gone as g;
+    perform notifyq.merge_rollup(v_rollup);
     with gone as (
       delete from notifyq.rollup_error as e
       where e.lake = fold_rollup.lake and e.span = 'hour' and e.bucket_at = v_hour
-      returning e.*
+      returning jsonb_populate_record(e, v_day) as folded
     )
-    select coalesce(array_agg(row(g.*)::notifyq.rollup_error), '{}') into v_errors from gone as g;
+    select array_agg(g.folded) into v_errors from gone as g;
+    perform notifyq.merge_rollup_errors(v_errors);
     with gone as (
       delete from notifyq.rollup_worker as w
       where w.lake = fold_rollup.lake and w.span = 'hour' and w.bucket_at = v_hour
-      returning w.*
+      returning jsonb_populate_record(w, v_day) as folded
     )
-    select coalesce(array_agg(row(g.*)::notifyq.rollup_worker), '{}')
-    into v_workers
-    from gone as g;
-    perform notifyq.merge_rollup(array(
-      select jsonb_populate_record(r, d.it) from unnest(v_rollup) as r
-      cross join (
-        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
-      ) as d (it)
-    ));
-    perform notifyq.merge_rollup_errors(array(
-      select jsonb_populate_record(e, d.it) from unnest(v_errors) as e
-      cross join (
-        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
-      ) as d (it)
-    ));
-    perform notifyq.merge_rollup_workers(array(
-      select jsonb_populate_record(w, d.it) from unnest(v_workers) as w
-      cross join (
-        select jsonb_build_object('span', 'day', 'bucket_at', date_trunc('day', v_hour, 'UTC'))
-      ) as d (it)
-    ));
+    select array_agg(g.folded) into v_workers from gone as g;
+    perform notifyq.merge_rollup_workers(v_workers);
     v_folded := v_folded + 1;
   end loop;
   return v_folded;
@@ -276,9 +245,7 @@ end;
 $$;
 
 create or replace function notifyq.roll_up(lake bigint, after bigint, upto bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -287,7 +254,8 @@ declare
 begin
   if after is null or upto is null or upto <= after then
     perform notifyq.raise_invalid(
-      'a roll-up goes from one batch to a later one', 'see rolled_up()'
+      format('upto must be a later batch than after: %s, %s', upto, after),
+      'rolled_up() returns the last batch that is rolled up'
     );
   end if;
   insert into notifyq.rollup_progress as p (lake, batch)
@@ -307,27 +275,19 @@ begin
   return true;
 end;
 $$;
-comment on function notifyq.roll_up(bigint, bigint, bigint) is
-  'Begin to add the counts of the batches of a lake behind after, up to upto; add_rollup() in the '
-  'same transaction adds them. False: the lake is rolled up to another batch than after, as '
-  'somebody else did it, or an earlier try of the same was committed. Raises NQ003 for batches '
-  'that are in no order, and NQ031.';
+comment on function notifyq.roll_up is
+  'Begin to roll up the batches of a lake after the batch after, up to upto; add_rollup() adds '
+  'their counts in the same transaction. False: the last batch that is rolled up is not after; '
+  'another session was first, or an earlier attempt was committed. Raises NQ003 where upto is not '
+  'later than after, and NQ031.';
 
 create or replace function notifyq.rolled_up(lake bigint)
-  returns bigint
-  language plpgsql
-  stable
-  security definer
+  returns bigint language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return coalesce(
-    (select p.batch from notifyq.rollup_progress as p where p.lake = rolled_up.lake), 0
-  );
-end;
+  select coalesce(max(p.batch), 0) from notifyq.rollup_progress as p where p.lake = rolled_up.lake;
 $$;
-comment on function notifyq.rolled_up(bigint) is
-  'The last batch of a lake that is rolled up; 0: none is.';
+comment on function notifyq.rolled_up is 'The last batch of a lake that is rolled up; 0: none is.';
 
 create or replace function notifyq.add_rollup(
   lake bigint,
@@ -335,9 +295,7 @@ create or replace function notifyq.add_rollup(
   errors jsonb default '[]',
   workers jsonb default '[]'
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -349,47 +307,39 @@ begin
     where p.lake = add_rollup.lake and p.xid = pg_current_xact_id_if_assigned()
   ) then
     perform notifyq.raise_invalid(
-      'counts are added in a transaction that has called roll_up()',
-      'call it first, and leave it if it returns false'
+      'counts can only be added in a transaction that has called roll_up()',
+      'call roll_up() first; where it returns false, there is nothing to add'
     );
   end if;
-  v_finished := notifyq.merge_rollup(
-    array(
-      select jsonb_populate_record(null::notifyq.rollup, r.value || v_own)
-      from jsonb_array_elements(rollup) as r (value)
-    )
-  );
-  perform notifyq.merge_rollup_errors(
-    array(
-      select jsonb_populate_record(null::notifyq.rollup_error, r.value || v_own)
-      from jsonb_array_elements(errors) as r (value)
-    )
-  );
-  perform notifyq.merge_rollup_workers(
-    array(
-      select jsonb_populate_record(null::notifyq.rollup_worker, r.value || v_own)
-      from jsonb_array_elements(workers) as r (value)
-    )
-  );
+  v_finished := notifyq.merge_rollup(array(
+    select jsonb_populate_record(null::notifyq.rollup, r.value || v_own)
+    from jsonb_array_elements(rollup) as r (value)
+  ));
+  perform notifyq.merge_rollup_errors(array(
+    select jsonb_populate_record(null::notifyq.rollup_error, r.value || v_own)
+    from jsonb_array_elements(errors) as r (value)
+  ));
+  perform notifyq.merge_rollup_workers(array(
+    select jsonb_populate_record(null::notifyq.rollup_worker, r.value || v_own)
+    from jsonb_array_elements(workers) as r (value)
+  ));
   update notifyq.rollup_progress as p
   set messages = p.messages + v_finished
   where p.lake = add_rollup.lake;
   return v_finished;
 end;
 $$;
-comment on function notifyq.add_rollup(bigint, jsonb, jsonb, jsonb) is
+comment on function notifyq.add_rollup is
   'Add counts of hours to notifyq.rollup, rollup_error and rollup_worker: arrays of objects with '
-  'the columns of these tables, each key of a table once in a call. Return how many messages they '
-  'are of. Raises NQ003 outside of a transaction that has called roll_up().';
+  'the columns of these tables, each key once in a call. Return how many messages were counted. '
+  'Raises NQ003 outside of a transaction that has called roll_up().';
 
 create or replace function notifyq.forget_rollup(lake bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  -- First, as it is what a roll-up that runs now holds.
+  -- First: a roll-up that runs now holds this row.
   delete from notifyq.rollup_progress as p where p.lake = forget_rollup.lake;
   if not found then
     return false;
@@ -400,14 +350,11 @@ begin
   return true;
 end;
 $$;
-comment on function notifyq.forget_rollup(bigint) is
-  'Forget what is rolled up of a lake, so that the next roll-up counts all of it. False: nothing '
-  'was.';
+comment on function notifyq.forget_rollup is
+  'Forget the roll-up of a lake; the next one counts all of it. False: there was none.';
 
--- Count archive: roll-ups of the archive itself, for reports where no lake is rolled up.
-
--- No finer than it is asked for: most of the time goes into the groups. Queues and types that are
--- not told apart are empty.
+-- Counts the archive itself, for reports where no lake is rolled up. Not finer than requested: most
+-- of the time goes into the groups. Without by_queue and by_type, queues and types are empty.
 create or replace function notifyq.count_archive(
   since timestamptz,
   until timestamptz,
@@ -415,9 +362,7 @@ create or replace function notifyq.count_archive(
   by_queue boolean default true,
   by_type boolean default true
 )
-  returns setof notifyq.rollup
-  language sql
-  stable
+  returns setof notifyq.rollup language sql stable
   set jit = off
 as $$
   with counted as materialized (
@@ -428,21 +373,9 @@ as $$
       end as bucket_at,
       case when by_queue then a.queue else '' end as queue,
       case when by_type then coalesce(a.type, '') else '' end as type, a.status, a.attempts,
-      (extract(epoch from w.wait) * 1000000)::bigint as waited,
-      (extract(epoch from w.run) * 1000000)::bigint as ran
-    from messages.message_archive as a
-    -- Clocks are set back now and then: no time is negative.
-    cross join lateral (
-      select
-        case when a.locked_at is not null then
-          greatest(
-            interval '0', a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
-          )
-        end as wait,
-        case when a.locked_at is not null then
-          greatest(interval '0', a.archived_at - a.locked_at)
-        end as run
-    ) as w
+      (extract(epoch from a.wait) * 1000000)::bigint as waited,
+      (extract(epoch from a.run) * 1000000)::bigint as ran
+    from notifyq.timed_message as a
     where (since is null or a.archived_at >= since)
       and (until is null or a.archived_at < until)
   ), sums as (

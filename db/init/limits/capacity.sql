@@ -1,22 +1,19 @@
--- Capacity: no more messages wait in a queue than it takes.
+-- Capacity: limit the messages that wait in a queue.
 --
--- Publishers of such a queue take turns, each to the end of its transaction, and take room for
--- their messages in advance, so that what is there is counted rarely. All live messages count
--- against that room, since a locked one may come back; only where none is left does it matter how
--- many of them wait.
+-- Publishers of such a queue take turns, each until the end of its transaction, and reserve room
+-- for their messages in advance: messages are then rarely counted. All live messages count against
+-- that room, as a locked one may come back; how many of them wait matters only when no room is
+-- left.
 --
 -- raises: NQ009 open transactions, NQ010 queue full
 
--- What waits or is scheduled in a queue and what is locked, the former each up to most. Volatile:
--- it must see what the statement that publishes has inserted so far.
+-- Messages that wait or are scheduled, each counted up to most, and messages that are locked.
+-- Volatile: it must see what the publishing statement has inserted so far.
 create or replace function notifyq.count_live(
   queue text, most bigint, out _waiting bigint, out _locked bigint
 )
-  language sql
-  volatile
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  language sql volatile
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
   select
     (
@@ -30,7 +27,7 @@ as $$
       select count(*)
       from (
         select from messages.message as m
-        where m.queue = count_live.queue and m.state = 'scheduled'
+        where m.queue = count_live.queue and m.state = 'scheduled' and m.parked_at is null
         limit count_live.most
       ) as s
     ),
@@ -40,13 +37,10 @@ as $$
     );
 $$;
 
--- Archive the oldest of what waits with the lowest priority, else what is due next.
+-- Archive the oldest waiting message of the lowest priority, else the scheduled one due next.
 create or replace function notifyq.drop_oldest(queue messages.queue)
-  returns boolean
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns boolean language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -57,12 +51,14 @@ begin
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
+    and m.root_id is null
   order by m.priority, m.id desc
   limit 1;
   select m.* into v_message
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
+    and m.root_id is null
     and m.priority = v_lowest
   order by m.id
   limit 1
@@ -72,6 +68,7 @@ begin
     from messages.message as m
     where m.queue = drop_oldest.queue.name
       and m.state = 'scheduled'
+      and m.root_id is null
     order by m.available_at
     limit 1
     for update skip locked;
@@ -87,15 +84,14 @@ begin
 end;
 $$;
 
--- The name of a setting that a user of this session cannot guess, and so neither read nor set: what
--- a transaction knows is lost with its savepoints, as nothing but a setting is.
-create or replace function notifyq.own_setting(name text, queue text)
-  returns text
-  language plpgsql
+-- A setting whose name no user of this session can guess, and therefore neither read nor set. State
+-- of a transaction is kept in it: only settings are undone with savepoints.
+create or replace function notifyq.secret_setting(name text, queue text)
+  returns text language plpgsql
 as $$
 begin
   if current_setting('notifyq.keyed', true) <> '' then
-    -- An error for whoever says so without reason.
+    -- Fails if a user has set notifyq.keyed.
     return concat(name, '_', to_hex(
       hashtextextended(queue, currval('notifyq.session_key_seq'))
     ));
@@ -105,31 +101,29 @@ begin
       1 + (hashtextextended(gen_random_uuid()::text, 0) & 4611686018427387903)
     ),
     set_config('notifyq.keyed', 'yes', false);
-  return notifyq.own_setting(name, queue);
+  return notifyq.secret_setting(name, queue);
 end;
 $$;
 
 create or replace function notifyq.make_room()
-  returns trigger
-  language plpgsql
-  security definer
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_setting text := notifyq.own_setting('notifyq.room', new.queue);
-  -- Up to which id this transaction has room, and for how many messages it took that.
-  v_known bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
-  v_taken bigint := v_known[2];
+  v_setting text := notifyq.secret_setting('notifyq.room', new.queue);
+  -- Up to which id this transaction has reserved room, and how many messages it reserved last.
+  v_reserved bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
+  v_taken bigint := v_reserved[2];
   v_queue messages.queue;
   v_number bigint;
   v_room bigint;
   v_live record;
   v_excess bigint;
 begin
-  if new.id <= v_known[1] then
+  if new.id <= v_reserved[1] then
     return new;
   end if;
-  perform from notifyq.flow as f
+  perform from notifyq.limit_turn as f
   where f.queue = new.queue
     and f.part = 'publish'
   for update;
@@ -138,7 +132,7 @@ begin
     return new;
   end if;
   select r.number, r.room into v_number, v_room
-  from notifyq.flow_room as r
+  from notifyq.limit_room as r
   where r.queue = new.queue
   order by r.number desc
   limit 1;
@@ -147,7 +141,7 @@ begin
     v_room := greatest(0, v_queue.capacity - v_live._waiting - v_live._locked);
     v_excess := v_live._waiting + 1 - v_queue.capacity;
     if v_queue.overflow = 'drop_oldest' then
-      -- More than one where the capacity was lowered, or messages have come back.
+      -- More than one if the capacity was lowered, or messages have come back.
       while v_excess > 0 and notifyq.drop_oldest(v_queue) loop
         v_excess := v_excess - 1;
       end loop;
@@ -156,22 +150,23 @@ begin
       raise exception using
         errcode = 'NQ010',
         message = format(
-          'queue %L is full: %s messages wait in it', new.queue, v_queue.capacity
+          'queue %L is full: its capacity is %s messages', new.queue, v_queue.capacity
         ),
         hint = 'publish later, start more workers, or raise the limit with '
-          '`notifyq queues alter --capacity`';
+          '`notifyq queues alter --capacity` or messages.alter_queue()';
     end if;
   end if;
-  -- More with each time, so that a bulk costs a few changes of that row.
+  -- Doubles each time: a bulk insert changes that row a few times only.
   v_taken := least(v_room, coalesce(2 * v_taken, 1));
-  -- Changed in any case: a publisher with an older snapshot must fail, as it cannot count.
-  update notifyq.flow_room as r
+  -- Changed even if nothing was reserved: a publisher with an older snapshot cannot count the
+  -- messages and must fail here.
+  update notifyq.limit_room as r
   set number = r.number + 1,
     room = v_room - v_taken
   where r.queue = new.queue
     and r.number = v_number;
-  -- Ids rise, and others may take some of these meanwhile: no more messages come up to there than
-  -- there is room for, and what is left over is found when all are counted again.
+  -- Ids rise, and others may take some of these: at most as many messages are inserted up to this
+  -- id as there is room for. The next count finds what was not used.
   perform set_config(
     v_setting, array[new.id + v_taken - 1, greatest(v_taken, 1)]::text, true
   );
@@ -179,12 +174,11 @@ begin
 end;
 $$;
 
--- Make the trigger again where other queues than before have a capacity: its condition names them,
--- so that publishers of all others pay nothing for it. It does not ask whether room was taken
--- already, as nothing that it could ask is out of reach of whoever inserts.
+-- Recreate the trigger when other queues than before have a capacity. Its condition names the
+-- queues: publishers of all others pay nothing. It does not test whether room is reserved already,
+-- as roles that insert could manipulate all that a condition can read.
 create or replace function notifyq.rebuild_capacity_trigger()
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_names text[] := array(

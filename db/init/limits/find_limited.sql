@@ -1,19 +1,14 @@
--- Find: what the limits of a queue leave to a claim.
+-- Find limited: messages that the limits of a queue allow a claim to have.
+--
+-- Locked messages are running messages: no separate count is kept, which could be wrong after a
+-- crash. A lock that has expired counts until it is reaped.
 --
 -- raises: NQ003 invalid argument
 
--- What runs is what is locked: no count is kept that could differ from that after a crash. A lock
--- that has expired counts until it is reaped.
-
--- Of messages that were found in their order, those that their keys have room for.
-create or replace function notifyq.fit_keys(
-  queue messages.queue, seen bigint[], running bigint[]
-)
-  returns bigint[]
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+-- Those messages of `seen`, found in queue order, that their keys have room for.
+create or replace function notifyq.fit_keys(queue messages.queue, seen bigint[], running bigint[])
+  returns bigint[] language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -26,7 +21,7 @@ begin
       where m.id = any (fit_keys.seen)
         and (
           m.key is null
-          -- A range of one lane, see find_of_keys().
+          -- A range of one key hash, see find_of_keys().
           or m.id = (
             select h.id
             from messages.message as h
@@ -39,7 +34,7 @@ begin
         )
     );
   end if;
-  -- Where all that runs is less than a key may have, so is what runs of each.
+  -- If fewer run in all than a key may have, no key has too many.
   if v_ids = '{}' or queue.key_rate is null and (
     cardinality(running) + cardinality(v_ids) <= coalesce(queue.key_concurrency, 2147483647)
     or queue.key_concurrency is null
@@ -70,52 +65,47 @@ begin
     from (
       select c.id, w._room, row_number() over (
         partition by c.key order by c.priority desc, c.id
-      ) as place
+      ) as ordinal
       from crowded as w
       join candidates as c on c.key = w.key
     ) as p
-    where p.place <= p._room
+    where p.ordinal <= p._room
   );
 end;
 $$;
 
--- Up to quantity messages by the order, the keys or the shares of a queue, locked, and
--- what the next claim goes by.
+-- Up to quantity messages by the order, the keys or the shares of a queue, locked, and the state
+-- for the next claim.
 create or replace function notifyq.select_limited(
-  queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
-  state notifyq.flow_state
+  queue messages.queue, quantity integer, filter jsonpath, full_scan boolean,
+  state notifyq.limit_state
 )
-  returns notifyq.flow_pick
-  language plpgsql
+  returns notifyq.limit_selection language plpgsql
 as $$
 begin
   if queue.fair then
     return notifyq.find_fair(queue, quantity, filter, state);
   elsif queue.ordered or queue.key_concurrency is not null or queue.key_rate is not null then
-    return notifyq.find_by_keys(queue, quantity, filter, thorough, state);
+    return notifyq.find_by_keys(queue, quantity, filter, full_scan, state);
   end if;
-  return row(notifyq.find_messages(queue.name, quantity, filter, thorough), state, false);
+  return row(notifyq.find_messages(queue.name, quantity, filter, full_scan), state, false);
 end;
 $$;
 
--- The ids of messages that may be handed out now, up to quantity, locked. Only after enter_turn().
+-- Ids of up to quantity messages that the limits allow, locked. Only after enter_turn().
 create or replace function notifyq.find_limited(
-  queue messages.queue,
-  quantity integer,
-  filter jsonpath,
-  thorough boolean
+  queue messages.queue, quantity integer, filter jsonpath, full_scan boolean
 )
-  returns bigint[]
-  language plpgsql
+  returns bigint[] language plpgsql
   set enable_seqscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_before notifyq.flow_state := notifyq.read_state(queue.name);
-  v_state notifyq.flow_state;
+  v_before notifyq.limit_state := notifyq.read_state(queue.name);
+  v_state notifyq.limit_state;
   v_room integer;
   v_tokens integer := quantity;
-  v_pick notifyq.flow_pick;
+  v_selection notifyq.limit_selection;
   v_is_blocked boolean := false;
   v_ids bigint[] := array[]::bigint[];
   v_keys text[];
@@ -124,6 +114,7 @@ begin
   if v_before is null then
     return v_ids;
   end if;
+  queue := notifyq.with_least_limit(queue);
   v_state := notifyq.pay_charges(
     notifyq.count_running(queue, quantity, v_before, '{}', '{}', '{}', 0)
   );
@@ -134,9 +125,11 @@ begin
     );
   end if;
   if least(v_room, v_tokens) > 0 then
-    v_pick := notifyq.select_limited(queue, least(v_room, v_tokens), filter, thorough, v_state);
-    v_ids := v_pick.ids;
-    v_is_blocked := v_pick.is_blocked;
+    v_selection := notifyq.select_limited(
+      queue, least(v_room, v_tokens), filter, full_scan, v_state
+    );
+    v_ids := v_selection.ids;
+    v_is_blocked := v_selection.is_blocked;
     if queue.key_rate is not null then
       select array_agg(k.key), array_agg(k.quantity) into v_keys, v_quantities
       from (
@@ -144,15 +137,15 @@ begin
         from messages.message as m
         where m.id = any (v_ids)
         group by m.key
-        -- Not a condition on the key itself: for it an index would be read that is of no use here.
+        -- Not a condition on the key itself: an index that does not help would be read for it.
         having count(m.key) > 0
       ) as k;
     end if;
-    v_state := notifyq.charge_limits(queue, v_ids, v_pick.state, null, v_keys, v_quantities);
+    v_state := notifyq.charge_limits(queue, v_ids, v_selection.state, null, v_keys, v_quantities);
   end if;
   perform notifyq.save_limit_state(v_before, v_state, true);
-  -- What waits for a token alone nobody's finish helps, see token_in().
-  perform notifyq.note_held(
+  -- A finish does not help messages that wait for a token only, see rate_limit_wait().
+  perform notifyq.note_blocked(
     queue,
     cardinality(v_ids) < least(quantity, v_tokens)
       and (v_is_blocked or cardinality(v_ids) >= v_room)
@@ -161,23 +154,19 @@ begin
 end;
 $$;
 
--- Look by keys: the search of a claim where limits or order go by the keys of messages.
+-- Find by keys: the search of a claim where limits or order go by keys.
 --
--- First the messages in their order, as long as most of them may be had. Then, where others are in
--- their way, key by key: from one key to the next in an index, however much waits of each.
+-- First in queue order, as long as most messages found are allowed. If many are not, key by key:
+-- the index leads from one key to the next, however many messages each has.
 
--- From each of the keys as many messages as it has room for, and those of loose, up to quantity in
--- all; locked.
+-- Of each key as many messages as it has room for, and those of keyless, up to quantity in all;
+-- locked.
 create or replace function notifyq.find_of_keys(
   queue messages.queue, keys text[], quantity integer, filter jsonpath, running bigint[],
-  given bigint[], loose bigint[]
+  given bigint[], keyless bigint[]
 )
-  returns bigint[]
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns bigint[] language plpgsql
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -187,22 +176,22 @@ begin
     select b.id
     from (
       with rooms as materialized (
-        select r._key, r._room, notifyq.key_hash(queue.name, r._key) as lane
+        select r._key, r._room, notifyq.key_hash(queue.name, r._key) as key_hash
         from notifyq.room_of_keys(queue, keys, running, given) as r
         where r._room > 0
       )
       select f.id, f.priority
       from rooms as r
       cross join lateral (
-        -- A range of one lane: with an equality another index would give the same order, and
-        -- read what waits of all keys.
+        -- A range of one key hash: with an equality the planner would use another index in the same
+        -- order, and read the waiting messages of all keys.
         (
           select m.id, m.priority
           from messages.message as m
           where not queue.ordered
             and m.queue = find_of_keys.queue.name
-            and notifyq.key_hash(m.queue, m.key) >= r.lane
-            and notifyq.key_hash(m.queue, m.key) <= r.lane
+            and notifyq.key_hash(m.queue, m.key) >= r.key_hash
+            and notifyq.key_hash(m.queue, m.key) <= r.key_hash
             and m.key = r._key
             and m.state = 'waiting'
             and m.id <> all (find_of_keys.given)
@@ -217,8 +206,8 @@ begin
           from messages.message as m
           where queue.ordered
             and m.queue = find_of_keys.queue.name
-            and notifyq.key_hash(m.queue, m.key) >= r.lane
-            and notifyq.key_hash(m.queue, m.key) <= r.lane
+            and notifyq.key_hash(m.queue, m.key) >= r.key_hash
+            and notifyq.key_hash(m.queue, m.key) <= r.key_hash
           order by notifyq.key_hash(m.queue, m.key), m.id
           limit 1
         ) as h
@@ -229,7 +218,7 @@ begin
       union all
       select m.id, m.priority
       from messages.message as m
-      where m.id = any (find_of_keys.loose)
+      where m.id = any (find_of_keys.keyless)
         and m.id <> all (find_of_keys.given)
       order by priority desc, id
       limit find_of_keys.quantity
@@ -249,54 +238,54 @@ end;
 $$;
 
 create or replace function notifyq.find_by_keys(
-  queue messages.queue, quantity integer, filter jsonpath, thorough boolean,
-  state notifyq.flow_state
+  queue messages.queue, quantity integer, filter jsonpath, full_scan boolean,
+  state notifyq.limit_state
 )
-  returns notifyq.flow_pick
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns notifyq.limit_selection language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state notifyq.flow_state := state;
+  v_state notifyq.limit_state := state;
   v_ids bigint[];
   v_is_blocked boolean;
   v_keys_at_once constant integer := 1000;
-  v_asked integer := least(quantity, state.natural_look);
+  v_wanted integer := least(quantity, state.scan_size);
   v_found bigint[];
-  v_loose bigint[];
+  v_keyless bigint[];
   v_keys text[];
-  v_lane bigint := state.after_lane;
-  v_is_around boolean := state.after_lane is null;
+  v_key_hash bigint := state.after_key_hash;
+  v_is_around boolean := state.after_key_hash is null;
 begin
-  v_found := notifyq.find_messages(queue.name, v_asked, filter, thorough);
+  v_found := notifyq.find_messages(queue.name, v_wanted, filter, full_scan);
   v_ids := notifyq.fit_keys(queue, v_found, state.running);
   v_is_blocked := cardinality(v_ids) < cardinality(v_found);
-  if not v_is_blocked and cardinality(v_ids) = v_asked then
-    v_state.natural_look := greatest(state.natural_look, least(2 * v_asked, 10000));
+  if not v_is_blocked and cardinality(v_ids) = v_wanted then
+    v_state.scan_size := greatest(state.scan_size, least(2 * v_wanted, 10000));
   elsif 2 * cardinality(v_ids) < cardinality(v_found) then
-    v_state.natural_look := greatest(16, 2 * cardinality(v_ids));
+    v_state.scan_size := greatest(16, 2 * cardinality(v_ids));
   end if;
-  -- Fewer than were asked for are all there are.
-  if cardinality(v_found) = v_asked and cardinality(v_ids) < quantity then
-    -- Behind what must wait those without a key have their turn as if they had one each.
-    select k._ids, k._place into v_loose, v_state.place
-    from notifyq.find_keyless(queue.name, quantity + cardinality(v_ids), filter, state.place) as k;
+  -- If fewer were found than wanted, there are no more.
+  if cardinality(v_found) = v_wanted and cardinality(v_ids) < quantity then
+    -- After messages that must wait, those without a key have their turn, each as if it had a key.
+    select k._ids, k._position into v_keyless, v_state.position
+    from notifyq.find_keyless(
+      queue.name, quantity + cardinality(v_ids), filter, state.position
+    ) as k;
     for v_window in 1 .. 10 loop
       exit when cardinality(v_ids) >= quantity;
-      select w._keys, w._lanes[v_keys_at_once] into v_keys, v_lane
+      select w._keys, w._key_hashes[v_keys_at_once] into v_keys, v_key_hash
       from notifyq.waiting_keys(
-        queue.name, v_lane, case when v_is_around then state.after_lane end, v_keys_at_once, v_ids
+        queue.name, v_key_hash, case when v_is_around then state.after_key_hash end,
+        v_keys_at_once, v_ids
       ) as w;
       v_ids := v_ids || notifyq.find_of_keys(
-        queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_loose
+        queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_keyless
       );
-      exit when v_lane is null and v_is_around;
-      v_is_around := v_is_around or v_lane is null;
+      exit when v_key_hash is null and v_is_around;
+      v_is_around := v_is_around or v_key_hash is null;
     end loop;
-    v_state.after_lane := v_lane;
+    v_state.after_key_hash := v_key_hash;
     if cardinality(v_ids) < quantity then
       v_is_blocked := v_is_blocked
         or v_keys <> '{}' and (queue.ordered or queue.key_concurrency is not null);

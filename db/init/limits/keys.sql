@@ -1,20 +1,24 @@
--- Keys: those that wait, and what they were charged.
+-- Keys: keys with waiting messages, and the tokens that keys have spent.
 
--- For each key: how many more messages it may have beside those that run and those that are given
--- just now. What is not booked is not known here: before its turn a claim may be told too much.
+-- How many more messages each key may have, beside running ones and those in given. Unbooked
+-- charges are missing: a claim before its turn may get too large a number.
 create or replace function notifyq.room_of_keys(
-  queue messages.queue, keys text[], running bigint[], given bigint[],
-  out _key text, out _room integer
+  queue messages.queue, keys text[], running bigint[], given bigint[], out _key text,
+  out _room integer
 )
-  returns setof record
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
+  returns setof record language plpgsql
+  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
+  v_concurrency integer := queue.key_concurrency;
 begin
+  if queue.has_key_limits then
+    -- That of the argument may be the least of any key, see with_least_limit().
+    v_concurrency := (
+      select q.key_concurrency from messages.queue as q where q.name = room_of_keys.queue.name
+    );
+  end if;
   return query
   with held as (
     select m.key, count(*)::integer as every,
@@ -29,11 +33,11 @@ begin
   select k.key,
     least(
       case when queue.ordered then 1 else 2147483647 end,
-      queue.key_concurrency - coalesce(h.every, 0),
+      coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0),
       case when queue.key_rate is not null then
         notifyq.count_tokens(
-          coalesce(f.paid_at, '-infinity'), v_now, queue.key_rate, queue.key_rate_period,
-          queue.key_rate_burst
+          coalesce(f.paid_at, '-infinity'), v_now, coalesce(o.rate, queue.key_rate),
+          queue.key_rate_period, queue.key_rate_burst
         ) - coalesce(h.new, 0)
       end
     )
@@ -41,22 +45,28 @@ begin
   left join held as h on h.key = k.key
   left join lateral (
     select l.paid_at
-    from notifyq.flow_key as l
+    from notifyq.limit_key as l
     where queue.key_rate is not null
       and l.queue = room_of_keys.queue.name
       and l.key = k.key
     order by l.number desc
     limit 1
-  ) as f on true;
+  ) as f on true
+  left join lateral (
+    select case when queue.key_concurrency is not null then c.concurrency end as concurrency, c.rate
+    from messages.queue_limit as c
+    where queue.has_key_limits
+      and c.queue = room_of_keys.queue.name
+      and c.key = k.key
+  ) as o on true;
 end;
 $$;
 
--- Whether each of these keys may have so many messages. Only after pay_charges().
+-- Whether each key may have its number of messages. Only after pay_charges().
 create or replace function notifyq.have_room(
   queue messages.queue, keys text[], quantities integer[]
 )
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 begin
   return not exists (
@@ -67,19 +77,15 @@ begin
 end;
 $$;
 
--- Of the next 1000 messages of a queue behind a place, those without a key: they are in no index of
--- their own, as all messages of queues without limits would have to be in it. _place is where to go
--- on; null: from the start.
+-- Messages without a key among the next 1000 of a queue. They have no index of their own, as it
+-- would have to include all messages of queues without limits. _position is where the next call
+-- goes on; null: at the start.
 create or replace function notifyq.find_keyless(
-  queue text, quantity integer, filter jsonpath, place bigint[],
-  out _ids bigint[], out _place bigint[]
+  queue text, quantity integer, filter jsonpath, "position" bigint[], out _ids bigint[],
+  out _position bigint[]
 )
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
+  language plpgsql stable
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -94,8 +100,8 @@ begin
       from messages.message as m
       where m.queue = find_keyless.queue
         and m.state = 'waiting'
-        and m.priority = find_keyless.place[1]
-        and m.id > find_keyless.place[2]
+        and m.priority = find_keyless.position[1]
+        and m.id > find_keyless.position[2]
       order by m.priority desc, m.id
       limit v_at_once
     )
@@ -106,7 +112,7 @@ begin
       from messages.message as m
       where m.queue = find_keyless.queue
         and m.state = 'waiting'
-        and m.priority < coalesce(find_keyless.place[1], 2147483648)
+        and m.priority < coalesce(find_keyless.position[1], 2147483648)
       order by m.priority desc, m.id
       limit v_at_once
     )
@@ -116,26 +122,24 @@ begin
     (select count(*) from seen as s),
     (select array[s.priority, s.id] from seen as s order by s.priority, s.id desc limit 1)
   into _ids, v_seen, v_last;
-  _place := case when cardinality(_ids) > quantity then place
+  _position := case when cardinality(_ids) > quantity then position
     when v_seen = v_at_once then v_last end;
   _ids := _ids[:quantity];
 end;
 $$;
 
--- Waiting keys: of which keys something waits in a queue.
+-- Waiting keys: keys of a queue that have messages waiting.
 
--- Transactions other than this one that are under way. What they have locked they keep, mostly:
--- claims of the same moment need not read it to be told so.
+-- Running transactions other than this one. Their row locks mostly last: a concurrent claim skips
+-- such rows by xmax, without trying to lock them.
 create or replace function notifyq.running_transactions()
-  returns xid[]
-  language plpgsql
-  stable
+  returns xid[] language plpgsql stable
 as $$
 declare
   v_snapshot constant pg_snapshot := pg_current_snapshot();
   v_next constant xid8 := pg_snapshot_xmax(v_snapshot);
 begin
-  -- A snapshot names those before the last one that has ended; the others have begun since.
+  -- A snapshot lists those below the last finished transaction; all later ones have begun since.
   return array(
     select s.id::xid from pg_snapshot_xip(v_snapshot) as s (id)
     union all
@@ -145,24 +149,21 @@ begin
 end;
 $$;
 
--- Keys of which something waits, up to quantity of them, from one lane on and up to another (null:
--- from the first, to the last one), and of each the message that is handed out first: not one of
--- given, and none that another transaction has just locked. Ordered as the index of what waits is:
--- the other one has what is locked and scheduled as well. It is read in pieces: behind the last key
--- of one begins the next, which is larger where little waits of each key, and as large as what is
--- missing takes by then. Where much waits of each, steps from one key to the next come in between.
+-- Up to quantity keys with waiting messages, from key hash first on and before last (null: from the
+-- first, to the last one), and of each key the message that is claimed first. Messages in given,
+-- and those that another transaction has just locked, are left out. The index of waiting messages
+-- is read: the other one includes locked and scheduled ones. It is read in pieces, each after the
+-- last key of the piece before. A piece grows where keys have few messages, up to the size that the
+-- missing keys will take. Where keys have many messages, it steps from key to key instead.
 create or replace function notifyq.waiting_keys(
-  queue text, first bigint, last bigint, quantity integer, given bigint[],
-  out _keys text[], out _lanes bigint[], out _ids bigint[]
+  queue text, first bigint, last bigint, quantity integer, given bigint[], out _keys text[],
+  out _key_hashes bigint[], out _ids bigint[]
 )
-  language plpgsql
-  stable
+  language plpgsql stable
   set enable_seqscan = off
-  -- As in find_messages(): what waits of a whole queue would be read, and sorted, for each of its
-  -- keys.
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
+  -- As in find_messages(): else all waiting messages of the queue are read and sorted, for each
+  -- key.
+  set enable_sort = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -173,7 +174,7 @@ declare
 begin
   with recursive pieces as (
     (
-      select array[m.key] as keys, array[notifyq.key_hash(m.queue, m.key)] as lanes,
+      select array[m.key] as keys, array[notifyq.key_hash(m.queue, m.key)] as key_hashes,
         array[m.id] as ids, notifyq.key_hash(m.queue, m.key) as last, 16 as size, 1 as seen
       from messages.message as m
       where m.queue = waiting_keys.queue
@@ -185,30 +186,30 @@ begin
       limit 1
     )
     union all
-    select n.keys, n.lanes, n.ids, n.last,
+    select n.keys, n.key_hashes, n.ids, n.last,
       case when p.size = 0 then 16
-        when 7 * cardinality(n.lanes) < p.size then 0
+        when 7 * cardinality(n.key_hashes) < p.size then 0
         else least(2 * p.size, 256, 8 + p.size * (
-          waiting_keys.quantity - p.seen - cardinality(n.lanes)
-        ) / cardinality(n.lanes)) end,
-      p.seen + cardinality(n.lanes)
+          waiting_keys.quantity - p.seen - cardinality(n.key_hashes)
+        ) / cardinality(n.key_hashes)) end,
+      p.seen + cardinality(n.key_hashes)
     from pieces as p
     cross join lateral (
-      select array_agg(t.key) as keys, array_agg(t.lane) as lanes, array_agg(t.id) as ids,
-        max(t.lane) as last
+      select array_agg(t.key) as keys, array_agg(t.key_hash) as key_hashes, array_agg(t.id) as ids,
+        max(t.key_hash) as last
       from (
         with recursive steps as (
-          select null::text as key, p.last as lane, null::bigint as id, 0 as number
+          select null::text as key, p.last as key_hash, null::bigint as id, 0 as number
           where p.size = 0
           union all
-          select f.key, f.lane, f.id, s.number + 1
+          select f.key, f.key_hash, f.id, s.number + 1
           from steps as s
           cross join lateral (
-            select m.key, notifyq.key_hash(m.queue, m.key) as lane, m.id
+            select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
             from messages.message as m
             where m.queue = waiting_keys.queue
               and m.state = 'waiting'
-              and notifyq.key_hash(m.queue, m.key) > s.lane
+              and notifyq.key_hash(m.queue, m.key) > s.key_hash
               and notifyq.key_hash(m.queue, m.key) <= v_last
               and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
             order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
@@ -216,15 +217,15 @@ begin
           ) as f
           where s.number < least(v_steps, waiting_keys.quantity - p.seen)
         )
-        select r.key, r.lane, r.id from steps as r where r.number > 0
+        select r.key, r.key_hash, r.id from steps as r where r.number > 0
       ) as t
       having p.size = 0
       union all
-      select array_agg(k.key), array_agg(k.lane), array_agg(k.id), max(k.lane)
+      select array_agg(k.key), array_agg(k.key_hash), array_agg(k.id), max(k.key_hash)
       from (
-        select distinct on (r.lane) r.key, r.lane, r.id
+        select distinct on (r.key_hash) r.key, r.key_hash, r.id
         from (
-          select m.key, notifyq.key_hash(m.queue, m.key) as lane, m.priority, m.id
+          select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.priority, m.id
           from messages.message as m
           where p.size > 0
             and m.queue = waiting_keys.queue
@@ -235,59 +236,55 @@ begin
           order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
           limit p.size
         ) as r
-        order by r.lane, r.priority desc, r.id
+        order by r.key_hash, r.priority desc, r.id
       ) as k
       having p.size > 0
     ) as n
     where p.seen < waiting_keys.quantity
-      and n.lanes is not null
+      and n.key_hashes is not null
   )
-  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.lane), '{}'),
+  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.key_hash), '{}'),
     coalesce(array_agg(k.id), '{}')
-  into _keys, _lanes, _ids
+  into _keys, _key_hashes, _ids
   from (
-    select u.key, u.lane, u.id
+    select u.key, u.key_hash, u.id
     from pieces as p
-    cross join lateral unnest(p.keys, p.lanes, p.ids) as u (key, lane, id)
+    cross join lateral unnest(p.keys, p.key_hashes, p.ids) as u (key, key_hash, id)
     limit waiting_keys.quantity
   ) as k;
 end;
 $$;
 
--- Charges: what the keys of a queue with a rate for each of them have had.
+-- Charges: tokens that keys have spent.
 --
--- Far from its rate a key need not be written with each claim: the claims of a queue leave what
--- they handed out in one row each, and the keys pay for many of them at once. That is far for a
--- claim after which every key has a token left, whichever of them it is for: all that is asked for
--- that is how far the fullest key can be ahead. So while something is left to pay, no key is dry.
+-- Far from its rate a key need not be written with each claim: a claim writes one row with all of
+-- its keys, and the buckets of keys pay for many rows at once. A claim is far from the rate if
+-- every key would have a token left whichever key it was for. For that it suffices to know how
+-- empty the emptiest bucket can be. Consequently no key is out of tokens while charges are unpaid.
 
--- Whether each key had a token left if any of them paid for so many.
+-- Whether each key would have a token left if it paid for most messages.
 create or replace function notifyq.is_far_from_limits(
-  queue messages.queue, state notifyq.flow_state, most integer
+  queue messages.queue, state notifyq.limit_state, most integer
 )
-  returns boolean
-  language plpgsql
-  volatile
+  returns boolean language plpgsql volatile
 as $$
 begin
-  return most < notifyq.count_tokens(
+  -- The bound below is for keys that all have the same rate.
+  return not queue.has_key_limits and most < notifyq.count_tokens(
     state.keys_paid_at, clock_timestamp(), queue.key_rate, queue.key_rate_period,
     queue.key_rate_burst
   );
 end;
 $$;
 
--- Let the buckets of the keys pay for what is left to pay: each for its charges one after another,
--- with what ran in between. One that is full again by now has none.
-create or replace function notifyq.pay_charges(state notifyq.flow_state)
-  returns notifyq.flow_state
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
-  set plan_cache_mode = force_generic_plan
+-- Pay all charges: each bucket pays for its charges in order, and fills up in between. A bucket
+-- that is full again by now needs no row.
+create or replace function notifyq.pay_charges(state notifyq.limit_state)
+  returns notifyq.limit_state language plpgsql
+  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state notifyq.flow_state := state;
+  v_state notifyq.limit_state := state;
   v_now timestamptz := clock_timestamp();
   v_last timestamptz;
 begin
@@ -298,7 +295,7 @@ begin
     select u.key, c.charged_at, sum(u.tokens * c.each) over (
       partition by u.key order by c.number desc
     ) as seconds
-    from notifyq.flow_charge as c
+    from notifyq.limit_charge as c
     cross join lateral unnest(c.keys, c.tokens) as u (key, tokens)
     where c.queue = pay_charges.state.queue
       and c.number > pay_charges.state.booked
@@ -315,7 +312,7 @@ begin
     ) as g
     left join lateral (
       select k.number, k.paid_at
-      from notifyq.flow_key as k
+      from notifyq.limit_key as k
       where k.queue = pay_charges.state.queue
         and k.key = g.key
       order by k.number desc
@@ -323,7 +320,7 @@ begin
     ) as l on true
   ),
   changed as (
-    update notifyq.flow_key as k
+    update notifyq.limit_key as k
     set number = k.number + 1, paid_at = p.paid_at
     from paid as p
     where p.paid_at > v_now
@@ -332,14 +329,14 @@ begin
       and k.number = p.number
   ),
   added as (
-    insert into notifyq.flow_key (queue, key, number, paid_at)
+    insert into notifyq.limit_key (queue, key, number, paid_at)
     select pay_charges.state.queue, p.key, 0, p.paid_at
     from paid as p
     where p.paid_at > v_now
       and p.number is null
   )
   select max(p.paid_at) into v_last from paid as p;
-  delete from notifyq.flow_charge as c
+  delete from notifyq.limit_charge as c
   where c.queue = pay_charges.state.queue
     and c.number > pay_charges.state.booked
     and c.number <= pay_charges.state.charged;
@@ -350,15 +347,14 @@ begin
 end;
 $$;
 
--- Let the keys of messages that were handed out pay for them, so many of each.
+-- Charge keys for claimed messages, tokens has their number for each.
 create or replace function notifyq.charge_keys(
-  queue messages.queue, state notifyq.flow_state, keys text[], tokens integer[]
+  queue messages.queue, state notifyq.limit_state, keys text[], tokens integer[]
 )
-  returns notifyq.flow_state
-  language plpgsql
+  returns notifyq.limit_state language plpgsql
 as $$
 declare
-  v_state notifyq.flow_state := state;
+  v_state notifyq.limit_state := state;
   v_now timestamptz := clock_timestamp();
   v_most integer := (select max(t.quantity) from unnest(tokens) as t (quantity));
 begin
@@ -369,13 +365,25 @@ begin
   v_state.keys_paid_at := notifyq.pay_tokens(
     state.keys_paid_at, v_now, v_most, queue.key_rate, queue.key_rate_period
   );
-  insert into notifyq.flow_charge (queue, number, charged_at, each, keys, tokens)
-  values (
-    charge_keys.queue.name, v_state.charged, v_now,
-    extract(epoch from queue.key_rate_period)::double precision / queue.key_rate,
-    charge_keys.keys, charge_keys.tokens
-  );
-  -- One that pays at once pays for little, and so does one that pays for very much.
+  if queue.has_key_limits then
+    -- A row for each rate; there are at least as many numbers as rates.
+    insert into notifyq.limit_charge (queue, number, charged_at, each, keys, tokens)
+    select charge_keys.queue.name, v_state.charged + 1 - row_number() over (), v_now,
+      extract(epoch from queue.key_rate_period)::double precision
+        / coalesce(l.rate, charge_keys.queue.key_rate),
+      array_agg(u.key), array_agg(u.tokens)
+    from unnest(charge_keys.keys, charge_keys.tokens) as u (key, tokens)
+    left join messages.queue_limit as l on l.queue = charge_keys.queue.name and l.key = u.key
+    group by coalesce(l.rate, charge_keys.queue.key_rate);
+  else
+    insert into notifyq.limit_charge (queue, number, charged_at, each, keys, tokens)
+    values (
+      charge_keys.queue.name, v_state.charged, v_now,
+      extract(epoch from queue.key_rate_period)::double precision / queue.key_rate,
+      charge_keys.keys, charge_keys.tokens
+    );
+  end if;
+  -- A bucket pays late to pay for many claims at once, but not for too many of them.
   if v_state.charged - v_state.booked > 10000
     or not notifyq.is_far_from_limits(queue, v_state, 0)
   then

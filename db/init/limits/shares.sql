@@ -1,11 +1,9 @@
--- Shares and tokens: what keys of a fair queue get, when a rate lets more through, and upkeep.
+-- Shares: weights of keys, waiting times of rates, and maintenance of token buckets.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument
 
 create or replace function messages.set_share(queue text, key text, weight double precision)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -15,15 +13,13 @@ begin
     perform notifyq.raise_invalid('the key of a share must not be null');
   end if;
   if set_share.weight is null then
-    delete from messages.share as s
-    where s.queue = v_queue.name
-      and s.key = set_share.key;
+    delete from messages.share as s where s.queue = v_queue.name and s.key = set_share.key;
     return found;
   end if;
   if set_share.weight not between 0.001 and 1000000 then
     perform notifyq.raise_invalid(
       format('weight must be between 0.001 and 1000000, not %s', set_share.weight),
-      'null takes a share back, and the key has the weight 1'
+      'null restores the weight 1'
     );
   end if;
   insert into messages.share as s (queue, key, weight)
@@ -34,16 +30,14 @@ begin
   return found;
 end;
 $$;
-comment on function messages.set_share(text, text, double precision) is
-  'In a fair queue, hand out weight times as many messages of a key as of one without a weight, '
-  'which has 1, while both have some waiting; null takes the weight back. False: it was so '
-  'already. Raises NQ001 for an unknown queue, and NQ003 for a weight out of its range.';
+comment on function messages.set_share is
+  'Set the weight of a key of a fair queue: while both have messages waiting, weight times as '
+  'many are claimed of it as of a key with the weight 1. Keys have the weight 1 by default; null '
+  'restores it. False: nothing changed. Raises NQ001 for an unknown queue, and NQ003 for a weight '
+  'that is out of range.';
 
 create or replace function messages.queue_shares(queue text default null)
-  returns setof messages.share
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.share language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -54,21 +48,19 @@ begin
   order by s.queue, s.weight desc, s.key;
 end;
 $$;
-comment on function messages.queue_shares(text) is
-  'Which keys of a queue have another weight than 1 (null: of all queues), the largest first; see '
+comment on function messages.queue_shares is
+  'Keys of a queue that have another weight than 1 (null: of all queues), the largest first; see '
   'set_share().';
 
--- How long a bucket is empty for; null for one that is not.
+-- How long a bucket will be empty; null if it is not.
 create or replace function notifyq.empty_for(
   paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer
 )
-  returns interval
-  language plpgsql
-  immutable
+  returns interval language plpgsql immutable
 as $$
 declare
   v_tokens integer := notifyq.count_tokens(paid_at, instant, rate, period, burst);
-  -- The bucket counts down from its burst, which is what it would have if it were paid for now.
+  -- count_tokens() of a bucket that is full now gives its burst.
   v_burst integer := notifyq.count_tokens(instant, instant, rate, period, burst);
 begin
   if v_tokens > 0 then
@@ -81,13 +73,9 @@ end;
 $$;
 
 create or replace function notifyq.rate_limit_wait(queues text[], since interval default '0')
-  returns interval
-  language plpgsql
-  security definer
+  returns interval language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_since constant interval := greatest(rate_limit_wait.since, '0');
@@ -96,14 +84,14 @@ declare
   v_next interval;
 begin
   perform notifyq.check_duration('since', rate_limit_wait.since);
-  -- As it was then: what has come in the meantime the last claim has not found.
+  -- At the time of the last claim: it did not find what has become available since.
   v_then := clock_timestamp() - v_since;
   for v_queue in
     select q.*
     from messages.queue as q
     where q.name = any (rate_limit_wait.queues)
       and (q.rate is not null or q.key_rate is not null)
-      and not q.paused
+      and not notifyq.is_paused(q)
       and notifyq.is_allowed(q.name, 'consume from')
   loop
     v_next := least(
@@ -112,7 +100,7 @@ begin
         select notifyq.empty_for(
           s.paid_at, v_then, v_queue.rate, v_queue.rate_period, v_queue.rate_burst
         )
-        from notifyq.flow_state as s
+        from notifyq.limit_state as s
         where s.queue = v_queue.name
           and v_queue.rate is not null
         order by s.number desc
@@ -121,10 +109,13 @@ begin
       (
         select min(
           notifyq.empty_for(
-            k.paid_at, v_then, v_queue.key_rate, v_queue.key_rate_period, v_queue.key_rate_burst
+            k.paid_at, v_then, coalesce(o.rate, v_queue.key_rate), v_queue.key_rate_period,
+            v_queue.key_rate_burst
           )
         )
-        from notifyq.flow_key as k
+        from notifyq.limit_key as k
+        left join messages.queue_limit as o on v_queue.has_key_limits
+          and o.queue = k.queue and o.key = k.key
         where k.queue = v_queue.name
           and v_queue.key_rate is not null
           and k.paid_at > v_then
@@ -138,45 +129,43 @@ begin
   return v_next - v_since;
 end;
 $$;
-comment on function notifyq.rate_limit_wait(text[], interval) is
-  'For how long the rates of these queues, or of keys of which something waits, let nothing '
-  'through: who was handed out less than asked for looks again then. What lets something through '
-  'already does not count, as a claim finds it; but who has claimed a while ago says how long that '
-  'is, since: what has let something through only in that time counts, by a negative interval. A '
-  'day at most; null where none of the queues has a rate.';
+comment on function notifyq.rate_limit_wait is
+  'How long the rates of these queues, or of their keys with waiting messages, allow no claim: a '
+  'worker that got fewer messages than it wanted polls again after that time. Rates that allow '
+  'one already do not count, as a claim finds those messages; since is the time since the last '
+  'claim, and rates that became free in it count, with a negative result. At most a day; null if '
+  'no queue has a rate.';
 
--- Forget keys that are not ahead of their rate: they would begin again where they are, once they
--- have paid for all that they had. A queue whose claim is under way has its turn the next time. Who
--- has claimed a moment ago may still ask token_in() for them.
+-- Delete buckets that are full: without a row a bucket is full. Rows stay for ten seconds, as
+-- workers that have just claimed may call rate_limit_wait(). A queue with a running claim is left
+-- to the next call.
 create or replace function notifyq.sweep_limit_keys(quantity integer)
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_queue text;
-  v_state notifyq.flow_state;
+  v_state notifyq.limit_state;
   v_swept integer;
   v_all integer := 0;
 begin
   for v_queue in
     select f.queue
-    from notifyq.flow as f
+    from notifyq.limit_turn as f
     where f.part = 'claim'
     order by f.queue
     for update skip locked
   loop
     select s.* into v_state
-    from notifyq.flow_state as s
+    from notifyq.limit_state as s
     where s.queue = v_queue
     order by s.number desc
     limit 1;
     perform notifyq.save_limit_state(v_state, notifyq.pay_charges(v_state), true);
-    delete from notifyq.flow_key as k
+    delete from notifyq.limit_key as k
     where (k.queue, k.key, k.number) in (
       select o.queue, o.key, o.number
-      from notifyq.flow_key as o
+      from notifyq.limit_key as o
       where o.queue = v_queue
         and o.paid_at <= clock_timestamp() - interval '10 seconds'
       limit sweep_limit_keys.quantity

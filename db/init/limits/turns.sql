@@ -1,17 +1,16 @@
--- Turns: claims of a limited queue, one after the other.
+-- Turns: one claim at a time of a queue with limits.
 --
 -- raises: NQ003 invalid argument
 
--- Each holds the row of the queue in notifyq.flow until it commits, and every statement after that
--- sees what the claims before it have locked. Queues without limits never come here.
+-- A claim locks the row of the queue in notifyq.limit_turn until it commits, and then sees what all
+-- claims before it have locked. Claims of other queues do not come here.
 
--- Those of the queues whose claims it is now this transaction's turn to make. Not barred ones: to
--- hold the row of a queue is to stop its other workers.
+-- Enter the turns of queues, and return the queues entered. Queues that the caller may not consume
+-- from are left out: holding their turn would stop their workers.
 create or replace function notifyq.enter_turn(queues text[])
-  returns text[]
-  language plpgsql
+  returns text[] language plpgsql
   set enable_seqscan = off
-  -- Who claims in a transaction that stays open must not hold up the others for long.
+  -- A claim in a transaction that stays open must not block the others for long.
   set lock_timeout = '500ms'
 as $$
 declare
@@ -22,11 +21,11 @@ begin
     from messages.queue as q
     where q.name = any (enter_turn.queues)
       and q.is_limited
-      and not q.paused
+      and not notifyq.is_paused(q)
       and notifyq.is_allowed(q.name, 'consume from')
   );
   if cardinality(v_names) = 1 then
-    perform from notifyq.flow as f
+    perform from notifyq.limit_turn as f
     where f.queue = v_names[1]
       and f.part = 'claim'
     for update skip locked;
@@ -35,8 +34,8 @@ begin
     end if;
   end if;
   begin
-    -- By name, so that of two who want the same queues one waits for the other, and never both.
-    perform from notifyq.flow as f
+    -- In order of names: two claims of the same queues cannot deadlock.
+    perform from notifyq.limit_turn as f
     where f.queue = any (v_names)
       and f.part = 'claim'
     order by f.queue
@@ -46,7 +45,7 @@ begin
     when lock_not_available then
       return array(
         select f.queue
-        from notifyq.flow as f
+        from notifyq.limit_turn as f
         where f.queue = any (v_names)
           and f.part = 'claim'
         order by f.queue
@@ -56,19 +55,17 @@ begin
 end;
 $$;
 
--- Tokens of a bucket, which is told by one instant: when it is full again. Without a burst it has
--- room for a tenth of a second's worth: workers come that often, and few see much more in a period.
+-- Tokens of a bucket. Its state is one instant: when it is full again. The default burst is a tenth
+-- of a second's worth: workers poll that often, and few see much more of a period.
 create or replace function notifyq.count_tokens(
   paid_at timestamptz, instant timestamptz, rate integer, period interval, burst integer
 )
-  returns integer
-  language plpgsql
-  immutable
+  returns integer language plpgsql immutable
 as $$
 declare
   v_each double precision := extract(epoch from period)::double precision / rate;
 begin
-  -- The policy may have been another one when it was paid for.
+  -- The policy may have changed since then.
   return greatest(least(floor(
     coalesce(burst, greatest(1, ceil(0.1 / v_each)))
     + extract(epoch from instant - greatest(paid_at, instant)) / v_each + 1e-6
@@ -79,9 +76,7 @@ $$;
 create or replace function notifyq.pay_tokens(
   paid_at timestamptz, instant timestamptz, tokens bigint, rate integer, period interval
 )
-  returns timestamptz
-  language plpgsql
-  immutable
+  returns timestamptz language plpgsql immutable
 as $$
 begin
   return greatest(paid_at, instant)
@@ -89,69 +84,66 @@ begin
 end;
 $$;
 
--- Remember whether something waits for a lock of the queue to end, so that whoever ends one rings.
-create or replace function notifyq.note_held(queue messages.queue, is_held boolean)
-  returns void
-  language plpgsql
+-- Record whether messages wait for the end of a lock: the end of a lock then notifies.
+create or replace function notifyq.note_blocked(queue messages.queue, is_blocked boolean)
+  returns void language plpgsql
 as $$
 declare
-  v_flow notifyq.flow;
+  v_turn notifyq.limit_turn;
   v_is_old boolean;
 begin
-  select f.* into v_flow
-  from notifyq.flow as f
-  where f.queue = note_held.queue.name
+  select f.* into v_turn
+  from notifyq.limit_turn as f
+  where f.queue = note_blocked.queue.name
     and f.part = 'claim';
-  v_is_old := v_flow.held_at not between clock_timestamp() - interval '1 second'
+  v_is_old := v_turn.blocked_at not between clock_timestamp() - interval '1 second'
     and clock_timestamp();
-  if v_flow.is_held and not v_is_old or not v_flow.is_held and not is_held then
+  if v_turn.is_blocked and not v_is_old or not v_turn.is_blocked and not is_blocked then
     return;
   end if;
-  update notifyq.flow as f
-  set is_held = note_held.is_held,
-    held_at = clock_timestamp()
-  where f.queue = note_held.queue.name
+  update notifyq.limit_turn as f
+  set is_blocked = note_blocked.is_blocked,
+    blocked_at = clock_timestamp()
+  where f.queue = note_blocked.queue.name
     and f.part = 'claim';
-  if is_held and not v_flow.is_held then
-    -- Who ends a lock at this moment has not seen it, and rings for nobody: who is summoned looks
-    -- once more when all transactions of this moment are over.
+  if is_blocked and not v_turn.is_blocked then
+    -- A worker that ends a lock at this moment has not seen the record and does not notify. A
+    -- worker that this notification wakes polls again once all present transactions are over.
     perform notifyq.notify_queue(queue, '');
   end if;
 end;
 $$;
 
--- Locks of these messages have ended: ring in those of the queues where others wait for that.
+-- Notify queues in which messages wait for the end of a lock, as the locks of ids have ended.
 create or replace function notifyq.notify_freed(queues text[], ids bigint[])
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   perform notifyq.notify_queue(q, notifyq.compact_ids(notify_freed.ids[1:1000]))
   from messages.queue as q
-  join notifyq.flow as f on f.queue = q.name and f.part = 'claim' and f.is_held
+  join notifyq.limit_turn as f on f.queue = q.name and f.part = 'claim' and f.is_blocked
   where q.name = any (notify_freed.queues);
 end;
 $$;
 
--- Flow state: what the claims of a queue with limits leave to the next.
+-- State: what claims of a queue with limits hand on to the next.
 
--- The present one; null where the queue has lost its limits meanwhile.
+-- The present state; null if the queue has lost its limits meanwhile.
 create or replace function notifyq.read_state(queue text)
-  returns notifyq.flow_state
-  language plpgsql
+  returns notifyq.limit_state language plpgsql
   set enable_seqscan = off
 as $$
 declare
-  v_state notifyq.flow_state;
+  v_state notifyq.limit_state;
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     perform notifyq.raise_invalid(
-      format('queue %L has limits, which hold at READ COMMITTED only', queue),
-      'claim and take in a transaction of that isolation level'
+      format('queue %L has limits, which need READ COMMITTED', queue),
+      'claim and take in a READ COMMITTED transaction'
     );
   end if;
   select s.* into v_state
-  from notifyq.flow_state as s
+  from notifyq.limit_state as s
   where s.queue = read_state.queue
   order by s.number desc
   limit 1;
@@ -159,23 +151,20 @@ begin
 end;
 $$;
 
--- Know what runs as well as matters: with quantity more, none of the limits may be exceeded. Far
--- from them it is enough how many were handed out since all that is locked was counted; as they
--- come near their ids are kept, and those that are locked no more taken out. new has been claimed
--- ahead, by this transaction: so many of each of these keys, most of one.
+-- Count running messages only as precisely as the limits require, where quantity more are to be
+-- claimed. Far from the limits the number claimed since the last count is enough; near them the ids
+-- are listed, and those that are not locked any more are removed. new has been claimed before the
+-- turn, by this transaction: tokens has the number for each of keys, most is the largest.
 create or replace function notifyq.count_running(
-  queue messages.queue, quantity integer, state notifyq.flow_state, new bigint[], keys text[],
+  queue messages.queue, quantity integer, state notifyq.limit_state, new bigint[], keys text[],
   tokens integer[], most integer
 )
-  returns notifyq.flow_state
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns notifyq.limit_state language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_state notifyq.flow_state := state;
+  v_state notifyq.limit_state := state;
   v_now timestamptz := clock_timestamp();
   v_limit integer := least(queue.concurrency, queue.key_concurrency);
   v_is_full boolean :=
@@ -195,10 +184,10 @@ begin
       2 * state.kept + 2000
     )
     or cardinality(state.running) + quantity > queue.key_concurrency
-    and most > queue.key_concurrency - state.most
+    and most > queue.key_concurrency - state.max_per_key
   then
-    -- Now and then all that is locked: what was claimed without a limit counts as well. Else what
-    -- was handed out at about the same time, which lies close together; the others by their ids.
+    -- At times all locked messages are counted: some were claimed before there was a limit. Else
+    -- the listed ids: most are close together, as a range of ids; the others are found by id.
     if not v_is_full then
       v_last := (select max(r.id) from unnest(state.running) as r (id));
       v_first := v_last - 4 * cardinality(state.running);
@@ -219,7 +208,7 @@ begin
           -- Not a condition on the state itself, see archive().
           and (m.state = 'locked') is true
       ) as l
-      -- A hash of them, whatever number it thinks that they are.
+      -- Hashed, however many rows the planner expects.
       where l.id not in (select n.id from unnest(count_running.new) as n (id))
     )
     select array(select h.id from held as h),
@@ -236,7 +225,7 @@ begin
           group by c.key
         ) as k
       ) end
-    into v_state.running, v_state.most;
+    into v_state.running, v_state.max_per_key;
     if v_is_full then
       v_state.counted_at := v_now;
       v_state.unlisted := 0;
@@ -251,13 +240,12 @@ begin
 end;
 $$;
 
--- Leave to the next claim what has changed. Without its turn a claim leaves only where to go on,
--- and not even that where another one does so at this moment.
+-- Save the state for the next claim. Before its turn a claim saves only where the next one goes on,
+-- and not even that if another claim does so at this moment.
 create or replace function notifyq.save_limit_state(
-  before notifyq.flow_state, state notifyq.flow_state, has_turn boolean
+  before notifyq.limit_state, state notifyq.limit_state, has_turn boolean
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
   set enable_seqscan = off
 as $$
 begin
@@ -265,7 +253,7 @@ begin
     return;
   end if;
   if not has_turn then
-    perform from notifyq.flow_state as s
+    perform from notifyq.limit_state as s
     where s.queue = before.queue
       and s.number = before.number
     for update skip locked;
@@ -273,20 +261,20 @@ begin
       return;
     end if;
   end if;
-  update notifyq.flow_state as s
+  update notifyq.limit_state as s
   set number = s.number + 1,
-    natural_look = state.natural_look,
+    scan_size = state.scan_size,
     paid_at = state.paid_at,
     counted_at = state.counted_at,
     running = state.running,
     unlisted = state.unlisted,
-    most = state.most,
+    max_per_key = state.max_per_key,
     kept = state.kept,
-    after_lane = state.after_lane,
+    after_key_hash = state.after_key_hash,
     round = state.round,
-    had = state.had,
-    walk_at = state.walk_at,
-    place = state.place,
+    served = state.served,
+    keyless_scan_at = state.keyless_scan_at,
+    position = state.position,
     charged = state.charged,
     booked = state.booked,
     keys_paid_at = state.keys_paid_at,
@@ -296,17 +284,16 @@ begin
 end;
 $$;
 
--- Let the queue and the keys of these messages pay for them; most are of one key, as far as that
--- is known.
+-- Charge the queue and its keys for messages; most is the largest number of one key, null if
+-- unknown.
 create or replace function notifyq.charge_limits(
-  queue messages.queue, ids bigint[], state notifyq.flow_state, most integer,
-  keys text[], tokens integer[]
+  queue messages.queue, ids bigint[], state notifyq.limit_state, most integer, keys text[],
+  tokens integer[]
 )
-  returns notifyq.flow_state
-  language plpgsql
+  returns notifyq.limit_state language plpgsql
 as $$
 declare
-  v_state notifyq.flow_state := state;
+  v_state notifyq.limit_state := state;
 begin
   if ids = '{}' then
     return v_state;
@@ -317,7 +304,7 @@ begin
     v_state.unlisted := state.unlisted + cardinality(ids);
   elsif queue.concurrency is not null or queue.key_concurrency is not null then
     v_state.running := state.running || ids;
-    v_state.most := coalesce(least(state.most + most, 1000000000), 1000000000);
+    v_state.max_per_key := coalesce(least(state.max_per_key + most, 1000000000), 1000000000);
   end if;
   if queue.rate is not null then
     v_state.paid_at := notifyq.pay_tokens(

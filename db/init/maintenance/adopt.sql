@@ -1,15 +1,13 @@
--- Adopt: note how far this server has come, and take over what was restored from another one.
+-- Adopt: record which transactions this server has reached, and adopt a restored database.
 
 create or replace function notifyq.note_reached()
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_here notifyq.origin;
 begin
   if exists (
-    select from notifyq.origin as o
-    where o.noted_at > clock_timestamp() - interval '10 seconds'
+    select from notifyq.origin as o where o.noted_at > clock_timestamp() - interval '10 seconds'
   ) then
     return;
   end if;
@@ -23,21 +21,19 @@ end;
 $$;
 
 create or replace function messages.adopt()
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_here notifyq.origin;
 begin
-  -- One at a time; the upkeep may go on.
+  -- One call at a time; maintenance may go on.
   lock table notifyq.origin in share update exclusive mode;
   v_here := notifyq.current_origin();
   if not notifyq.is_foreign(v_here) then
     return false;
   end if;
-  -- Before every snapshot that is taken from now on. Those below the oldest transaction are so too.
+  -- Older than every snapshot taken from now on; rows below the oldest transaction are so already.
   update messages.message_archive as a
   set xid = '1'
   where a.xid >= pg_snapshot_xmin(pg_current_snapshot())
@@ -48,7 +44,7 @@ begin
   return true;
 end;
 $$;
-comment on function messages.adopt() is
-  'Take over a database that came from another server: what was archived there counts as '
-  'seen, and positions that were taken there are refused. Subscribers of streams go on where they '
-  'were. False: nothing was to be done.';
+comment on function messages.adopt is
+  'Adopt a database that was restored from another server: messages archived there count as read, '
+  'and positions taken there are refused. Subscribers of streams continue where they were. False: '
+  'nothing was to be done.';

@@ -1,29 +1,29 @@
--- Cron: pg_cron runs the upkeep, so that locks are reaped with no worker alive.
+-- Cron: pg_cron runs maintenance, also while no worker is running.
 
 do $$
 begin
-  -- The extension may be left of a time when its library was loaded; nothing can be called then.
+  -- The extension can exist without its library being loaded; then it cannot be called.
   if not exists (select from pg_extension as e where e.extname = 'pg_cron')
     or current_setting('cron.database_name', true) is null
   then
     return;
   end if;
-  -- Names of jobs are unique for each user only.
+  -- Job names are unique only per user.
   if exists (
     select from cron.job as j
     where j.jobname = 'notifyq maintain' and j.username <> current_user
   ) then
-    raise notice 'pg_cron does the upkeep already, as another user';
+    raise notice 'pg_cron runs maintenance already, as another user';
     return;
   end if;
   begin
     perform cron.schedule('notifyq maintain', '10 seconds', 'select messages.maintain()');
   exception
-    -- Up to 1.4 (Debian 12) pg_cron knows minutes only, and says so in an error of no class.
+    -- pg_cron up to 1.4 (Debian 12) knows minutes only, and raises an error without a class.
     when others then
       perform cron.schedule('notifyq maintain', '* * * * *', 'select messages.maintain()');
   end;
-  -- Without this pg_cron keeps a row for every run, for ever.
+  -- pg_cron itself never deletes its row for each run.
   perform cron.schedule(
     'notifyq purge', '17 * * * *',
     'delete from cron.job_run_details as d using cron.job as j '
@@ -32,6 +32,6 @@ begin
   );
 exception
   when insufficient_privilege then
-    raise notice 'pg_cron may not be used by %: the workers do the upkeep', current_user;
+    raise notice 'pg_cron may not be used by %: the workers do maintenance', current_user;
 end;
 $$;

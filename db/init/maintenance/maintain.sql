@@ -1,15 +1,11 @@
--- Maintain: reap, notify again, and bring back what no session owns.
+-- Maintain: reap expired locks, stage due messages, notify again, put orphans back.
 --
 -- raises: NQ003 invalid argument
 
 create or replace function messages.reap(quantity integer default 1000)
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -18,7 +14,8 @@ declare
   v_details text[];
 begin
   perform notifyq.check_quantity(reap.quantity, 100000);
-  -- Locked in id order and skipping what a finisher holds: it wins, and no two reapers share a row.
+  -- In id order, and without rows that a finisher has locked: the finisher wins, and no two reapers
+  -- get the same row.
   with expired as materialized (
     select m.id, m.lock_token, m.locked_by
     from messages.message as m
@@ -41,14 +38,13 @@ begin
   return cardinality(v_ids);
 end;
 $$;
-comment on function messages.reap(integer) is
-  'End up to quantity locks that have expired: archive as lock_expired, or put back with the '
-  'backoff of its queue where attempts are left. Returns how many. Any number may run at once.';
+comment on function messages.reap is
+  'End up to quantity expired locks: archive the messages as lock_expired or, where attempts are '
+  'left, put them back with the backoff of their queue. Returns how many. Concurrent calls are '
+  'safe.';
 
 create or replace function messages.stage_due(quantity integer default 10000)
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -70,16 +66,13 @@ begin
   return v_staged;
 end;
 $$;
-comment on function messages.stage_due(integer) is
-  'Make up to quantity scheduled messages that are due available and ring for them; return how '
-  'many. A claim does the same for the queues that it reads.';
+comment on function messages.stage_due is
+  'Make up to quantity due scheduled messages available and notify workers; return how many. A '
+  'claim does the same for the queues that it reads.';
 
 create or replace function notifyq.notify_waiting(queue messages.queue)
-  returns boolean
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  returns boolean language plpgsql
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_first bigint;
@@ -95,34 +88,30 @@ end;
 $$;
 
 create or replace function notifyq.renotify()
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return (
     select count(*)::integer
-    -- The offset keeps the planner from ringing before it sorts.
+    -- The offset makes the planner sort before it notifies.
     from (select q from messages.queue as q order by q.name offset 0) as each (queue)
     where notifyq.notify_waiting(each.queue)
   );
 end;
 $$;
-comment on function notifyq.renotify() is
-  'Ring once for each queue that has a message waiting and is not paused; return how many bells.';
+comment on function notifyq.renotify is
+  'Notify once for each queue that has a message waiting and is not paused; return how many.';
 
 create or replace function messages.maintain()
-  returns messages.maintenance_report
-  language plpgsql
-  security definer
+  returns messages.maintenance_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_fresh bigint := notifyq.fresh_low();
   v_report messages.maintenance_report;
 begin
-  -- A row and no advisory lock: that any role of the database could hold for ever.
+  -- A row lock: any role of the database could hold an advisory lock permanently.
   perform from notifyq.schema_version as s
   where s.version = (select min(v.version) from notifyq.schema_version as v)
   for update skip locked;
@@ -133,10 +122,12 @@ begin
   perform notifyq.fire_schedules();
   v_report.reaped := messages.reap() + notifyq.reject_orphans(1000);
   perform notifyq.return_owned(1000);
+  perform notifyq.expire(10000);
   perform notifyq.forget_keys(10000);
   perform notifyq.sweep_dependencies(1000);
+  perform notifyq.maintain_output(10000);
   v_report.staged := messages.stage_due();
-  -- About twice a minute, as it reads all keys that are ahead of others.
+  -- About twice a minute, as these read many rows.
   if random() < 0.03 then
     perform notifyq.sweep_limit_keys(10000);
     perform notifyq.sweep_unlogged(10000);
@@ -148,39 +139,38 @@ begin
   perform notifyq.forward_into(null, 10000, v_fresh);
   perform notifyq.maintain_streams(v_fresh);
   perform notifyq.sweep_loads(50000);
-  v_report.rung := notifyq.renotify();
+  perform notifyq.end_pauses();
+  -- Late, as workers that park wait for its locks.
+  perform notifyq.maintain_signals(10000);
+  v_report.notified := notifyq.renotify();
   perform notifyq.forget_receipts(20000);
   v_report.partitions_made := notifyq.make_partitions();
-  -- Last: who drops a day holds the archive until the commit.
+  -- Last: dropping a day locks the archive until the commit.
   perform notifyq.retain();
   v_report.partitions_dropped := notifyq.drop_partitions();
   return v_report;
 end;
 $$;
-comment on function messages.maintain() is
-  'All of the upkeep, bounded: fire what schedules have due, reap expired locks, put back what '
-  'sessions owned that are gone, reject messages whose queue was dropped beside their publishers, '
-  'forget keys whose window is over, stage what is due, skip subscribers ahead that are too far '
-  'behind, move what is forwarded, tick streams and empty what all have passed, remove what was '
-  'staged for loads that are over, forget old rows of the audit, ring again for what waits, make '
-  'the coming days of the archive and of the attempts, and remove what is past its retention. '
-  'Null: another session is doing it. Called by pg_cron and about once a second by workers.';
+comment on function messages.maintain is
+  'Run all maintenance, in bounded steps: fire due schedules, reap expired locks, put back '
+  'messages of ended sessions, reject messages of dropped queues, delete expired dedup keys, '
+  'stage due messages, skip subscribers that are too far behind, move forwarded events, tick '
+  'streams and delete events that all subscribers have read, remove staged rows of finished loads '
+  'and old rows of the audit, end pauses that are over, notify again for waiting messages, create '
+  'the coming days of the archive and of the attempts, and drop those past their retention. Null: '
+  'another session is running it. pg_cron calls it, and workers about once a second.';
 
--- Strays: messages whose queue is gone, or the session that owned them.
+-- Orphans: messages whose queue, or the session that owned them, is gone.
 
--- Publishers that stay silent do not ask the registry, so a queue that is dropped while a worker
--- attends it can be published into until that worker has noticed.
+-- Publishers that skip NOTIFY do not read the queue: a queue that is dropped while a worker
+-- suppresses its notifications can be published into until the worker notices.
 create or replace function notifyq.reject_orphans(quantity bigint)
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_queue text := '';
-  v_strays messages.message[];
+  v_orphans messages.message[];
   v_rejected integer := 0;
 begin
   loop
@@ -197,7 +187,7 @@ begin
     );
     exit when v_queue is null;
     continue when exists (select from messages.queue as q where q.name = v_queue);
-    v_strays := array(
+    v_orphans := array(
       select m
       from messages.message as m
       where m.queue = v_queue
@@ -214,35 +204,27 @@ begin
       order by m.id
       for update skip locked
     );
-    v_rejected := v_rejected + cardinality(v_strays);
-    perform notifyq.archive(
-      array_agg(s.id), array_agg(s.lock_token),
-      array_agg('rejected'::messages.message_status),
-      array_agg(format('there is no queue %L any more', left(s.queue, 200))),
-      state => s.state
-    )
-    from unnest(v_strays) as s
-    group by s.state;
+    v_rejected := v_rejected + cardinality(v_orphans);
+    perform notifyq.reject_all(
+      v_orphans, format('there is no queue %L any more', left(v_queue, 200))
+    );
   end loop;
   return v_rejected;
 end;
 $$;
 
--- Puts back what is owned by sessions that are gone, see queue/owned.sql; returns how much that
--- was. Where a queue allows several attempts each such session had one, so that a message which
--- ends its owners is dead in the end; with one it comes back however often, as in Q4M. The rows are
--- read as of before the locks: a session takes its lock first.
+-- Put back messages of sessions that have ended, see queue/owned.sql; returns how many. Where a
+-- queue allows several attempts each such session counts as one: a message that ends its sessions
+-- is dead in the end. Where it allows one, the message comes back any number of times, as in Q4M.
+-- Rows are read as of before the locks: a session takes its lock first.
 create or replace function notifyq.return_owned(quantity integer)
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_gone text[];
   v_owned messages.message[];
-  v_why text := 'the session that owned it is gone';
+  v_why text := 'the session that owned it has ended';
 begin
   if exists (select from notifyq.owner_session) then
     v_gone := array(
@@ -260,7 +242,7 @@ begin
       for update of o skip locked
     );
   end if;
-  -- About twice a minute in any case: a session may have given its lock away by hand.
+  -- About twice a minute in any case: a session may have released its lock by hand.
   if coalesce(v_gone, '{}') = '{}' and random() >= 0.03 then
     return 0;
   end if;
@@ -291,7 +273,7 @@ begin
   left join messages.queue as q on q.name = o.queue
   where q.name is null
     or notifyq.attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
-  -- Not while a message is left that another transaction holds: that may put it back.
+  -- Not while another transaction has locked such a message: it may put it back.
   delete from notifyq.owner_session as o
   where format('%s.%s', o.pid, o.number) = any (v_gone)
     and not exists (
@@ -304,22 +286,21 @@ begin
 end;
 $$;
 
--- The same for a session that found nothing, about once a second; whether something came back.
+-- The same for a claim that found nothing, about once a second; whether anything came back.
 create or replace function notifyq.return_orphaned()
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
   set enable_seqscan = off
 as $$
 declare
-  v_looked bigint := nullif(current_setting('notifyq.owners_looked', true), '')::bigint;
+  v_checked bigint := nullif(current_setting('notifyq.owners_checked', true), '')::bigint;
   v_now bigint := notifyq.epoch_ms(clock_timestamp());
 begin
-  if v_now between v_looked and v_looked + 999
+  if v_now between v_checked and v_checked + 999
     or not exists (select from notifyq.owner_session)
   then
     return false;
   end if;
-  perform set_config('notifyq.owners_looked', v_now::text, false);
+  perform set_config('notifyq.owners_checked', v_now::text, false);
   return notifyq.return_owned(1000) > 0;
 end;
 $$;

@@ -1,4 +1,4 @@
--- Audit: note what people do, and read it.
+-- Audit: what people do with the dashboard and other tools.
 --
 -- raises: NQ003 invalid argument
 
@@ -9,9 +9,7 @@ create or replace function notifyq.note_audit(
   details jsonb default null,
   origin text default null
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -19,10 +17,10 @@ declare
 begin
   if coalesce(actor, '') = '' or coalesce(action, '') !~ '^[a-z_]+([.][a-z_]+)*$' then
     perform notifyq.raise_invalid(
-      'an audit row needs an actor and an action', 'an action is like queue.pause'
+      'an audit row needs an actor and an action', 'an action has a form like queue.pause'
     );
   end if;
-  -- Cut, not refused: what is done shall not fail by how long its name is.
+  -- Truncated, not refused: a long name must not make the audited action fail.
   insert into messages.audit (role, actor, action, subject, origin, details)
   values (
     notifyq.calling_role(), left(actor, 200), left(action, 100), left(coalesce(subject, ''), 1000),
@@ -33,11 +31,11 @@ begin
   return v_id;
 end;
 $$;
-comment on function notifyq.note_audit(text, text, text, jsonb, text) is
-  'Note that a person did something, in the transaction that does it: actor is who was logged in, '
-  'action like queue.pause, subject the name or id of what was touched, details counts and values '
-  '(over 16 kB: left out), origin an address. The role of the database is noted beside. Returns '
-  'the id of the row, which maintain() removes after 400 days. Raises NQ003 without actor, action.';
+comment on function notifyq.note_audit is
+  'Record an action of a person, in the transaction that does it. actor: the person who is logged '
+  'in; action: such as queue.pause; subject: a name or id; details: counts and values (left out '
+  'over 16 kB); origin: an address. The role of the database is recorded too. Returns the id of '
+  'the row, which maintain() removes after 400 days. Raises NQ003 without actor or action.';
 
 create or replace function messages.audit_list(
   before bigint default null,
@@ -47,22 +45,16 @@ create or replace function messages.audit_list(
   quantity integer default 100,
   since timestamptz default null
 )
-  returns setof messages.audit
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.audit language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 begin
   perform notifyq.check_quantity(audit_list.quantity, 10000);
   return query
   select a.*
   from messages.audit as a
-  -- Not `is null or`: no index can be read from there on.
+  -- Not `is null or`: that is no index condition.
   where a.id < coalesce(audit_list.before, 9223372036854775807)
     and (audit_list.actor is null or a.actor = audit_list.actor)
     and (audit_list.action is null or a.action = audit_list.action
@@ -73,13 +65,12 @@ begin
   limit audit_list.quantity;
 end;
 $$;
-comment on function messages.audit_list(bigint, text, text, text, integer, timestamptz) is
-  'What people have done, the latest first: before that id, by one actor, with one action or all '
-  'of a kind (queue: queue.pause, queue.resume), to one subject, at since or later. Raises NQ003.';
+comment on function messages.audit_list is
+  'What people did, the latest first: before that id, by one actor, one action or all with a '
+  'prefix (queue: queue.pause, queue.resume), about one subject, at since or later. Raises NQ003.';
 
 create or replace function notifyq.forget_audit(quantity integer)
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
   set enable_seqscan = off
 as $$
 declare

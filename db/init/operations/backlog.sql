@@ -1,16 +1,11 @@
--- Backlog: what waits, and how fast it goes.
+-- Backlog: how many messages wait in each queue, and how many were finished.
 --
 -- raises: NQ003 invalid argument
 
--- The instant from which on the oldest of a queue waits: of each priority, the first in turn.
+-- Since when the oldest message of a queue waits: the first of each priority is compared.
 create or replace function notifyq.waits_since(queue text)
-  returns timestamptz
-  language sql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  returns timestamptz language sql stable
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
   with recursive firsts as (
     (
@@ -35,8 +30,8 @@ as $$
   select min(f.available_at) from firsts as f;
 $$;
 
--- How many wait, or are scheduled, in queues that have too many to be counted: the server's own
--- guess, shared out among them. It is renewed by each vacuum.
+-- How many messages wait, or are scheduled, in queues with too many to count: the estimate of the
+-- server, which each vacuum renews, divided among these queues.
 create or replace function notifyq.estimate_counts(
   state text,
   among text[],
@@ -44,9 +39,7 @@ create or replace function notifyq.estimate_counts(
   out _name text,
   out _guess bigint
 )
-  returns setof record
-  language sql
-  stable
+  returns setof record language sql stable
   set jit = off
 as $$
   with shares as (
@@ -72,15 +65,9 @@ create or replace function messages.backlog(
   queue text default null,
   most integer default 10000
 )
-  returns setof messages.backlog_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.backlog_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -91,7 +78,7 @@ declare
   v_most integer;
 begin
   perform notifyq.check_quantity(backlog.most, 1000000);
-  -- Of many queues less is counted each, so that a call stays cheap.
+  -- With many queues, fewer are counted in each: a call stays cheap.
   v_most := least(most, greatest(1000, 200000 / greatest(cardinality(v_queues), 1)));
   return query
   with locks as materialized (
@@ -109,7 +96,7 @@ begin
       where a.status <> 'success'
         and a.archived_at > v_now - interval '1 day'
         and not exists (select from notifyq.redrive as r where r.archive_id = a.id)
-      -- Each is a row somewhere in the archive.
+      -- Bounded: each reads a row somewhere in the archive.
       order by a.archived_at desc
       limit 2000
     ) as d
@@ -130,7 +117,7 @@ begin
       from (
         select m.available_at
         from messages.message as m
-        where m.queue = u.name and m.state = 'scheduled'
+        where m.queue = u.name and m.state = 'scheduled' and m.parked_at is null
         order by m.available_at
         limit v_most
       ) as l
@@ -151,7 +138,7 @@ begin
       from notifyq.estimate_counts(t.state, o.names, o.counted) as e
     ) as g
   )
-  select q.name, q.paused, greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
+  select q.name, notifyq.is_paused(q), greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
     notifyq.waits_since(q.name), l.oldest_at, c.next_at
@@ -164,32 +151,28 @@ begin
   order by q.name;
 end;
 $$;
-comment on function messages.backlog(text, integer) is
-  'For each queue, how many messages wait, are scheduled, locked and locked past their time '
-  '(expired), how many died within a day and were not redriven (of the 2000 that did last, in all '
-  'queues), since when the first in turn of all its priorities waits, since when the oldest lock '
-  'is expired, and when the next scheduled one is due. Made for being asked again and again: of '
-  'each queue up to most are counted, fewer of each where there are more than 20 queues; where '
-  'there are more, is_exact is false and the number is what the server guesses, and surely no less '
-  'than those that were counted. Raises NQ003.';
+comment on function messages.backlog is
+  'For each queue: how many messages wait, are scheduled, are locked, and are locked past the end '
+  'of their lock (expired); how many failed permanently within a day and were not redriven (among '
+  'the latest 2000 of all queues); since when the oldest message waits and the oldest lock is '
+  'expired, and when the next scheduled message is due. Cheap enough for frequent calls: up to '
+  'most are counted in each queue, fewer with more than 20 queues; beyond that is_exact is false '
+  'and the number is the larger of the count and an estimate of the server. Raises NQ003.';
 
--- Throughput: what was finished lately, by steps of time, for charts.
-
--- Until when roll-ups have all that was archived, and of which lake; no row where none is sure.
+-- Until when the roll-up of a lake has all that was archived. No row: there is none, or more than
+-- one.
 create or replace function notifyq.rolled_until(out _lake bigint, out _until timestamptz)
-  returns setof record
-  language sql
-  stable
+  returns setof record language sql stable
 as $$
   select p.lake,
-    -- An export takes what its snapshot saw, which is some time before it was committed.
+    -- An export has what its snapshot saw, some time before its commit.
     date_trunc('hour', b.committed_at - interval '1 hour', 'UTC')
   from notifyq.rollup_progress as p
   join notifyq.lake_batch as b on b.id = p.batch
   where (select count(*) from notifyq.rollup_progress as o) = 1;
 $$;
 
--- The rows of one stretch of time, counted; a null among them: there were more than most.
+-- The rows of one span of time, counted. One row with is_complete false: there are more than most.
 create or replace function notifyq.count_finished(
   queues text[],
   since timestamptz,
@@ -198,12 +181,8 @@ create or replace function notifyq.count_finished(
   most integer,
   by_queue boolean
 )
-  returns setof messages.throughput_report
-  language sql
-  stable
-  set plan_cache_mode = force_custom_plan
-  set enable_seqscan = off
-  set enable_bitmapscan = off
+  returns setof messages.throughput_report language sql stable
+  set plan_cache_mode = force_custom_plan set enable_seqscan = off set enable_bitmapscan = off
   set jit = off
 as $$
   with found as materialized (
@@ -211,25 +190,20 @@ as $$
       case when by_queue then u.name else '' end as name, r.status, r.wait, r.run
     from unnest(queues) as u (name)
     cross join lateral (
-      select a.archived_at, a.status,
-        -- Clocks are set back now and then: no time is negative.
-        greatest(
-          interval '0',
-          a.locked_at - greatest(a.created_at, nullif(a.available_at, 'infinity'))
-        ) as wait,
-        greatest(interval '0', a.archived_at - a.locked_at) as run
-      from messages.message_archive as a
+      select a.archived_at, a.status, a.wait, a.run
+      from notifyq.timed_message as a
       where a.queue = u.name and a.archived_at >= since and a.archived_at < until
     ) as r
     limit most + 1
   )
+  -- Percentiles ignore nulls: messages that were never claimed.
   select f.bucket_at, nullif(f.name, ''), f.status, count(*),
-    percentile_disc(0.50) within group (order by f.wait) filter (where f.wait is not null),
-    percentile_disc(0.95) within group (order by f.wait) filter (where f.wait is not null),
-    percentile_disc(0.99) within group (order by f.wait) filter (where f.wait is not null),
-    percentile_disc(0.50) within group (order by f.run) filter (where f.run is not null),
-    percentile_disc(0.95) within group (order by f.run) filter (where f.run is not null),
-    percentile_disc(0.99) within group (order by f.run) filter (where f.run is not null),
+    percentile_disc(0.50) within group (order by f.wait),
+    percentile_disc(0.95) within group (order by f.wait),
+    percentile_disc(0.99) within group (order by f.wait),
+    percentile_disc(0.50) within group (order by f.run),
+    percentile_disc(0.95) within group (order by f.run),
+    percentile_disc(0.99) within group (order by f.run),
     'archive', true
   from found as f
   where (select count(*) from found as n) <= most
@@ -247,10 +221,7 @@ create or replace function messages.throughput(
   by_queue boolean default false,
   most integer default 100000
 )
-  returns setof messages.throughput_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.throughput_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -263,7 +234,7 @@ declare
     from (
       select q.name from messages.queue as q
       union
-      -- Events that died are archived under the name of their stream.
+      -- Dead events are archived under the name of their stream.
       select s.name from messages.stream as s
     ) as n
     where throughput.queue is null or n.name = throughput.queue
@@ -292,12 +263,12 @@ begin
     or extract(month from v_step) <> 0 or extract(year from v_step) <> 0
   then
     perform notifyq.raise_invalid(
-      'since is before until, and a step is from a second to 1000 days, without months',
-      'null: as it fits'
+      'since must be before until, and step from a second to 1000 days, without months',
+      'step null: chosen to fit'
     );
   elsif v_since + v_step * 2000 < v_until then
     perform notifyq.raise_invalid(
-      'more than 2000 steps', 'make the step longer, or the time shorter'
+      format('more than 2000 steps of %s', v_step), 'use a longer step, or a later since'
     );
   end if;
   v_since := date_bin(v_step, v_since, '2000-01-03 00:00+00');
@@ -307,7 +278,7 @@ begin
     from notifyq.rolled_until() as r;
   end if;
   v_rolled := greatest(v_since, coalesce(v_rolled, v_since));
-  -- From the newest on, each stretch longer than that before, until enough is read.
+  -- From the newest span of time backwards, each longer than the last, until enough rows are read.
   while v_to > v_rolled and v_left > 0 loop
     v_from := greatest(
       date_bin(v_step, v_to - interval '1 microsecond', '2000-01-03 00:00+00')
@@ -332,7 +303,7 @@ begin
     v_size := least(v_size * 2, 512);
   end loop;
   if v_to > v_rolled then
-    -- What is older was not read, so that the rolled-up part would stand alone.
+    -- There is a gap between the roll-up and the rows that were read.
     return next row(
       v_to, null, null, null, null, null, null, null, null, null, null, false
     )::messages.throughput_report;
@@ -352,14 +323,12 @@ begin
   end if;
 end;
 $$;
-comment on function messages.throughput(
-  timestamptz, timestamptz, interval, text, boolean, integer
-) is
-  'What was finished between since (an hour before until) and until (now), of one queue or all, in '
-  'steps that begin at whole multiples of step (as it fits): a row for each step and status, and '
-  'one for each step with all of them (status null); by_queue, for each queue too. With the time '
-  'waited, from being available to the lock, and run, of so many in a hundred. Hours that are '
-  'rolled up are read there (source rollup; steps of whole hours, and one lake), all others from '
-  'the archive, the newest first and not more than about most rows: where that does not do, a row '
-  'without numbers and with is_complete false says from when on (bucket_at) all was read. Queues '
-  'that were dropped are only in roll-ups. Raises NQ003.';
+comment on function messages.throughput is
+  'Messages that were finished from since (null: an hour before until) to until (null: now), of '
+  'one queue or all, by steps (null: chosen to fit): a row for each step and status, and one for '
+  'each step as a whole (status null); with by_queue, for each queue. Percentiles of the time '
+  'waited, from available to the lock, and of the time run. Steps of whole hours come from the '
+  'roll-up where exactly one lake has one (source rollup); the rest is read from the archive, the '
+  'newest first and not more than about most rows: then a row without numbers, is_complete false, '
+  'gives the instant (bucket_at) from which on everything was read. Dropped queues are in roll-ups '
+  'only. Raises NQ003.';

@@ -1,39 +1,26 @@
--- Doctor: what is wrong with an install, and for how long something has waited for attention.
+-- Doctor: what is wrong with an install, and how long overdue work has waited.
 
--- What an install must have and does not, one text for each; empty for a whole one.
+-- What an install must have and this one does not, one text for each.
 create or replace function notifyq.missing_objects()
-  returns text[]
-  language plpgsql
-  stable
+  returns text[] language plpgsql stable
 as $$
 begin
   return array(
     select 'trigger ' || t.name
     from (
       values
-        ('messages.message', 'published'), ('messages.message', 'schedule'),
-        ('messages.message', 'bound'), ('messages.message_archive', 'died')
-    ) as t (relation, name)
-    where not exists (
+        ('messages.message', 'published', true), ('messages.message', 'schedule', true),
+        ('messages.message', 'bound', true), ('messages.message_archive', 'process_archived', true),
+        ('messages.message', 'admit', exists (select from messages.queue_grant)),
+        (
+          'messages.message', 'capacity',
+          exists (select from messages.queue as q where q.capacity is not null)
+        )
+    ) as t (relation, name, is_needed)
+    where t.is_needed and not exists (
       select from pg_trigger as g
       where g.tgrelid = to_regclass(t.relation) and g.tgname = t.name and g.tgenabled = 'O'
     )
-    union all
-    select 'trigger admit, as there are grants'
-    where exists (select from messages.queue_grant)
-      and not exists (
-        select from pg_trigger as g
-        where g.tgrelid = to_regclass('messages.message')
-          and g.tgname = 'admit' and g.tgenabled = 'O'
-      )
-    union all
-    select 'trigger capacity, as queues have one'
-    where exists (select from messages.queue as q where q.capacity is not null)
-      and not exists (
-        select from pg_trigger as g
-        where g.tgrelid = to_regclass('messages.message')
-          and g.tgname = 'capacity' and g.tgenabled = 'O'
-      )
     union all
     select 'index ' || i.name
     from (
@@ -63,13 +50,9 @@ create or replace function notifyq.diagnose(
   out waiting_for interval,
   out misplaced bigint
 )
-  returns record
-  language plpgsql
-  stable
-  security definer
+  returns record language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -87,7 +70,7 @@ begin
   into waiting_for, overdue_for
   from messages.queue as q
   left join lateral (
-    -- The first in turn: what has a lower priority may wait for as long as it takes.
+    -- The next message to be claimed: lower priorities may wait for any time.
     select m.available_at
     from messages.message as m
     where m.queue = q.name and m.state = 'waiting'
@@ -101,15 +84,14 @@ begin
     order by m.available_at
     limit 1
   ) as s on true
-  where not q.paused;
+  where not notifyq.is_paused(q);
   misplaced := (select count(*) from notifyq.message_archive_default);
 end;
 $$;
-comment on function notifyq.diagnose() is
-  'What `notifyq doctor` looks at: missing, the triggers, indexes and partitions that an install '
-  'must have and this one does not; is_foreign, whether it came from another server and has not '
-  'been adopted; for how long the oldest lock that nobody has ended is expired '
-  '(expired_for) and the oldest message that nobody has staged is due (overdue_for); for how long '
-  'the message that is next in turn has waited, the longest of all queues that are not paused '
-  '(waiting_for); and how many archived messages are in no partition of a day (misplaced). Null '
-  'where there is none.';
+comment on function notifyq.diagnose is
+  'What `notifyq doctor` checks. missing: triggers, indexes and partitions that an install must '
+  'have and this one does not; is_foreign: it came from another server and has not been adopted; '
+  'expired_for: how long the oldest expired lock has not been reaped; overdue_for: how long the '
+  'oldest due message has not been staged; waiting_for: how long the next message to be claimed '
+  'has waited, the longest of all queues that are not paused; misplaced: how many archived '
+  'messages are in no partition of a day. Null where there is none.';

@@ -1,15 +1,14 @@
--- Health: what is wrong, and what is large.
+-- Health: figures to watch an installation by.
 
--- These run as their caller, as those of operations/sessions.sql do, but for bells().
+-- cron_entries() and health() run with the rights of their caller: the server decides what they may
+-- see of other sessions and of pg_cron.
 
 create or replace function messages.cron_entries()
-  returns setof messages.cron_report
-  language plpgsql
-  stable
+  returns setof messages.cron_report language plpgsql stable
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  -- By its oid: whoever may not use the schema may not look up a table in it either.
+  -- By oid: a role without usage of the schema cannot resolve the name of a table in it.
   if not exists (
     select
     from pg_class as c
@@ -36,38 +35,34 @@ begin
   );
 end;
 $$;
-comment on function messages.cron_entries() is
-  'The entries of pg_cron that are ours and that the caller may see, with what the last run that '
-  'ended said, and how many failed within an hour. No row without pg_cron, or without the right to '
-  'look at it.';
+comment on function messages.cron_entries is
+  'The entries of pg_cron for notifyq that the caller may see, with the status and message of the '
+  'last run that ended, and how many failed within an hour. No row without pg_cron, or without the '
+  'right to read its tables.';
 
 create or replace function notifyq.notification_counters()
-  returns setof messages.figure
-  language sql
-  stable
-  security definer
+  returns setof messages.figure language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-  select f.name, f.channel, coalesce(pg_sequence_last_value(f.sequence), 0), f.unit
+  select f.name, f.channel, coalesce(pg_sequence_last_value(f.sequence::regclass), 0), f.unit
   from (
     values
-      ('bells_sent', 'new_message', 'notifyq.message_notification_seq'::regclass, 'bells'),
-      ('bells_sent', 'new_event', 'notifyq.event_notification_seq', 'bells'),
+      ('notifications_sent', 'new_message', 'notifyq.message_notification_seq', 'notifications'),
+      ('notifications_sent', 'new_event', 'notifyq.event_notification_seq', 'notifications'),
       ('published', 'new_message', 'messages.message_id_seq', 'messages'),
       ('published', 'new_event', 'messages.event_id_seq', 'events')
   ) as f (name, channel, sequence, unit);
 $$;
-comment on function notifyq.notification_counters() is
-  'By channel, new_message for queues and new_event for streams: how many bells were rung since '
-  'the schema was installed (bells_sent), also by the upkeep and by workers that call others, and '
-  'how many messages or events were given an id (published). The difference is what was published '
-  'without a bell of its own: by many in one statement, or while a worker attended. Both count '
-  'what was rolled back, too, and may be up to 32 too many after each crash of the server.';
+comment on function notifyq.notification_counters is
+  'By channel, new_message for queues and new_event for streams: how many notifications were sent '
+  'since the schema was installed (notifications_sent), also by maintenance and by workers that '
+  'wake others, and how many messages or events got an id (published). The difference was '
+  'published without a notification of its own: many in one statement, or while a worker '
+  'suppressed notifications. Both include what was rolled back, and may be up to 32 too high after '
+  'each crash of the server.';
 
 create or replace function messages.health()
-  returns setof messages.figure
-  language plpgsql
-  stable
+  returns setof messages.figure language plpgsql stable
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -80,7 +75,7 @@ begin
   select f.name, f.subject, f.value, f.unit from notifyq.notification_counters() as f
   union all
   select 'xmin_age', h.cause, max(h.xmin_age)::double precision, 'transactions'
-  from messages.holders(1000) as h
+  from messages.activity(1000, holding => true) as h
   group by h.cause
   union all
   select f.name, '', f.value::double precision, f.unit
@@ -92,7 +87,7 @@ begin
     from messages.activity(1000) as a
   ) as a
   cross join lateral (
-    -- What has begun since v_now did so no time ago, as what is not there.
+    -- greatest(): a wait that began after v_now, and no wait at all, are 0 seconds.
     values
       ('lock_waits', a.waiting, 'sessions'),
       ('longest_lock_wait', greatest(extract(epoch from a.longest_wait), 0), 'seconds'),
@@ -102,7 +97,7 @@ begin
   union all
   select f.name, '', f.value::double precision, f.unit
   from (
-    -- The type of other users' sessions is hidden, their database is not.
+    -- The backend type of other users' sessions is hidden, their database is not.
     select count(*) filter (
         where a.datid is not null and coalesce(a.backend_type, 'client backend') = 'client backend'
       ) as used,
@@ -153,26 +148,20 @@ begin
   order by 1, 2;
 end;
 $$;
-comment on function messages.health() is
-  'Numbers by which an installation is watched, each with its unit: those of '
-  'notifyq.table_sizes() and notifyq.notification_counters(); by cause, how many '
-  'transactions old the oldest snapshot is that '
-  'messages.holders() tells of (xmin_age); how many sessions wait for locks and how long, in '
-  'seconds, the longest wait, transaction, and idle transaction is, as messages.activity() tells; '
-  'connections and how many there may be; sessions of workers; how full the notifications are '
+comment on function messages.health is
+  'Figures to watch an installation by, each with its unit: those of notifyq.table_sizes() and '
+  'notifyq.notification_counters(); by cause, the age in transactions of the oldest snapshot that '
+  'messages.activity(holding => true) reports (xmin_age); how many sessions wait for locks, and '
+  'the longest lock wait, transaction and idle transaction of messages.activity(), in seconds; '
+  'connections and their limit; sessions of workers; how full the queue of NOTIFY is '
   '(notify_queue, 0 to 1); what notifyq.diagnose() finds; the size of the database; how many '
   'transactions ago it was frozen; how much WAL each replication slot keeps; and for each entry of '
   'pg_cron how long ago its last run was and how many failed within an hour. Sessions of other '
-  'users count for members of pg_read_all_stats only.';
+  'users are included for members of pg_read_all_stats only.';
 
--- Sizes: how large the tables are, and how well kept.
-
--- The tables of the schema, those of days and of segments counted together.
+-- Partitions of days and segments of streams are added up under their parent.
 create or replace function notifyq.table_sizes()
-  returns setof messages.figure
-  language sql
-  stable
-  security definer
+  returns setof messages.figure language sql stable security definer
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
@@ -181,7 +170,7 @@ as $$
       case
         when p.relkind = 'p' or p.relname = 'event' then p.relname
         when c.relname in (
-          'message', 'message_volatile', 'event', 'dedup', 'redrive', 'relay_receipt', 'load_row'
+          'message', 'message_unlogged', 'event', 'dedup', 'redrive', 'relay_receipt', 'load_row'
         ) then c.relname
         else 'others'
       end as subject,
@@ -212,7 +201,7 @@ as $$
   ) as f (name, value, unit)
   where f.value is not null
   union all
-  -- What the rows would take, if they were packed as tightly as the table allows, is the rest.
+  -- The share of the table that its rows would not need, packed to its fill factor.
   select 'bloat', t.subject,
     greatest(0, 1 - t.rows * (28 + w.width) / 0.7 / t.heap_bytes)::double precision, 'ratio'
   from tables as t
@@ -221,28 +210,22 @@ as $$
     from pg_stats as s
     where s.schemaname in ('messages', 'notifyq') and s.tablename = t.subject and not s.inherited
   ) as w
-  where t.subject in ('message', 'message_volatile') and t.heap_bytes > 0 and w.width is not null
+  where t.subject in ('message', 'message_unlogged') and t.heap_bytes > 0 and w.width is not null
   union all
   select f.name, d.parent, f.value::double precision, 'days'
   from (
-    select p.relname::text as parent, count(*) as days,
-      count(*) filter (
-        where right(c.relname, 8) > to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')
-      ) as ahead
-    from pg_inherits as i
-    join pg_class as p on p.oid = i.inhparent
-    join pg_class as c on c.oid = i.inhrelid
-    where p.oid in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-      and c.relname ~ '_\d{8}$'
-    group by p.relname
+    select p.parent, count(*) as days,
+      count(*) filter (where p.day > (clock_timestamp() at time zone 'UTC')::date) as future
+    from notifyq.day_partition as p
+    group by p.parent
   ) as d
-  cross join lateral (values ('partitions', d.days), ('partitions_ahead', d.ahead))
+  cross join lateral (values ('partitions', d.days), ('partitions_ahead', d.future))
     as f (name, value);
 $$;
-comment on function notifyq.table_sizes() is
-  'Numbers of the tables that grow, the others counted as one: table_bytes with TOAST, '
+comment on function notifyq.table_sizes is
+  'Figures of the tables that grow, the others added up as one: table_bytes with TOAST, '
   'index_bytes, live_rows and dead_rows as the server last counted them, vacuum_age and '
-  'analyze_age in seconds since either was done (not of tables by day), bloat, the part of a table '
-  'that is neither rows nor wanted room (0 to 1, a guess), and how many days of the archive and of '
-  'the attempts there are, and are made ahead (partitions, partitions_ahead). The tables of days, '
-  'and of segments of streams, count as one.';
+  'analyze_age in seconds (not of tables by day), bloat, the estimated share of a table that its '
+  'rows do not need (0 to 1), and how many days of the archive and of the attempts there are '
+  '(partitions) and lie in the future (partitions_ahead). Days, and segments of streams, are added '
+  'up.';

@@ -3,19 +3,17 @@
 -- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
 create or replace function messages.queue_info(queue text default null)
-  returns setof messages.queue_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.queue_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query
-  -- Counted in one pass: a look for each queue would read the whole table each time.
+  -- One pass for all queues: one for each would read the whole table each time.
   with counted as (
     select m.queue,
       count(*) filter (where m.state = 'waiting') as waiting,
-      count(*) filter (where m.state = 'scheduled') as scheduled,
+      count(*) filter (where m.state = 'scheduled' and m.parked_at is null) as scheduled,
+      count(m.parked_at) as parked,
       count(*) filter (where m.state = 'locked') as locked,
       count(*) filter (where m.state = 'locked' and m.lock_expires_at <= now()) as expired,
       count(m.blockers) as blocked,
@@ -24,13 +22,14 @@ begin
     where queue_info.queue is null or m.queue = queue_info.queue
     group by m.queue
   )
-  select q.name, q.paused, coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
+  select q.name, notifyq.is_paused(q), coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
     coalesce(c.locked, 0), coalesce(c.expired, 0), c.oldest_waiting_at,
-    q.lock_timeout, q.max_attempts, q.backoff, q.backoff_max, q.bell, q.retention, q.max_bytes,
+    q.lock_duration, q.max_attempts, q.backoff, q.backoff_max, q.notify, q.retention, q.max_bytes,
     q.concurrency, q.key_concurrency, q.rate, q.rate_period, q.rate_burst, q.key_rate,
     q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
     coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema::jsonb,
-    v._finished, v._dropped, q.retention_dead
+    v._finished, v._dropped, q.retention_dead,
+    case when notifyq.is_paused(q) then q.resumes_at end, coalesce(c.parked, 0)
   from messages.queue as q
   left join counted as c on c.queue = q.name
   left join lateral notifyq.count_unlogged(q.name) as v on not q.durable
@@ -38,19 +37,17 @@ begin
   order by q.name;
 end;
 $$;
-comment on function messages.queue_info(text) is
+comment on function messages.queue_info is
   'Policy of each queue and how many of its messages wait, are scheduled, are locked, are locked '
-  'past their time (expired), and are scheduled after others that have not ended (blocked).';
+  'past the end of their lock (expired), wait for messages that have not ended (blocked), and are '
+  'parked, which are not in scheduled.';
 
 create or replace function messages.message_list(
   queue text default null,
   state messages.message_state default null,
   quantity integer default 100
 )
-  returns setof messages.message
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -64,32 +61,25 @@ begin
   limit message_list.quantity;
 end;
 $$;
-comment on function messages.message_list(text, messages.message_state, integer) is
-  'Live messages by id, the oldest first.';
+comment on function messages.message_list is 'Live messages by id, the oldest first.';
 
 create or replace function messages.message_find(id bigint)
-  returns setof messages.message
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return query select m.* from messages.message as m where m.id = message_find.id;
 end;
 $$;
-comment on function messages.message_find(bigint) is 'The live message with this id, or no row.';
+comment on function messages.message_find is 'The live message with this id, or no row.';
 
 create or replace function messages.archive_find(id bigint)
-  returns setof messages.message_archive
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.message_archive language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 declare
-  -- Who reads may read all; a worker, what it may consume.
+  -- A reader may read all, a worker only what it may consume.
   v_barred text[] := case
     when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 begin
@@ -100,22 +90,17 @@ begin
     and a.queue <> all (v_barred);
 end;
 $$;
-comment on function messages.archive_find(bigint) is
-  'The finished message with this id, or no row; a worker gets none of a queue from which it may '
-  'not consume.';
+comment on function messages.archive_find is
+  'The finished message with this id, or no row; a worker gets none of queues that it may not '
+  'consume from.';
 
 create or replace function messages.archive_summary(
   queue text default null,
   since timestamptz default null
 )
-  returns setof messages.summary_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.summary_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select a.queue, a.status, count(*), min(a.created_at), max(a.archived_at),
     percentile_cont(0.50) within group (order by a.locked_at - a.created_at),
     percentile_cont(0.95) within group (order by a.locked_at - a.created_at),
@@ -128,51 +113,43 @@ begin
     and (archive_summary.since is null or a.archived_at >= archive_summary.since)
   group by grouping sets ((a.queue, a.status), (a.queue))
   order by a.queue, a.status nulls last;
-end;
 $$;
-comment on function messages.archive_summary(text, timestamptz) is
+comment on function messages.archive_summary is
   'For each queue and status, and for each queue as a whole (status null): how many messages were '
   'archived since then, and percentiles of wait and run time.';
 
 create or replace function messages.dead_since(
-  seen pg_snapshot,
+  seen text default null,
   queue text default null,
   subscriber text default null
 )
-  returns setof messages.dead_message
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.dead_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_seen pg_snapshot := notifyq.snapshot_since(seen);
 begin
-  perform notifyq.check_origin(notifyq.current_origin());
-  perform notifyq.check_not_ahead(dead_since.seen);
   return query
   select d.*
   from messages.dead_message as d
-  where d.xid >= pg_snapshot_xmin(dead_since.seen)
-    -- What this transaction has archived itself comes after its commit.
+  where d.xid >= pg_snapshot_xmin(v_seen)
+    -- Rows that this transaction has archived are reported after its commit.
     and d.xid < pg_snapshot_xmax(pg_current_snapshot())
-    and not pg_visible_in_snapshot(d.xid, dead_since.seen)
+    and not pg_visible_in_snapshot(d.xid, v_seen)
     and (dead_since.queue is null or d.queue = dead_since.queue)
     and (dead_since.subscriber is null or d.subscriber = dead_since.subscriber)
   order by d.archived_at, d.id;
 end;
 $$;
-comment on function messages.dead_since(pg_snapshot, text, text) is
-  'Dead messages and events whose archiving was not yet visible in the snapshot seen, the oldest '
-  'first. Take current_position() in the same statement, and snapshot_of() it as the next value of '
-  'seen: whatever the order of commits, nothing is missed and nothing comes twice. Raises NQ903 in '
-  'a database that was restored and not adopted, NQ904 for a snapshot ahead of this server.';
-
--- Queue list: the policy of queues, without counting what is in them.
+comment on function messages.dead_since is
+  'Dead messages and events that were archived after the position seen, a text of '
+  'current_position() (null: all), the oldest first. Read current_position() in the same statement '
+  'and pass it as seen next time: nothing is missed and nothing comes twice, in any order of '
+  'commits. Raises NQ903 in a database that was restored and not adopted, and NQ904 for a position '
+  'of another server, or later than that of this one.';
 
 create or replace function notifyq.queue_list(queue text default null)
-  returns setof messages.queue
-  language sql
-  stable
-  security definer
+  returns setof messages.queue language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
   select q.*
@@ -180,6 +157,6 @@ as $$
   where queue_list.queue is null or q.name = queue_list.queue
   order by q.name;
 $$;
-comment on function notifyq.queue_list(text) is
-  'Policy of each queue, or of one: what queue_info() tells without the counts, which cost more '
-  'the more there is.';
+comment on function notifyq.queue_list is
+  'Policy of each queue, or of one: what queue_info() reports without its counts, whose cost grows '
+  'with the backlog.';

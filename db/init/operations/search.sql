@@ -1,11 +1,9 @@
--- Search: live messages by conditions, and their relatives.
+-- Search: live messages by conditions, and related messages.
 --
 -- raises: NQ003 invalid argument, NQ001 queue not found
 
 create or replace function notifyq.parse_conditions(conditions jsonb, states text[])
-  returns notifyq.search_conditions
-  language plpgsql
-  stable
+  returns notifyq.search_conditions language plpgsql stable
 as $$
 declare
   v_known text[] := array[
@@ -24,8 +22,8 @@ begin
   limit 1;
   if found then
     perform notifyq.raise_invalid(
-      format('a search knows no condition %L', left(v_name, 100)),
-      'there are ' || array_to_string(v_known, ', ')
+      format('unknown condition %L', left(v_name, 100)),
+      'conditions are ' || array_to_string(v_known, ', ')
     );
   end if;
   begin
@@ -44,15 +42,16 @@ begin
   end;
   if v_found.state <> all (states) then
     perform notifyq.raise_invalid(
-      format('there is no state %L to look for here', left(v_found.state, 100)),
-      'there are ' || array_to_string(states, ', ')
+      format('there is no state %L', left(v_found.state, 100)),
+      'states are ' || array_to_string(states, ', ')
     );
   end if;
   if v_found.payload is not null then
     perform notifyq.check_filter(v_found.payload);
     if regexp_replace(v_found.payload::text, '(?<!\$)"(?:[^"\\]|\\.)*"', '', 'g') ~ '\$"' then
       perform notifyq.raise_invalid(
-        'a search knows no variables', '$ is the payload; the rest has conditions of its own'
+        'the condition payload must not use variables',
+        '$ is the payload; other columns have conditions of their own'
       );
     end if;
   end if;
@@ -60,35 +59,25 @@ begin
 end;
 $$;
 
--- With instants an operator would not do: it compares none of them with dates.
+-- For paths with .datetime(): the operator @@ does not compare instants with dates.
 create or replace function notifyq.payload_matches(message jsonb, path jsonpath)
-  returns boolean
-  language sql
-  stable
+  returns boolean language sql stable
   set timezone = 'UTC'
 as $$
   select jsonb_path_match_tz(message, path, '{}', true);
 $$;
 
--- A page shows payloads that take no room, and asks for others one by one.
+-- A page shows short payloads, and fetches the others one by one.
 create or replace function notifyq.shorten_payload(message jsonb)
-  returns jsonb
-  language sql
-  immutable
+  returns jsonb language sql immutable
 as $$
   select case when pg_column_size(message) <= 1000 then message end;
 $$;
 
--- Search live: messages that are not finished, by what a person knows of them.
-
--- Where the conditions leave few messages, as an index tells: their ids. Null: there are many.
+-- The ids of the candidates, where an index finds that there are few. Null: there are many.
 create or replace function notifyq.few_live_ids(c notifyq.search_conditions)
-  returns bigint[]
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns bigint[] language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_most integer := 10000;
@@ -138,16 +127,10 @@ create or replace function notifyq.search_live(
   before_id bigint default null,
   budget interval default '500 milliseconds'
 )
-  returns setof notifyq.found_message
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_hashjoin = off
-  set enable_mergejoin = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+  set enable_mergejoin = off set jit = off
 as $$
 declare
   c notifyq.search_conditions := notifyq.parse_conditions(
@@ -159,7 +142,7 @@ declare
   v_before bigint := coalesce(search_live.before_id, 9223372036854775807);
   v_slice integer := case when c.payload is null then 1000 else 100 end;
   v_path text;
-  v_looked bigint;
+  v_scanned bigint;
   v_found bigint[];
   v_last bigint;
   v_ids bigint[] := array[]::bigint[];
@@ -173,8 +156,8 @@ begin
     when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'
   end;
   loop
-    -- One of the paths runs; each gives the newest of what is left, by an index.
-    with looked as materialized (
+    -- One of the branches runs; each reads the newest candidates before v_before by an index.
+    with scanned as materialized (
       (
         select m.* from messages.message as m
         where v_path = 'few' and m.id = any (v_few) and m.id < v_before
@@ -196,7 +179,7 @@ begin
       )
     )
     select count(*), min(l.id), array(
-        select l.id from looked as l
+        select l.id from scanned as l
         where (c.queue is null or l.queue = c.queue)
           and (
             c.state is null
@@ -224,13 +207,13 @@ begin
         order by l.id desc
         limit search_live.quantity - cardinality(v_ids)
       )
-    into v_looked, v_last, v_found
-    from looked as l;
+    into v_scanned, v_last, v_found
+    from scanned as l;
     v_ids := v_ids || v_found;
     if cardinality(v_ids) >= search_live.quantity then
       v_last := v_ids[cardinality(v_ids)];
     end if;
-    exit when v_looked < v_slice or cardinality(v_ids) >= search_live.quantity
+    exit when v_scanned < v_slice or cardinality(v_ids) >= search_live.quantity
       or clock_timestamp() > v_end;
     v_before := v_last;
     v_slice := least(v_slice * 2, case when c.payload is null then 10000 else 500 end);
@@ -245,29 +228,23 @@ begin
     select o.* from messages.message as o where o.id = u.id offset 0
   ) as m
   order by u.position;
-  if v_looked >= v_slice or cardinality(v_ids) >= search_live.quantity then
+  if v_scanned >= v_slice or cardinality(v_ids) >= search_live.quantity then
     v_more.id := v_last;
     v_more.state := 'more';
     return next v_more;
   end if;
 end;
 $$;
-comment on function notifyq.search_live(jsonb, integer, bigint, interval) is
-  'Live messages for which all conditions hold, the newest first, from before_id down (null: the '
-  'newest there is): a JSON object of state (waiting, scheduled, blocked or locked), queue, type, '
-  'key, dedup_key, worker (how its name begins), error (a part of details), fingerprint, payload '
-  '(a JSON path predicate), since and until (of created_at). It looks no longer than about budget: '
-  'where there may be more, the last row has the state `more` and the id to go on before. Raises '
-  'NQ003.';
-
--- Relatives: what a message has to do with others; and make one due that is for later.
+comment on function notifyq.search_live is
+  'Live messages that match all conditions, the newest first, before before_id (null: the newest): '
+  'a JSON object of state (waiting, scheduled, blocked or locked), queue, type, key, dedup_key, '
+  'worker (a prefix of its name), error (a part of details), fingerprint, payload (a JSON path '
+  'predicate), since and until (of created_at). It scans for about budget: where there may be '
+  'more, the last row has the state `more` and the id to continue before. Raises NQ003.';
 
 create or replace function notifyq.message_state_of(id bigint)
-  returns notifyq.relative_report
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns notifyq.relative_report language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_state notifyq.relative_report;
@@ -290,13 +267,9 @@ end;
 $$;
 
 create or replace function notifyq.message_relatives(id bigint, quantity integer default 100)
-  returns setof notifyq.relative_report
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.relative_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_kind text;
@@ -340,25 +313,22 @@ begin
   end loop;
 end;
 $$;
-comment on function notifyq.message_relatives(bigint, integer) is
-  'Messages that have to do with this one, up to quantity of each kind: those that it runs after '
-  '(after) and that run after it (before), and as which it was published again (retried_as) or '
-  'of which dead one it is the repetition (retry_of). state and queue are null where nothing of it '
-  'is kept; happened_at is when it was published again, else when it ended.';
+comment on function notifyq.message_relatives is
+  'Messages related to this one, up to quantity of each kind: those it runs after (after), those '
+  'that run after it (before), the message it was published again as (retried_as), and the dead '
+  'message it was published again from (retry_of). state and queue are null where nothing of it is '
+  'kept; happened_at is when it was published again, else when it ended.';
 
 create or replace function messages.run_now(id bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_name text;
 begin
   update messages.message as m
-  set state = 'waiting', available_at = now()
+  set state = 'waiting', available_at = now(), parked_at = null
   where m.id = run_now.id
     and m.state = 'scheduled'
     and m.blockers is null
@@ -370,6 +340,6 @@ begin
   return true;
 end;
 $$;
-comment on function messages.run_now(bigint) is
-  'Make a scheduled message due now. False: it is not scheduled, or waits for others, which '
-  'unblock() ends.';
+comment on function messages.run_now is
+  'Make a scheduled message due now. False: it is not scheduled, or waits for other messages; '
+  'unblock() ends that.';

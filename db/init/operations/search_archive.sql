@@ -2,15 +2,11 @@
 --
 -- raises: NQ003 invalid argument
 
--- All queues that the archive has messages of, by a look into the index for each. Not as
--- queues_of() does it, whose text is planned anew each time: over all days that costs the most.
+-- All queues of the archive, by one index scan for each. queues_of() is planned anew in each call,
+-- which would be most of the cost over all days.
 create or replace function notifyq.archived_queues()
-  returns text[]
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns text[] language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_queues text[] := array[]::text[];
@@ -30,8 +26,8 @@ begin
 end;
 $$;
 
--- No index has all queues by time alone, and finishing would have to pay for it. So the time before
--- upto is cut off that has about as many messages as wanted: what begins from _from on.
+-- No index has all queues by time: every finish would have to maintain it. This finds the span of
+-- time before upto that has about as many messages as wanted; it begins at _from.
 create or replace function notifyq.search_window(
   queues text[],
   upto timestamptz,
@@ -40,22 +36,19 @@ create or replace function notifyq.search_window(
   inout width interval,
   out _from timestamptz
 )
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  v_there integer;
+  v_count integer;
   v_is_cut boolean := false;
 begin
   loop
     _from := greatest(upto - width, oldest);
-    select count(*)::integer into v_there
+    select count(*)::integer into v_count
     from (
       select
-      -- Not `any`: then the planner may take an index that begins with something else.
+      -- Not `any`: the planner could choose an index with another first column.
       from unnest(queues) as q (name)
       cross join lateral (
         select
@@ -64,11 +57,11 @@ begin
         offset 0
       ) as a
       limit wanted + 1
-    ) as looked;
-    if v_there > wanted and width > interval '10 microseconds' then
+    ) as scanned;
+    if v_count > wanted and width > interval '10 microseconds' then
       width := width / 8;
       v_is_cut := true;
-    elsif v_there < wanted / 8 and _from > oldest and not v_is_cut then
+    elsif v_count < wanted / 8 and _from > oldest and not v_is_cut then
       width := width * 8;
     else
       return;
@@ -77,19 +70,15 @@ begin
 end;
 $$;
 
--- Look archive: find the keys of finished messages for which conditions hold.
---
--- The archive may be huge, so that nothing here sorts or counts it: an index gives slices of it in
--- the order of time, conditions are tried on these, and after a while the rest is left to a next
--- call, which goes on where this one stopped.
-
--- The keys of what is found, in the order of the search, and where it stopped. _at null: it is
--- over. From the latest down, or with is_ascending from the oldest up, which is for dead ones only.
+-- Finds the keys of finished messages that match the conditions, the latest first; with
+-- is_ascending the oldest first, for dead ones only. The archive may be huge: nothing sorts or
+-- counts it. An index gives slices in the order of time, the conditions are tried on these, and
+-- when budget is used up the next call continues from _at and _id; null: the end.
 create or replace function notifyq.search_archive_step(
   c notifyq.search_conditions,
   quantity integer,
-  place_at timestamptz,
-  place_id bigint,
+  position_at timestamptz,
+  position_id bigint,
   budget interval,
   is_ascending boolean,
   out _ids bigint[],
@@ -97,26 +86,24 @@ create or replace function notifyq.search_archive_step(
   out _at timestamptz,
   out _id bigint
 )
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_end timestamptz;
   v_slice integer := case when c.payload is null then 1000 else 100 end;
   v_most integer := case when c.payload is null then 10000 else 500 end;
-  -- Subscribers have dead events only, and errors are those of what died.
+  -- Only dead rows have a subscriber or an error.
   v_path text := case
     when c.state <> 'success' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
       and c.state is null then 'dead'
     when c.queue is not null then 'queue' else 'window' end;
   v_low timestamptz := coalesce(c.since_at, '-infinity'::timestamptz);
   v_high timestamptz := coalesce(c.until_at - interval '1 microsecond', clock_timestamp());
-  v_place bigint := coalesce(place_id, case when is_ascending then 0 else 9223372036854775807 end);
+  v_after_id bigint := coalesce(
+    position_id, case when is_ascending then 0 else 9223372036854775807 end
+  );
   v_is_plain boolean := c.payload::text !~ '\.datetime\(';
   v_begin text := case
     when c.fingerprint = '(no details)' then ''
@@ -124,8 +111,8 @@ declare
   v_queues text[];
   v_from timestamptz;
   v_width interval := interval '1 hour';
-  v_looked bigint[];
-  v_looked_at timestamptz[];
+  v_scanned bigint[];
+  v_scanned_at timestamptz[];
   v_found bigint[];
   v_found_at timestamptz[];
   v_left integer;
@@ -136,9 +123,9 @@ begin
   _times := '{}';
   if is_ascending then
     v_path := 'dead_up';
-    v_low := greatest(v_low, place_at);
+    v_low := greatest(v_low, position_at);
   else
-    v_high := least(v_high, place_at);
+    v_high := least(v_high, position_at);
   end if;
   if v_path = 'window' then
     v_queues := case
@@ -162,26 +149,26 @@ begin
       from notifyq.search_window(v_queues, v_high, v_low, v_slice, v_width) as w;
     end if;
     v_left := quantity - cardinality(_ids);
-    -- One of the paths runs.
-    with looked as materialized (
+    -- One of the branches runs.
+    with scanned as materialized (
       (
         select a.* from messages.message_archive as a
         where v_path = 'dead' and a.status <> 'success' and a.archived_at >= v_from
-          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_place)
+          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_after_id)
         order by a.archived_at desc, a.id desc limit v_slice
       )
       union all
       (
         select a.* from messages.message_archive as a
         where v_path = 'dead_up' and a.status <> 'success' and a.archived_at <= v_high
-          and a.archived_at >= v_from and (a.archived_at > v_from or a.id > v_place)
+          and a.archived_at >= v_from and (a.archived_at > v_from or a.id > v_after_id)
         order by a.archived_at, a.id limit v_slice
       )
       union all
       (
         select a.* from messages.message_archive as a
         where v_path = 'queue' and a.queue = c.queue and a.archived_at >= v_from
-          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_place)
+          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_after_id)
         order by a.archived_at desc, a.id desc limit v_slice
       )
       union all
@@ -191,7 +178,7 @@ begin
         cross join lateral (
           select o.* from messages.message_archive as o
           where v_path = 'window' and o.queue = q.name and o.archived_at >= v_from
-            and o.archived_at <= v_high and (o.archived_at < v_high or o.id < v_place)
+            and o.archived_at <= v_high and (o.archived_at < v_high or o.id < v_after_id)
           offset 0
         ) as a
         order by a.archived_at desc, a.id desc limit v_slice
@@ -199,7 +186,7 @@ begin
     ),
     matching as (
       select l.id, l.archived_at
-      from looked as l
+      from scanned as l
       where (c.queue is null or l.queue = c.queue)
         and (
           c.state is null
@@ -216,7 +203,7 @@ begin
         and (c.dedup_key is null or l.dedup_key = c.dedup_key)
         and (c.worker is null or l.handled_by ^@ c.worker)
         and (c.error is null or strpos(lower(l.details), lower(c.error)) > 0)
-        -- What a fingerprint begins with, the text begins with: that is quicker to see.
+        -- The text begins like its fingerprint: comparing that first is faster.
         and (
           c.fingerprint is null
           or coalesce(ltrim(l.details, e' \t\r\n\f\v'), '') ^@ v_begin
@@ -232,21 +219,21 @@ begin
       limit v_left
     )
     select
-      array(select l.id from looked as l),
-      array(select l.archived_at from looked as l),
+      array(select l.id from scanned as l),
+      array(select l.archived_at from scanned as l),
       array(select m.id from matching as m),
       array(select m.archived_at from matching as m)
-    into v_looked, v_looked_at, v_found, v_found_at;
+    into v_scanned, v_scanned_at, v_found, v_found_at;
     _ids := _ids || v_found;
     _times := _times || v_found_at;
     if cardinality(v_found) >= v_left then
       _at := _times[cardinality(_times)];
       _id := _ids[cardinality(_ids)];
       return;
-    elsif cardinality(v_looked) = v_slice then
-      -- In the order of the path that ran.
-      _at := v_looked_at[v_slice];
-      _id := v_looked[v_slice];
+    elsif cardinality(v_scanned) = v_slice then
+      -- In the order of the branch that ran.
+      _at := v_scanned_at[v_slice];
+      _id := v_scanned[v_slice];
     elsif v_path = 'window' and v_from > v_low then
       _at := v_from - interval '1 microsecond';
       _id := 9223372036854775807;
@@ -256,13 +243,13 @@ begin
     if clock_timestamp() > v_end then
       return;
     end if;
-    v_place := _id;
+    v_after_id := _id;
     if is_ascending then
       v_low := _at;
     else
       v_high := _at;
     end if;
-    if v_looked <> '{}' then
+    if v_scanned <> '{}' then
       v_slice := least(v_slice * 2, v_most);
     end if;
   end loop;
@@ -271,8 +258,6 @@ begin
 end;
 $$;
 
--- Search archive: finished messages, by what a person knows of them.
-
 create or replace function notifyq.search_archive(
   conditions jsonb default '{}',
   quantity integer default 50,
@@ -280,16 +265,10 @@ create or replace function notifyq.search_archive(
   before_id bigint default null,
   budget interval default '500 milliseconds'
 )
-  returns setof notifyq.found_message
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_hashjoin = off
-  set enable_mergejoin = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+  set enable_mergejoin = off set jit = off
 as $$
 declare
   v_found record;
@@ -312,7 +291,7 @@ begin
   cross join lateral (
     select o.* from messages.message_archive as o
     where o.id = u.id and o.archived_at = u.archived_at
-    -- Kept apart, else a plan made while the table was empty would read all of it for each.
+    -- A barrier: else a plan made while the table was empty would read all of it for each.
     offset 0
   ) as a
   order by u.position;
@@ -324,14 +303,12 @@ begin
   end if;
 end;
 $$;
-comment on function notifyq.search_archive(
-  jsonb, integer, timestamptz, bigint, interval
-) is
-  'Finished messages for which all conditions hold, the latest first, from before_at and before_id '
-  'back (null: the latest there is): a JSON object of state (success, rejected, failed, '
-  'lock_expired, or dead: any of the last three that was not published again since), queue, '
-  'subscriber, type, key, dedup_key, worker (how its name begins), error (a part of details), '
-  'fingerprint, payload (a JSON path predicate), since and until (of archived_at). subscriber, '
-  'error and fingerprint are of what did not succeed, unless state says success. It looks no '
-  'longer than about budget: where there may be more, the last row has the state `more`, and '
-  'archived_at and id are where to go on. Raises NQ003.';
+comment on function notifyq.search_archive is
+  'Finished messages that match all conditions, the latest first, before before_at and before_id '
+  '(null: the latest): a JSON object of state (success, rejected, failed, lock_expired, or dead: '
+  'any of the last three that was not published again), queue, subscriber, type, key, dedup_key, '
+  'worker (a prefix of its name), error (a part of details), fingerprint, payload (a JSON path '
+  'predicate), since and until (of archived_at). With subscriber, error or fingerprint, only '
+  'messages that did not succeed are searched, unless state is success. It scans for about budget: '
+  'where there may be more, the last row has the state `more`, and archived_at and id are the '
+  'position to continue from. Raises NQ003.';

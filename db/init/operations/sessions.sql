@@ -1,4 +1,4 @@
--- Sessions: workers, and sessions that hold messages up.
+-- Sessions: workers, and sessions that block or delay messages.
 --
 -- raises: NQ003 invalid argument
 
@@ -13,9 +13,7 @@ create or replace function notifyq.worker_heartbeat(
   pid integer default null,
   version text default null
 )
-  returns void
-  language plpgsql
-  security definer
+  returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -31,8 +29,8 @@ begin
   values (
     worker_heartbeat.worker, clock_timestamp(), pg_backend_pid(), worker_heartbeat.pid,
     worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping,
-    worker_heartbeat.host,
-    worker_heartbeat.version, worker_heartbeat.queues, worker_heartbeat.streams
+    worker_heartbeat.host, worker_heartbeat.version, worker_heartbeat.queues,
+    worker_heartbeat.streams
   )
   on conflict on constraint worker_name_pk do update set
     seen_at = clock_timestamp(), session_pid = excluded.session_pid, pid = excluded.pid,
@@ -41,16 +39,12 @@ begin
     queues = excluded.queues, streams = excluded.streams;
 end;
 $$;
-comment on function notifyq.worker_heartbeat(
-  text, text[], text[], integer, integer, boolean, text, integer, text
-) is
-  'Say that a worker is there, what it serves and how many messages it handles now: each worker '
-  'does about every ten seconds. Nothing goes by it but what messages.workers() shows.';
+comment on function notifyq.worker_heartbeat is
+  'Report that a worker is running, what it serves and how many messages it handles now; each '
+  'worker does so about every ten seconds. Only messages.workers() uses it.';
 
 create or replace function notifyq.remove_worker(worker text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -58,41 +52,33 @@ begin
   return found;
 end;
 $$;
-comment on function notifyq.remove_worker(text) is
-  'Say that a worker has ended. False: it was not known.';
+comment on function notifyq.remove_worker is
+  'Report that a worker has ended. False: it was not known.';
 
--- Workers that have not ended, and do not come any more.
+-- Removes workers that crashed: they reported no end.
 create or replace function notifyq.forget_workers(quantity integer)
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
 as $$
 declare
   v_forgotten integer;
 begin
-  with gone as (
-    delete from notifyq.worker as w
-    where w.name in (
-      select o.name from notifyq.worker as o
-      where o.seen_at < clock_timestamp() - interval '1 hour'
-      order by o.name
-      limit quantity
-      for update skip locked
-    )
-    returning w.name
-  )
-  select count(*)::integer into v_forgotten from gone;
+  delete from notifyq.worker as w
+  where w.name in (
+    select o.name from notifyq.worker as o
+    where o.seen_at < clock_timestamp() - interval '1 hour'
+    order by o.name
+    limit quantity
+    for update skip locked
+  );
+  get diagnostics v_forgotten = row_count;
   return v_forgotten;
 end;
 $$;
 
 create or replace function messages.workers(most integer default 20)
-  returns setof messages.presence_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.presence_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -115,7 +101,7 @@ begin
     select w.*, a.pid is not null as is_connected,
       w.seen_at > v_now - interval '30 seconds' as is_there
     from notifyq.worker as w
-    -- The number alone could be another session's by now.
+    -- Another session may have this process id by now.
     left join pg_stat_activity as a
       on a.pid = w.session_pid and a.datname = current_database()
       and a.application_name like 'notifyq%'
@@ -123,7 +109,7 @@ begin
   select coalesce(k.name, h.name),
     case
       when k.name is null then 'unknown'
-      when not k.is_there then case when k.is_connected then 'silent' else 'gone' end
+      when not k.is_there then case when k.is_connected then 'unresponsive' else 'gone' end
       when k.is_stopping then 'stopping'
       when k.running > 0 or h.held > h.expired then 'working'
       else 'idle'
@@ -136,104 +122,84 @@ begin
   order by 1;
 end;
 $$;
-comment on function messages.workers(integer) is
-  'Each worker that says it is there, or has messages locked, with what it holds: all of them '
-  'counted, and up to most of them, the longest held first. Its state is working, idle, or '
-  'stopping; silent, it has not come for 30 seconds although its session is there; gone, its '
-  'session is not there either; or unknown, it only has messages locked, as clients that call the '
-  'functions themselves do. One that is gone is forgotten after an hour.';
+comment on function messages.workers is
+  'Each worker that sends heartbeats or has messages locked, with its locked messages: their '
+  'number, and up to most of them, the longest held first. state is working, idle, or stopping; '
+  'unresponsive: no heartbeat for 30 seconds, but its session is connected; gone: its session is '
+  'not connected either; unknown: it has messages locked but sends no heartbeats, as clients that '
+  'call the functions themselves do. One that is gone is forgotten after an hour.';
 
--- Sessions: who holds old snapshots, who is in a transaction for long, and who waits for whom.
---
--- These run as their caller: what it may see of the sessions of others is the server's to decide.
--- Without pg_read_all_stats that is neither their snapshots nor their queries.
+-- activity() runs with the rights of its caller: without pg_read_all_stats the server hides the
+-- snapshots and queries of other users' sessions.
 
-create or replace function messages.holders(most integer default 50)
-  returns setof messages.session_report
-  language plpgsql
-  stable
+create or replace function messages.activity(
+  most integer default 50,
+  holding boolean default false
+)
+  returns setof messages.session_report language plpgsql stable
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  -- A comment in slashes, as a statement may follow it. A transaction of an application has the
-  -- name `notifyq`, a command or a worker of ours a longer one: it ends by itself.
-  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
+  -- A block comment: a statement may follow. Commands and workers of notifyq have longer names than
+  -- `notifyq`, the name of an application's transactions; their transactions end by themselves.
+  v_own text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
     'do not end it */';
-  -- To be run there.
   v_standby text := 'select pg_terminate_backend(a.pid) from pg_stat_activity as a '
     'where a.pid <> pg_backend_pid() and a.backend_xmin is not null '
     'order by age(a.backend_xmin) desc limit 1 -- on the standby';
 begin
-  return query
-  select h.cause, h.name, h.pid, h.user_name, h.application, h.state, h.since_at, h.xmin_age,
-    null::text, null::integer[], h.query, h.advice
-  from (
-    select 'session' as cause, format('session %s', a.pid) as name, a.pid,
-      a.usename::text as user_name, a.application_name as application, a.state,
-      a.xact_start as since_at,
-      -- A reader elsewhere holds nothing of this database. A writer does: until it ends, each new
-      -- snapshot here begins with it.
-      case
-        when a.datname = current_database() then age(a.backend_xmin)
-        else age(a.backend_xid)
-      end::bigint as xmin_age,
-      left(a.query, 1000) as query,
-      format(
+  if holding then
+    return query
+    select h.cause, h.name, h.pid, h.user_name, h.application, h.state, h.since_at, h.xmin_age,
+      null::text, null::integer[], h.query, h.advice
+    from (
+      select 'session' as cause, format('session %s', a.pid) as name, a.pid,
+        a.usename::text as user_name, a.application_name as application, a.state,
+        a.xact_start as since_at,
+        -- A reader of another database holds no snapshot of this one. A writer does: until it ends,
+        -- it is the xmin of each new snapshot here.
         case
-          when a.application_name ~ '^notifyq |^pg_cron$' then v_ours
-          else 'select pg_terminate_backend(%s)'
-        end, a.pid
-      ) as advice
-    from pg_stat_activity as a
-    where a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
-    union all
-    select 'prepared transaction', p.gid, null, p.owner::text, null, 'prepared', p.prepared,
-      age(p.transaction)::bigint, null,
-      format('rollback prepared %L -- or commit prepared', p.gid)
-        || case
-          when p.database <> current_database() then format(', in database %s', p.database)
-          else ''
+          when a.datname = current_database() then age(a.backend_xmin)
+          else age(a.backend_xid)
+        end::bigint as xmin_age,
+        left(a.query, 1000) as query,
+        format(
+          case
+            when a.application_name ~ '^notifyq |^pg_cron$' then v_own
+            else 'select pg_terminate_backend(%s)'
+          end, a.pid
+        ) as advice
+      from pg_stat_activity as a
+      where a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+      union all
+      select 'prepared transaction', p.gid, null, p.owner::text, null, 'prepared', p.prepared,
+        age(p.transaction)::bigint, null,
+        format('rollback prepared %L -- or commit prepared', p.gid)
+          || case
+            when p.database <> current_database() then format(', in database %s', p.database)
+            else ''
+          end
+      from pg_prepared_xacts as p
+      union all
+      select 'replication slot', s.slot_name::text, s.active_pid, null, s.plugin::text,
+        case when s.active then 'active' else 'abandoned' end, null, age(s.xmin)::bigint, null,
+        case
+          when s.active then v_standby || ' that uses it'
+          else format('select pg_drop_replication_slot(%L)', s.slot_name)
         end
-    from pg_prepared_xacts as p
-    union all
-    select 'replication slot', s.slot_name::text, s.active_pid, null, s.plugin::text,
-      case when s.active then 'active' else 'abandoned' end, null, age(s.xmin)::bigint, null,
-      case
-        when s.active then v_standby || ' that uses it'
-        else format('select pg_drop_replication_slot(%L)', s.slot_name)
-      end
-    from pg_replication_slots as s
-    union all
-    select 'standby', coalesce(nullif(r.application_name, ''), r.pid::text), r.pid,
-      r.usename::text, r.application_name, r.state, r.backend_start,
-      age(r.backend_xmin)::bigint, null,
-      v_standby || ', or alter system set hot_standby_feedback = off'
-    from pg_stat_replication as r
-  ) as h
-  where h.xmin_age is not null
-  order by h.xmin_age desc, h.since_at
-  limit greatest(most, 0);
-end;
-$$;
-comment on function messages.holders(integer) is
-  'What keeps vacuum from taking dead rows, the oldest first: sessions, prepared transactions, '
-  'replication slots and standbys, each with how many transactions old its snapshot is (xmin_age), '
-  'since when it is in that transaction (since_at) and the statement that ends it (advice); a '
-  'session of notifyq itself is only shown. Of other databases those that have written: readers '
-  'there hold nothing here. Sessions of other '
-  'users are seen by members of pg_read_all_stats only.';
-
-create or replace function messages.activity(most integer default 50)
-  returns setof messages.session_report
-  language plpgsql
-  stable
-  set search_path = pg_catalog, pg_temp
-as $$
-declare
-  -- As in messages.holders().
-  v_ours text := 'select state, query from pg_stat_activity where pid = %s /* of notifyq itself: '
-    'do not end it */';
-begin
+      from pg_replication_slots as s
+      union all
+      select 'standby', coalesce(nullif(r.application_name, ''), r.pid::text), r.pid,
+        r.usename::text, r.application_name, r.state, r.backend_start,
+        age(r.backend_xmin)::bigint, null,
+        v_standby || ', or alter system set hot_standby_feedback = off'
+      from pg_stat_replication as r
+    ) as h
+    where h.xmin_age is not null
+    order by h.xmin_age desc, h.since_at
+    limit greatest(most, 0);
+    return;
+  end if;
   return query
   select
     case
@@ -251,11 +217,11 @@ begin
     case when a.wait_event_type = 'Lock' then k.what end,
     case when a.wait_event_type = 'Lock' then pg_blocking_pids(a.pid) end,
     left(a.query, 1000), (
-      -- Who waits for a lock is helped by the end of those that have it.
+      -- For a session that waits for a lock: end those that hold it.
       select string_agg(
         format(
           case
-            when b.application_name ~ '^notifyq |^pg_cron$' then v_ours
+            when b.application_name ~ '^notifyq |^pg_cron$' then v_own
             else 'select pg_terminate_backend(%s)'
           end, b.pid
         ), '; '
@@ -286,9 +252,10 @@ begin
   limit greatest(most, 0);
 end;
 $$;
-comment on function messages.activity(integer) is
-  'Sessions of this database that are in a transaction, the longest first, with a cause each: '
-  'lock, it waits for a lock (waits_for) that the sessions blocked_by hold; idle, nobody has sent '
-  'anything in its transaction; transaction, it does something. since_at is the begin of that, '
-  'advice the statement that ends it, or those that it waits for, but none of notifyq itself. '
-  'Sessions of other users are seen by members of pg_read_all_stats only.';
+comment on function messages.activity is
+  'Sessions of this database that are in a transaction, the longest first. cause: lock, it waits '
+  'for a lock (waits_for) that the sessions blocked_by hold; idle, its transaction runs no '
+  'statement; transaction, it runs one. since_at: when that began; advice: the statement that ends '
+  'it, or the sessions it waits for, but none of notifyq itself. holding: what holds an old '
+  'snapshot instead, the oldest first: sessions, prepared transactions, replication slots and '
+  'standbys. Sessions of other users are reported to members of pg_read_all_stats only.';

@@ -1,43 +1,36 @@
--- Attempts: the history of failed attempts, and what the end of a message sets off.
+-- Attempts: the history of failed attempts, and the trigger of the archive.
 --
 -- raises: NQ003 invalid argument
 
--- Why an attempt ended that nobody has ended.
+-- The details of an attempt whose lock expired.
 create or replace function notifyq.expiry(worker text)
-  returns text
-  language sql
-  immutable
+  returns text language sql immutable
 as $$
   select format('lock of %s expired', coalesce(worker, 'an unnamed worker'));
 $$;
 
-create or replace function notifyq.check_limits(queues text[], max_attempts integer[])
-  returns void
-  language plpgsql
+create or replace function notifyq.check_max_attempts(queues text[], max_attempts integer[])
+  returns void language plpgsql
 as $$
 begin
   if cardinality(max_attempts) is distinct from cardinality(queues) then
     perform notifyq.raise_invalid('max_attempts must have one value for each of queues');
   end if;
-  -- With each claim, so that it calls for what is wrong alone.
-  perform notifyq.check_attempts(u.n)
-  from unnest(check_limits.max_attempts) as u (n)
+  -- Every claim comes here: only invalid values are passed on.
+  perform notifyq.check_between('max_attempts', u.n, 1, 1000)
+  from unnest(check_max_attempts.max_attempts) as u (n)
   where u.n not between 1 and 1000;
 end;
 $$;
 
 create or replace function messages.attempts(id bigint)
-  returns setof messages.attempt
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.attempt language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  -- A plan made while the partitions were empty would read all of them later on.
-  set enable_seqscan = off
-  set jit = off
+  -- A plan made while the partitions were empty would later read all of them.
+  set enable_seqscan = off set jit = off
 as $$
 declare
-  -- Who reads may read all; a worker, what it may consume.
+  -- Readers may read all queues; workers those that they may consume from.
   v_barred text[] := case
     when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 begin
@@ -49,19 +42,17 @@ begin
   order by a.lock_token;
 end;
 $$;
-comment on function messages.attempts(bigint) is
-  'The attempts of a message, live or finished, that did not succeed, the first one first: when '
-  'each began and ended, how, by which worker, with which error, and when the next one was due. An '
-  'attempt that succeeds is the archived message itself; one that was released does not count. '
-  'They are kept for as long as the archive keeps messages of their day. A worker gets none of a '
-  'queue from which it may not consume.';
+comment on function messages.attempts is
+  'Attempts of a live or finished message that did not succeed, in order: when each began and '
+  'ended, its status, worker and error, and when the next one was due. A successful attempt is '
+  'the archived message itself; a released one does not count. Attempts are kept as long as the '
+  'archive keeps messages of their day. A worker gets none of a queue from which it may not '
+  'consume.';
 
--- Died: what the end of a message sets off, for who waits for it and where it is a dead one.
+-- Archived: what the end of messages triggers: notifications, dependencies, attempts, warnings.
 
 create or replace function notifyq.process_archived()
-  returns trigger
-  language plpgsql
-  security definer
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -70,15 +61,17 @@ declare
   v_ids bigint[];
   v_awaited bigint[];
   v_is_followed boolean;
-  v_is_held boolean;
+  v_is_blocked boolean;
+  v_durable bigint[];
   v_named integer := 0;
   v_count integer := 0;
 begin
-  -- One statement: this is in the way of every message.
+  -- One query: this trigger slows down every message.
   select exists (select from notifyq.dependency),
-    exists (select from notifyq.flow as f where f.is_held)
-  into v_is_followed, v_is_held;
-  if v_is_held then
+    exists (select from notifyq.limit_turn as f where f.is_blocked),
+    (select array_agg(a.id) from archived as a where a.root_id is not null)
+  into v_is_followed, v_is_blocked, v_durable;
+  if v_is_blocked then
     perform notifyq.notify_freed(array_agg(distinct a.queue), array_agg(a.id)) from archived as a;
   end if;
   if v_is_followed then
@@ -86,6 +79,9 @@ begin
       array_agg(a.id order by a.id), array_agg(a.status order by a.id)
     )
     from archived as a;
+  end if;
+  if v_durable is not null then
+    perform notifyq.archive_steps(v_durable);
   end if;
   for v_queue, v_ids, v_awaited in
     select a.queue,
@@ -104,12 +100,13 @@ begin
       perform notifyq.send_notification(
         'finished_message', v_queue, notifyq.compact_ids(v_awaited)
       );
+      perform notifyq.note_ends(v_awaited);
     end if;
   end loop;
   if v_count = 0 then
     return null;
   end if;
-  -- Each was somebody's last attempt, but for those that nobody held.
+  -- The last attempt of each message; a message that was not claimed had none.
   insert into messages.attempt (
     message_id, lock_token, locked_at, ended_at, number, status, queue, handled_by, details
   )
@@ -118,14 +115,14 @@ begin
   from archived as a
   where a.status <> 'success'
     and a.locked_at is not null;
-  -- Ten lines wake somebody up as well as ten thousand, which would fill the log.
+  -- Ten lines are warning enough; ten thousand would fill the log.
   for v_dead in
     select a.* from archived as a where a.status <> 'success' order by a.id limit 10
   loop
     v_named := v_named + 1;
     raise warning 'notifyq: dead % % %: %: %',
       case when v_dead.subscriber is null then 'message' else 'event' end, v_dead.id,
-      -- Under the id of the archive, which dead_retry() wants.
+      -- The id in the archive, which dead_retry() takes.
       case
         when v_dead.subscriber is null then format('in queue %s', v_dead.queue)
         else format('of subscriber %s in stream %s', v_dead.subscriber, v_dead.queue)
@@ -139,7 +136,7 @@ begin
 end;
 $$;
 
-create or replace trigger died
+create or replace trigger process_archived
   after insert on messages.message_archive
   referencing new table as archived
   for each statement

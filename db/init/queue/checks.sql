@@ -1,13 +1,11 @@
--- Checks: limits and types of a payload.
+-- Checks: size limits of a message, types and schemas of a payload.
 --
 -- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema, 42804 value
 -- of another type, NQ009 open transactions
 
--- What of a value is over the limits, or null.
-create or replace function notifyq.excess_of(what text, value jsonb)
-  returns text
-  language plpgsql
-  immutable
+-- The limit that a value exceeds, as text, or null.
+create or replace function notifyq.limit_error(what text, value jsonb)
+  returns text language plpgsql immutable
 as $$
 begin
   if jsonb_path_exists(value, '$.**{101}') then
@@ -24,9 +22,7 @@ end;
 $$;
 
 create or replace function notifyq.check_message_limits()
-  returns trigger
-  language plpgsql
-  security definer
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -34,54 +30,55 @@ declare
   v_headers text := new.headers::text;
   v_bytes bigint := octet_length(v_message)::bigint + octet_length(v_headers)::bigint;
   v_most integer;
-  v_excess text;
+  v_error text;
 begin
   if new.max_attempts is not null then
-    perform notifyq.check_attempts(new.max_attempts);
+    perform notifyq.check_between('max_attempts', new.max_attempts, 1, 1000);
   end if;
-  -- PostgreSQL keeps 1e5000 in a few bytes and writes it out in full; Python reads 4300 digits. A
-  -- number that long has 255 digits in a row, as few texts do: only then is it worth while to look.
+  -- PostgreSQL stores 1e5000 in a few bytes and writes it in full; Python reads 4300 digits.
+  -- Numbers that long have 255 digits in a row, as few texts do: the costly check is for those
+  -- only.
   if jsonb_path_exists(new.message, '$.**{101}')
     or octet_length(v_message) > 4000 and v_message ~ '[0-9]{255}'
   then
-    v_excess := notifyq.excess_of('message', new.message);
+    v_error := notifyq.limit_error('message', new.message);
   end if;
   if octet_length(v_headers) > 200 then
-    v_excess := coalesce(v_excess, notifyq.excess_of('header', new.headers));
+    v_error := coalesce(v_error, notifyq.limit_error('header', new.headers));
   end if;
   if octet_length(new.type) > 200 then
-    v_excess := 'type has more than 200 bytes';
+    v_error := 'type has more than 200 bytes';
   elsif octet_length(new.dedup_key) > 1000 then
-    v_excess := 'dedup_key has more than 1000 bytes';
+    v_error := 'dedup_key has more than 1000 bytes';
   elsif octet_length(new.key) > 200 then
-    v_excess := 'key has more than 200 bytes';
+    v_error := 'key has more than 200 bytes';
   end if;
-  -- No queue allows less than 4096.
+  -- No queue has a smaller maximum.
   if v_bytes > 4096 then
     v_most := (select q.max_bytes from messages.queue as q where q.name = new.queue);
     if v_bytes > v_most then
-      v_excess := format(
+      v_error := format(
         'the message has %s bytes, queue %L takes %s', v_bytes, left(new.queue, 200), v_most
       );
     end if;
   end if;
-  if v_excess is not null then
+  if v_error is not null then
     raise exception using
       errcode = 'NQ008',
-      message = v_excess,
-      hint = 'publish a reference to what is large, and as a string what is deep or long; '
-        '`notifyq queues alter --max-bytes` raises the size';
+      message = v_error,
+      hint = 'publish a reference to large data, and a string instead of deep or long values; '
+        'raise the size with `notifyq queues alter --max-bytes` or messages.alter_queue()';
   end if;
   return new;
 end;
 $$;
 
--- Each statement that publishes reads this condition anew, so a short one costs least: with one
--- call for all five a lone insert is a seventh quicker than with five. It only says that something
--- might be over a limit; nothing is, that has 200 characters in all. As text, since the size in the
--- table is small for 1e5000 and for whatever is compressed.
+-- Each statement that publishes parses this condition anew, and a short one costs least: with one
+-- call for all five columns a single insert is a seventh faster than with five calls. It only finds
+-- rows that may exceed a limit: with up to 200 characters in all none does. It measures text, as
+-- the stored size is small for 1e5000 and for compressed values.
 create or replace trigger bound
-  before insert on messages.message
+  before insert or update of message, headers on messages.message
   for each row
   when (
     octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
@@ -89,23 +86,20 @@ create or replace trigger bound
   )
   execute function notifyq.check_message_limits();
 
--- Payload: queues whose messages are values of one type, or satisfy a schema.
+-- Payload: queues with a payload type or a JSON Schema.
 --
--- A value is kept as its text in a JSON string, written and read under the same settings in every
--- session, so that it comes back exactly; null is the null of JSON.
+-- A value is stored as its text in a JSON string. All sessions write and read it under the same
+-- settings, and get exactly the same value back; null is the null of JSON.
 
--- What stands for no schema: all that is satisfied by everything.
+-- Schemas that everything satisfies count as no schema.
 create or replace function notifyq.schema_text(schema jsonb)
-  returns text
-  language sql
-  immutable
+  returns text language sql immutable
 as $$
   select case when schema not in ('null', 'true', '{}') then schema::text end;
 $$;
 
-create or replace function notifyq.mismatch(queue text, wanted text, given text, detail text)
-  returns void
-  language plpgsql
+create or replace function notifyq.raise_mismatch(queue text, wanted text, given text, detail text)
+  returns void language plpgsql
 as $$
 begin
   raise datatype_mismatch using
@@ -115,10 +109,9 @@ begin
 end;
 $$;
 
--- An error where a queue, or a stream, cannot have both, or not this schema.
+-- Raises for a type and schema that a queue or stream cannot have.
 create or replace function notifyq.check_payload_policy(type text, schema jsonb)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if type is not null and schema is not null then
@@ -130,22 +123,11 @@ begin
 end;
 $$;
 
--- An error for what the queue, or the stream, of this name cannot take.
-create or replace function notifyq.check_payload(
-  name text,
-  type text,
-  schema jsonb,
-  message jsonb
-)
-  returns void
-  language plpgsql
-  set datestyle = 'ISO, YMD'
-  set intervalstyle = 'postgres'
-  set extra_float_digits = 1
-  set bytea_output = 'hex'
-  set lc_monetary = 'C'
-  set timezone = 'UTC'
-  set xmloption = 'content'
+-- Raises for a message that the queue or stream of this name cannot have.
+create or replace function notifyq.check_payload(name text, type text, schema jsonb, message jsonb)
+  returns void language plpgsql
+  set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set extra_float_digits = 1
+  set bytea_output = 'hex' set lc_monetary = 'C' set timezone = 'UTC' set xmloption = 'content'
 as $$
 declare
   v_error text;
@@ -155,10 +137,10 @@ begin
       perform notifyq.text_json(message #>> '{}', notifyq.find_type(type));
     exception
       when others then
-        perform notifyq.mismatch(name, type, 'this text', sqlerrm);
+        perform notifyq.raise_mismatch(name, type, 'this text', sqlerrm);
     end;
   elsif type is not null and jsonb_typeof(message) <> 'null' then
-    perform notifyq.mismatch(
+    perform notifyq.raise_mismatch(
       name, type, format('a JSON %s', jsonb_typeof(message)), 'a value is a JSON string'
     );
   end if;
@@ -169,7 +151,7 @@ begin
     v_error := notifyq.schema_error(message, schema, schema, '$');
   exception
     when statement_too_complex then
-      v_error := 'the schema goes too deep for this message';
+      v_error := 'the schema is too deeply nested for this message';
   end;
   if v_error is not null then
     raise exception using
@@ -180,10 +162,8 @@ begin
 end;
 $$;
 
-create or replace function notifyq.guard_payload()
-  returns trigger
-  language plpgsql
-  security definer
+create or replace function notifyq.check_new_payload()
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -194,12 +174,12 @@ begin
 end;
 $$;
 
--- A trigger of some queues alone: its condition names them.
+-- Recreate, or drop, a trigger whose condition names the queues that it is for. A deferred one runs
+-- when the transaction commits.
 create or replace function notifyq.rebuild_queue_trigger(
-  relation regclass, name name, function name, names text[]
+  relation regclass, name name, function name, names text[], is_deferred boolean default false
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
   set lock_timeout = '2s'
 as $$
 declare
@@ -215,20 +195,25 @@ begin
   from pg_class as c
   join pg_namespace as n on n.oid = c.relnamespace
   where c.oid = relation;
-  if position(quote_literal(names::text) in v_present) > 0
-    or names = '{}' and v_present is null
-  then
+  if position(quote_literal(names::text) in v_present) > 0 then
     return;
   end if;
-  if names = '{}' then
+  if v_present is not null and (names = '{}' or is_deferred) then
     execute format('drop trigger %I on %I.%I', name, v_schema, v_table);
-    return;
   end if;
-  execute format(
-    'create or replace trigger %I before insert on %I.%I for each row '
-    'when (new.queue = any (%L::text[])) execute function notifyq.%I()',
-    name, v_schema, v_table, names, function
-  );
+  if names <> '{}' and is_deferred then
+    execute format(
+      'create constraint trigger %I after insert on %I.%I deferrable initially deferred '
+      'for each row when (new.queue = any (%L::text[])) execute function notifyq.%I()',
+      name, v_schema, v_table, names, function
+    );
+  elsif names <> '{}' then
+    execute format(
+      'create or replace trigger %I before insert on %I.%I for each row '
+      'when (new.queue = any (%L::text[])) execute function notifyq.%I()',
+      name, v_schema, v_table, names, function
+    );
+  end if;
 exception
   when lock_not_available then
     perform notifyq.raise_busy('publish or claim');
@@ -236,8 +221,7 @@ end;
 $$;
 
 create or replace function notifyq.rebuild_payload_trigger()
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_names text[] := array(
@@ -246,28 +230,23 @@ declare
     order by q.name
   );
 begin
-  perform notifyq.rebuild_queue_trigger('messages.message', 'payload', 'guard_payload', v_names);
-  perform notifyq.rebuild_queue_trigger(
-    'notifyq.message_volatile', 'payload', 'guard_payload', v_names
-  );
+  perform notifyq.rebuild_queue_trigger(r.relation, 'payload', 'check_new_payload', v_names)
+  from unnest('{messages.message,notifyq.message_unlogged}'::regclass[]) as r (relation);
 end;
 $$;
 
 create or replace function messages.payload_schema(queue text)
-  returns jsonb
-  language plpgsql
-  stable
-  security definer
+  returns jsonb language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  -- A name is that of a queue or of a stream.
+  -- A name belongs to a queue or to a stream.
   return coalesce(
     (select q.payload_schema from messages.queue as q where q.name = payload_schema.queue),
     (select s.payload_schema from messages.stream as s where s.name = payload_schema.queue)
   )::jsonb;
 end;
 $$;
-comment on function messages.payload_schema(text) is
-  'The JSON Schema that messages of this queue, or events of this stream, must satisfy, for those '
-  'who publish and check before they send; null where there is none.';
+comment on function messages.payload_schema is
+  'The JSON Schema that messages of this queue, or events of this stream, must satisfy, for '
+  'publishers that check before they send; null: there is none.';

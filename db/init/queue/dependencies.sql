@@ -1,20 +1,16 @@
--- Dependencies: messages after messages.
+-- Dependencies: messages that wait for the end of other messages.
 --
 -- raises: NQ002 message not found, NQ003 invalid argument, NQ007 no right to the queue
 
--- Whoever publishes such a message locks those that it waits for against their end until it
--- commits; whoever ends one of them looks for what waits for it afterwards, see
--- queue/dependencies.sql. A finisher with an older snapshot (repeatable read) looks in vain, and
--- the upkeep does it instead.
+-- A publisher of such a message locks the messages that it waits for, so that they cannot finish
+-- before it commits. Whatever finishes one of them then resolves its dependents. A finisher with an
+-- older snapshot (repeatable read) misses them; maintenance resolves them instead.
 
--- Lock the messages that others are to wait for, and return those that have ended, as dependencies
--- of no message.
+-- Lock the messages that others will wait for, and return those that are finished, as dependencies
+-- without a message.
 create or replace function notifyq.predecessors(after bigint[], on_failure text)
-  returns notifyq.dependency[]
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns notifyq.dependency[] language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_live bigint[];
@@ -26,11 +22,8 @@ declare
   v_lost bigint;
   v_queue text;
 begin
-  if (on_failure in ('cancel', 'run', 'hold')) is not true then
-    perform notifyq.raise_invalid(
-      format('on_failure must be cancel, run or hold, not %s', coalesce(on_failure, 'null'))
-    );
-  end if;
+  perform notifyq.check_given('on_failure', on_failure is not null);
+  perform notifyq.check_choice('on_failure', on_failure, '{cancel,run,hold}');
   if cardinality(after) > 100000 then
     perform notifyq.raise_invalid('a message can wait for 100000 others at most');
   end if;
@@ -57,8 +50,8 @@ begin
       when raise_exception then
         null;
     end;
-    -- A finisher holds what it ends before it comes to what waits for that: whoever waits for it
-    -- must hold none, or some publisher or other holds, time and again, what it comes to.
+    -- A finisher locks first what it finishes and then its dependents. A publisher that waits for
+    -- it must hold no locks, else some publisher would always be in the way of the finisher.
     begin
       perform from messages.message as m where m.id = v_busy for key share;
       raise exception 'let go';
@@ -69,11 +62,11 @@ begin
   end loop;
   if exists (select from messages.queue as q where q.name = any (v_queues) and not q.durable) then
     perform notifyq.raise_invalid(
-      'nothing can wait for a message of a queue that is not durable: it may be gone',
+      'nothing can wait for a message of an unlogged queue, which a crash may lose',
       'make the queue durable'
     );
   end if;
-  -- Afterwards: one that ended while we waited for its lock is in the archive.
+  -- After the locks: a message that finished meanwhile is in the archive.
   select
     coalesce(
       array_agg(row(null, a.id, null, a.status, null, null, null)::notifyq.dependency), '{}'
@@ -95,7 +88,7 @@ begin
       message = format('there is no message %s to run after', coalesce(v_lost::text, 'null')),
       hint = 'its id is wrong, it is not committed yet, or the archive does not keep it any more';
   end if;
-  -- How a message ended is for those to know who may publish into its queue or consume from it.
+  -- Only publishers and consumers of its queue, and readers, may learn how a message ended.
   if exists (select from messages.queue_grant) and not notifyq.has_role('notifyq_reader') then
     foreach v_queue in array v_queues || v_ended_queues
     loop
@@ -108,17 +101,12 @@ begin
 end;
 $$;
 
--- Note what messages wait for that were published just now, and end the wait for what has ended.
+-- Add dependencies of messages that were just published, and resolve those on finished ones.
 create or replace function notifyq.add_dependencies(
-  ids bigint[],
-  after bigint[],
-  on_failure text,
-  due timestamptz,
-  delay interval,
+  ids bigint[], after bigint[], on_failure text, due timestamptz, delay interval,
   ended notifyq.dependency[]
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   insert into notifyq.dependency (message_id, after_id, position, on_failure, available_at, delay)
@@ -137,13 +125,9 @@ end;
 $$;
 
 create or replace function messages.dependencies(id bigint)
-  returns setof messages.message_report
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.message_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_barred text[] := case
@@ -163,15 +147,13 @@ begin
   order by d.position;
 end;
 $$;
-comment on function messages.dependencies(bigint) is
-  'What a message waits for or has waited for, in the order of its publication: the state of each, '
-  'or how it ended, with its result. Of one in a queue from which the caller may not consume '
-  'without details and result. None once the message itself has succeeded.';
+comment on function messages.dependencies is
+  'Messages that a message waits for or has waited for, in the order given when it was published: '
+  'the state of each, or how it ended, with its result. Details and result are left out for '
+  'queues from which the caller may not consume. None once the message itself has succeeded.';
 
 create or replace function messages.unblock(id bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
@@ -189,38 +171,31 @@ begin
   if not found then
     return false;
   end if;
-  delete from notifyq.dependency as d
-  where d.message_id = unblock.id
-    and d.status is null;
+  delete from notifyq.dependency as d where d.message_id = unblock.id and d.status is null;
   select q.* into v_queue from messages.queue as q where q.name = v_name;
   perform notifyq.notify_queue(v_queue, unblock.id::text);
   return true;
 end;
 $$;
-comment on function messages.unblock(bigint) is
-  'Make a message due now that waits for others, whether or not they have ended. False: it waits '
-  'for none. To give it up instead, cancel() it.';
+comment on function messages.unblock is
+  'Make a message due now that waits for others, finished or not. False: it waits for none. To '
+  'give it up instead, cancel() it.';
 
--- Resolve: what the end of messages means for those that wait for them.
+-- Resolve: what the end of messages means for their dependents.
 --
--- A chain of any length is resolved at once and not link by link. Rows of messages are locked in id
--- order before anything changes; who is to be cancelled has no other way out, as nobody claims what
--- waits for others.
+-- A chain of any length is resolved at once, not link by link. Rows of messages are locked in id
+-- order before anything changes. A message that is to be cancelled cannot escape meanwhile: waiting
+-- for others, it cannot be claimed.
 
--- Lock what waits for these messages; tell what is to be cancelled with them, and for which one.
+-- Lock the dependents of these messages; return those to be cancelled, and for each the message
+-- that causes it.
 create or replace function notifyq.lock_dependents(
-  ids bigint[],
-  statuses messages.message_status[],
-  out doomed bigint[],
-  out causes bigint[]
+  ids bigint[], statuses messages.message_status[], out cancelled bigint[], out causes bigint[]
 )
   language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
-  -- Which archive() has switched off: all that waits for anything would be read.
-  set enable_nestloop = on
-  set lock_timeout = '200ms'
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  -- archive() has it off: all dependencies would be read.
+  set enable_nestloop = on set lock_timeout = '200ms'
 as $$
 declare
   v_waiting bigint[];
@@ -231,7 +206,7 @@ begin
     begin
       v_locked := '{}';
       loop
-        with recursive doomed (id, cause) as (
+        with recursive cancelled (id, cause) as (
           select d.message_id, u.id
           from unnest(lock_dependents.ids, lock_dependents.statuses) as u (id, status)
           join notifyq.dependency as d on d.after_id = u.id
@@ -240,21 +215,21 @@ begin
             and d.on_failure = 'cancel'
           union
           select d.message_id, o.cause
-          from doomed as o
+          from cancelled as o
           join notifyq.dependency as d on d.after_id = o.id
           where d.status is null
             and d.on_failure = 'cancel'
         )
         select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
-        into lock_dependents.doomed, lock_dependents.causes
-        from (select d.id, min(d.cause) as cause from doomed as d group by d.id) as o;
+        into lock_dependents.cancelled, lock_dependents.causes
+        from (select d.id, min(d.cause) as cause from cancelled as d group by d.id) as o;
         v_waiting := array(
           select distinct d.message_id from notifyq.dependency as d
-          where d.after_id = any (lock_dependents.ids || lock_dependents.doomed)
+          where d.after_id = any (lock_dependents.ids || lock_dependents.cancelled)
             and d.status is null
           order by d.message_id
         );
-        -- What is locked gets nobody any more who waits for it; but meanwhile it may have.
+        -- Locked messages get no new dependents, but may have got some before.
         exit when v_waiting = v_locked;
         perform from messages.message as m
         where m.id = any (v_waiting)
@@ -264,12 +239,12 @@ begin
       end loop;
       exit;
     exception
-      -- Those that came later may be older than what is locked: begin again without any, as
-      -- whoever holds them may wait for those.
+      -- New ones may have smaller ids than locked ones: release all locks and begin again, as the
+      -- transactions that hold those may wait for these.
       when lock_not_available then
         v_tries := v_tries + 1;
-        -- What the transaction locked before is kept: the server is to find who waits in a ring,
-        -- for which one must wait longer than its deadlock_timeout.
+        -- Locks from earlier in the transaction are kept; to detect a deadlock with them the server
+        -- needs a wait longer than its deadlock_timeout.
         if v_tries >= 10 then
           perform set_config('lock_timeout', '0', true);
         end if;
@@ -279,36 +254,32 @@ end;
 $$;
 
 create or replace function notifyq.resolve_dependencies(
-  ids bigint[],
-  statuses messages.message_status[]
+  ids bigint[], statuses messages.message_status[]
 )
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  -- All rows are found by their ids. Those are thought to be few: a nested loop would compare each
-  -- with each.
-  set enable_nestloop = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off
+  -- All rows are found by id. The planner expects few, and a nested loop would compare each with
+  -- each.
+  set enable_nestloop = off set jit = off
 as $$
 declare
-  v_doomed bigint[];
+  v_cancelled bigint[];
   v_causes bigint[];
   v_due bigint[];
 begin
-  select l.doomed, l.causes into v_doomed, v_causes
+  select l.cancelled, l.causes into v_cancelled, v_causes
   from notifyq.lock_dependents(ids, statuses) as l;
   with ended as (
     select u.id, u.status from unnest(ids, statuses) as u (id, status)
     union all
-    select u.id, 'rejected' from unnest(v_doomed) as u (id)
+    select u.id, 'rejected' from unnest(v_cancelled) as u (id)
   ),
   marked as (
     update notifyq.dependency as d
     set status = e.status
     from ended as e
     where d.after_id = e.id
-      and d.after_id = any (ids || v_doomed)
+      and d.after_id = any (ids || v_cancelled)
       and d.status is null
     returning d.message_id, d.available_at, d.delay,
       case when e.status <> 'success' then d.on_failure end as failing
@@ -323,7 +294,7 @@ begin
   freed as (
     update messages.message as m
     set blockers = nullif(m.blockers - c.ended, 0),
-      -- The trigger `schedule` makes it scheduled where it is not due.
+      -- The trigger `schedule` makes it scheduled if it is not due.
       state = 'waiting',
       available_at = case
         when m.blockers > c.ended then m.available_at
@@ -336,16 +307,16 @@ begin
     returning m.id, m.state
   )
   select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
-  if v_doomed <> '{}' then
+  if v_cancelled <> '{}' then
     perform notifyq.archive(
       array_agg(m.id), array_agg(m.lock_token),
       array_agg('rejected'::messages.message_status),
-      array_agg(format('cancelled: it was to run after message %s, which died', u.cause)),
+      array_agg(format('cancelled: it waited for message %s, which did not succeed', u.cause)),
       state => 'scheduled'
     )
-    from unnest(v_doomed, v_causes) as u (id, cause)
+    from unnest(v_cancelled, v_causes) as u (id, cause)
     join messages.message as m on m.id = u.id
-    where m.id = any (v_doomed);
+    where m.id = any (v_cancelled);
   end if;
   perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(m.id)))
   from messages.message as m
@@ -355,18 +326,15 @@ begin
 end;
 $$;
 
--- Called by the trigger `died` for all that is archived, while anything waits for anything.
+-- For the trigger of the archive, while there are dependencies.
 create or replace function notifyq.settle_dependencies(
-  ids bigint[],
-  statuses messages.message_status[]
+  ids bigint[], statuses messages.message_status[]
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
   set enable_seqscan = off
-  -- Which those that call archive() may have switched off, and that holds for the triggers of what
-  -- it writes: all that waits for anything would be read in its order.
-  set enable_sort = on
-  set jit = off
+  -- Callers of archive() may have it off, and settings hold for triggers as well: all dependencies
+  -- would be read in order.
+  set enable_sort = on set jit = off
 as $$
 begin
   if exists (
@@ -374,7 +342,7 @@ begin
   ) then
     perform notifyq.resolve_dependencies(ids, statuses);
   end if;
-  -- A dead message may be published again, and reads the results of others then.
+  -- Dependencies of a dead message stay: it may be published again, and then reads their results.
   delete from notifyq.dependency as d
   where d.message_id = any (
     array(select u.id from unnest(ids, statuses) as u (id, status) where u.status = 'success')
@@ -382,17 +350,14 @@ begin
 end;
 $$;
 
--- Redirect: what becomes of waits for others whose message came back, or is gone unnoticed.
+-- Redirect: dependencies on messages that are redriven or gone.
 
--- What is held for a dead message waits for the one that it was published again as. And one that
--- waited itself does so again, as far as those are published again too, so that a chain that is
--- redriven keeps its order; a dead one that is not redriven holds nothing up any more.
+-- Messages held for a dead message wait for its redriven one. A redriven message that itself waited
+-- does so again, for the redriven ones of its predecessors: a redriven chain keeps its order. A
+-- dead predecessor that is not redriven holds nothing up.
 create or replace function notifyq.redirect_dependents(dead bigint[], again bigint[])
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
   perform from messages.message as m
@@ -420,14 +385,12 @@ begin
     d.delay, d.on_failure
   from unnest(dead, again) as u (dead, again)
   join notifyq.dependency as d on d.message_id = u.dead
-  -- The one that was published last for it.
+  -- The last redriven message of it.
   cross join lateral (
     with recursive hop (id) as (
       select d.after_id
       union all
-      select r.message_id
-      from hop as h
-      join notifyq.redrive as r on r.archive_id = h.id
+      select r.message_id from hop as h join notifyq.redrive as r on r.archive_id = h.id
     )
     select max(h.id) as id from hop as h
   ) as l
@@ -448,17 +411,14 @@ begin
 end;
 $$;
 
--- Look at some more of the dependencies, from where this session stopped last: end those on
--- messages that are gone unnoticed, and remove those of messages that are gone themselves.
+-- Check more dependencies, from where this session stopped last: resolve those on messages that are
+-- gone, and delete those of messages that are gone.
 create or replace function notifyq.sweep_dependencies(quantity bigint)
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  v_place bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
+  v_position bigint[] := nullif(current_setting('notifyq.swept', true), '')::bigint[];
   v_swept notifyq.dependency[];
   v_gone bigint[];
 begin
@@ -467,7 +427,7 @@ begin
   end if;
   v_swept := array(
     select d from notifyq.dependency as d
-    where (d.message_id, d.after_id) > (coalesce(v_place[1], 0), coalesce(v_place[2], 0))
+    where (d.message_id, d.after_id) > (coalesce(v_position[1], 0), coalesce(v_position[2], 0))
     order by d.message_id, d.after_id
     limit sweep_dependencies.quantity
   );

@@ -1,4 +1,4 @@
--- Finish: end a lock with an outcome. Every call shows the token of the lock that it means.
+-- Finish: end a lock with an outcome; every call must show the token of the lock.
 --
 -- raises: NQ003 invalid argument
 
@@ -9,9 +9,7 @@ create or replace function messages.finish_many(
   details text[] default null,
   results jsonb[] default null
 )
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -28,11 +26,9 @@ begin
     as a (id);
 end;
 $$;
-comment on function messages.finish_many(
-  bigint[], bigint[], messages.message_status[], text[], jsonb[]
-) is
-  'Finish several locked messages at once and return the ids that were; an id that is missing lost '
-  'its lock, and nothing changed for it.';
+comment on function messages.finish_many is
+  'Finish several locked messages at once and return their ids. If an id is missing, its lock was '
+  'lost and nothing changed for it.';
 
 create or replace function messages.finish(
   id bigint,
@@ -41,9 +37,7 @@ create or replace function messages.finish(
   details text default null,
   result jsonb default null
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -60,38 +54,26 @@ begin
   );
 end;
 $$;
-comment on function messages.finish(bigint, bigint, messages.message_status, text, jsonb) is
+comment on function messages.finish is
   'Move a locked message to the archive. False: the lock was lost, and nothing changed.';
 
--- The caller has screened the ids, or goes by what all may know: each message that is still locked
--- under its token is put back, or archived where this was its last attempt.
+-- Retry messages that are still locked under their tokens: put them back, or archive those whose
+-- last attempt this was. The caller has checked access.
 create or replace function notifyq.retry_locked(
-  ids bigint[],
-  lock_tokens bigint[],
-  delays interval[],
-  details text[],
-  statuses messages.message_status[],
-  error_types text[] default null,
-  errors text[] default null,
-  tracebacks text[] default null,
-  give_ups boolean[] default null,
-  out id bigint,
-  out max_attempts integer,
-  out delay interval
+  ids bigint[], lock_tokens bigint[], delays interval[], details text[],
+  statuses messages.message_status[], error_types text[] default null, errors text[] default null,
+  tracebacks text[] default null, give_ups boolean[] default null, out id bigint,
+  out max_attempts integer, out delay interval
 )
-  returns setof record
-  language plpgsql
-  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
-  set enable_seqscan = off
-  -- As in _archive: a nested loop would compare each with each.
-  set enable_nestloop = off
-  set jit = off
+  returns setof record language plpgsql
+  -- As in archive(): rows are locked in id order, and no nested loop.
+  set enable_bitmapscan = off set enable_seqscan = off set enable_nestloop = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_last bigint[];
-  v_last_places integer[];
+  v_last_ordinals integer[];
   v_again bigint[];
   v_queues text[];
   v_delays interval[];
@@ -115,42 +97,42 @@ begin
     order by m.id
     for update of m
   ),
-  places as materialized (
-    -- Somebody may name a message twice.
-    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.place::integer as place
+  listed as materialized (
+    -- A caller may list a message twice.
+    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.ordinal::integer as ordinal
     from unnest(retry_locked.ids, retry_locked.lock_tokens) with ordinality
-      as u (id, lock_token, place)
+      as u (id, lock_token, ordinal)
   ),
   failing as materialized (
-    select h.*, p.place,
-      h.backoff is null or h.attempts >= h.most or coalesce(retry_locked.give_ups[p.place], false)
+    select h.*, p.ordinal,
+      h.backoff is null or h.attempts >= h.most or coalesce(retry_locked.give_ups[p.ordinal], false)
         as ends,
       coalesce(
-        retry_locked.delays[p.place], notifyq.backoff(h.backoff, h.backoff_max, h.attempts)
+        retry_locked.delays[p.ordinal], notifyq.backoff(h.backoff, h.backoff_max, h.attempts)
       ) as delay
     from held as h
-    join places as p on p.id = h.id and p.lock_token = h.lock_token
+    join listed as p on p.id = h.id and p.lock_token = h.lock_token
   ),
   noted as (
     insert into messages.attempt (
       message_id, lock_token, locked_at, retry_at, number, status, queue, handled_by, error_type,
       details, traceback
     )
-    -- Texts are cut, as they come from programs that may write anything.
+    -- Texts are cut: programs may give anything.
     select f.id, f.lock_token, f.locked_at, v_now + greatest(f.delay, interval '0'), f.attempts,
-      retry_locked.statuses[f.place], f.queue, f.locked_by,
-      left(retry_locked.error_types[f.place], 200),
-      left(coalesce(retry_locked.errors[f.place], retry_locked.details[f.place]), 8000),
-      left(retry_locked.tracebacks[f.place], 32000)
+      retry_locked.statuses[f.ordinal], f.queue, f.locked_by,
+      left(retry_locked.error_types[f.ordinal], 200),
+      left(coalesce(retry_locked.errors[f.ordinal], retry_locked.details[f.ordinal]), 8000),
+      left(retry_locked.tracebacks[f.ordinal], 32000)
     from failing as f
     where not f.ends
   )
-  select array_agg(f.id) filter (where f.ends), array_agg(f.place) filter (where f.ends),
+  select array_agg(f.id) filter (where f.ends), array_agg(f.ordinal) filter (where f.ends),
     array_agg(f.id) filter (where not f.ends), array_agg(f.queue) filter (where not f.ends),
     array_agg(f.delay) filter (where not f.ends),
-    array_agg(retry_locked.details[f.place]) filter (where not f.ends),
+    array_agg(retry_locked.details[f.ordinal]) filter (where not f.ends),
     array_agg(f.most) filter (where f.ends), array_agg(f.most) filter (where not f.ends)
-  into v_last, v_last_places, v_again, v_queues, v_delays, v_details, v_last_most, v_again_most
+  into v_last, v_last_ordinals, v_again, v_queues, v_delays, v_details, v_last_most, v_again_most
   from failing as f;
   if v_again is not null then
     update messages.message as m
@@ -169,24 +151,26 @@ begin
   end if;
   if v_last is not null then
     perform notifyq.archive(
-      v_last, array_agg(retry_locked.lock_tokens[p.place] order by p.number),
-      array_agg(retry_locked.statuses[p.place] order by p.number),
-      array_agg(retry_locked.details[p.place] order by p.number)
+      v_last, array_agg(retry_locked.lock_tokens[p.ordinal] order by p.number),
+      array_agg(retry_locked.statuses[p.ordinal] order by p.number),
+      array_agg(retry_locked.details[p.ordinal] order by p.number)
     )
-    from unnest(v_last_places) with ordinality as p (place, number);
-    -- The trigger of the archive has noted these attempts, and knows nothing of the error.
+    from unnest(v_last_ordinals) with ordinality as p (ordinal, number);
+    -- The trigger of the archive has recorded these attempts, without the error.
     update messages.attempt as a
-    set error_type = left(retry_locked.error_types[p.place], 200),
-      details = left(coalesce(retry_locked.errors[p.place], retry_locked.details[p.place]), 8000),
-      traceback = left(retry_locked.tracebacks[p.place], 32000)
-    from unnest(v_last_places) as p (place)
+    set error_type = left(retry_locked.error_types[p.ordinal], 200),
+      details = left(
+        coalesce(retry_locked.errors[p.ordinal], retry_locked.details[p.ordinal]), 8000
+      ),
+      traceback = left(retry_locked.tracebacks[p.ordinal], 32000)
+    from unnest(v_last_ordinals) as p (ordinal)
     where a.message_id = any (v_last)
-      and a.message_id = retry_locked.ids[p.place]
-      and a.lock_token = retry_locked.lock_tokens[p.place]
+      and a.message_id = retry_locked.ids[p.ordinal]
+      and a.lock_token = retry_locked.lock_tokens[p.ordinal]
       and a.ended_at >= transaction_timestamp()
       and concat(
-        retry_locked.error_types[p.place], retry_locked.errors[p.place],
-        retry_locked.tracebacks[p.place]
+        retry_locked.error_types[p.ordinal], retry_locked.errors[p.ordinal],
+        retry_locked.tracebacks[p.ordinal]
       ) <> '';
   end if;
   return query
@@ -196,10 +180,10 @@ begin
 end;
 $$;
 
--- Once for each queue. Whoever sleeps must know when to look, and who attends looks all the time.
+-- Once for each queue. Messages due in less than a minute notify as well: sleeping workers must
+-- know when to poll. Workers that suppress notifications poll anyway.
 create or replace function notifyq.notify_requeued(ids bigint[], queues text[], delays interval[])
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_name text;
@@ -217,7 +201,7 @@ begin
       and pg_try_advisory_xact_lock_shared(notifyq.suppression_key(v_name))
     then
       perform notifyq.notify_queue(notifyq.find_queue(v_name), notifyq.compact_ids(v_near));
-    elsif exists (select from notifyq.flow as f where f.is_held) then
+    elsif exists (select from notifyq.limit_turn as f where f.is_blocked) then
       perform notifyq.notify_freed(array[v_name], v_all);
     end if;
   end loop;
@@ -238,9 +222,7 @@ create or replace function messages.retry_many(
   out max_attempts integer,
   out delay interval
 )
-  returns setof record
-  language plpgsql
-  security definer
+  returns setof record language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -255,7 +237,7 @@ begin
     where u.length <> v_count
   ) then
     perform notifyq.raise_invalid(
-      'ids, lock_tokens and all that is given must have the same length'
+      'ids, lock_tokens and all other arrays must have the same length'
     );
   end if;
   perform notifyq.check_duration('delay', u.delay)
@@ -270,21 +252,18 @@ begin
     ids, lock_tokens, delays, details,
     array(
       select coalesce(u.status, 'failed')
-      from unnest(lock_tokens, statuses) with ordinality as u (lock_token, status, place)
-      order by u.place
+      from unnest(lock_tokens, statuses) with ordinality as u (lock_token, status, ordinal)
+      order by u.ordinal
     ),
     error_types, errors, tracebacks, give_ups
   ) as r;
 end;
 $$;
-comment on function messages.retry_many(
-  bigint[], bigint[], interval[], text[], messages.message_status[], text[], text[], text[],
-  boolean[]
-) is
+comment on function messages.retry_many is
   'retry() for several messages at once: each array is null or has a value for each of ids. '
-  'Returns the ids that were still locked under their token, each with how many attempts it has '
-  'and after what delay the next one comes: null where it is archived. Wakes the workers of each '
-  'queue once.';
+  'Returns the ids that were still locked under their tokens, with the number of attempts that '
+  'each has, and the delay before the next one: null if it was archived. Notifies each queue '
+  'once.';
 
 create or replace function messages.retry(
   id bigint,
@@ -297,9 +276,7 @@ create or replace function messages.retry(
   traceback text default null,
   give_up boolean default false
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -314,11 +291,9 @@ begin
   );
 end;
 $$;
-comment on function messages.retry(
-  bigint, bigint, interval, text, messages.message_status, text, text, text, boolean
-) is
-  'End an attempt that failed: the message waits for delay (null: the backoff of its queue) and is '
-  'handed out again, or is archived with status once its attempts are used up, or at once with '
-  'give_up. How many it has is said by the message, else by the handler that claimed it, else by '
-  'the queue. The class, text and traceback of the error are for messages.attempts(); without '
-  'error that has the details. False: the lock was lost, and nothing changed.';
+comment on function messages.retry is
+  'End an attempt that failed. The message waits for delay (null: the backoff of its queue) and '
+  'can then be claimed again; after its last attempt, or with give_up, it is archived with '
+  'status. Its number of attempts is set by the message, else by the handler that claimed it, '
+  'else by the queue. Class, text and traceback of the error are kept for messages.attempts(), '
+  'with details instead of a missing error. False: the lock was lost, and nothing changed.';

@@ -1,21 +1,20 @@
--- Owned: messages that belong to a session, and wait().
+-- Owned: messages that a session owns, and wait().
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ018 nothing
 -- waited for
 
--- An owned message is locked without an end. Whose it is says locked_by: `<worker>:<pid>.<number>`,
--- where the session with this pid holds the advisory lock (730542, number) for as long as it lasts.
--- A session that died has left its row in owner_session and no lock, and whoever looks next, the
--- upkeep or somebody who waits, puts back what it owned. What the session itself knows is in its
--- setting notifyq.owned: empty, or `none`, or `<id>:<token>`; it goes back with a transaction.
+-- An owned message has a lock without an end. Its locked_by is `<worker>:<pid>.<number>`: the
+-- session with this pid holds the advisory lock (730542, number) until it ends. A session that has
+-- ended leaves its row in owner_session but no lock: maintenance, or the next session that waits,
+-- puts back what it owned. The session's own state is in its setting notifyq.owned: empty, `none`
+-- or `<id>:<token>`; it is rolled back with its transaction.
 
--- What distinguishes this session from all others, those before it with the same pid included.
+-- Identifies this session, also among earlier ones with the same pid.
 create or replace function notifyq.own_session()
-  returns text
-  language plpgsql
+  returns text language plpgsql
 as $$
 declare
-  -- It may have it from a transaction that was rolled back: such a lock stays.
+  -- It may have a lock from a transaction that was rolled back: such a lock stays.
   v_number integer := (
     select l.objid::bigint::integer
     from pg_locks as l
@@ -42,10 +41,9 @@ begin
 end;
 $$;
 
--- `none` or `<id>:<token>`, split; the session waits no more.
+-- Return the id and token of the owned message, null for `none`, and end the ownership.
 create or replace function notifyq.leave_owned()
-  returns bigint[]
-  language plpgsql
+  returns bigint[] language plpgsql
 as $$
 declare
   v_owned text := coalesce(current_setting('notifyq.owned', true), '');
@@ -53,8 +51,8 @@ begin
   if v_owned = '' then
     raise exception using
       errcode = 'NQ018',
-      message = 'this session owns no message, and has not waited for one',
-      hint = 'call messages.wait(array[''default'']) first, on this very connection';
+      message = 'this session has not waited for a message',
+      hint = 'call messages.wait(array[''default'']) first, on the same connection';
   end if;
   perform set_config('notifyq.owned', '', false);
   return case when v_owned <> 'none' then string_to_array(v_owned, ':')::bigint[] end;
@@ -62,9 +60,7 @@ end;
 $$;
 
 create or replace function messages.owned()
-  returns setof messages.message
-  language plpgsql
-  security definer
+  returns setof messages.message language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
@@ -82,18 +78,16 @@ begin
     and m.queue <> all (notifyq.barred_queues());
 end;
 $$;
-comment on function messages.owned() is
-  'The message that this session owns; no row if it has waited in vain, or has ended the message. '
-  'Raises NQ018 if it has not waited.';
+comment on function messages.owned is
+  'The message that this session owns; no row if the wait found none, or the message is finished. '
+  'Raises NQ018 if the session has not waited.';
 
 create or replace function messages.finish_owned(
   status messages.message_status default 'success',
   details text default null,
   result jsonb default null
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -102,14 +96,12 @@ begin
   return messages.finish(v_key[1], v_key[2], status, details, result);
 end;
 $$;
-comment on function messages.finish_owned(messages.message_status, text, jsonb) is
-  'Move the message that this session owns to the archive. False: it owns none, or has ended it '
-  'already. The next wait does the same. Raises NQ018 if it has not waited.';
+comment on function messages.finish_owned is
+  'Move the message that this session owns to the archive. False: it owns none, or has finished '
+  'it already. The next wait does the same. Raises NQ018 if the session has not waited.';
 
 create or replace function messages.release_owned(delay interval default null)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -118,49 +110,41 @@ begin
   return messages.release(v_key[1], v_key[2], delay);
 end;
 $$;
-comment on function messages.release_owned(interval) is
-  'Put the message that this session owns back in its old place, at once or after delay, as if it '
-  'had not been handed out; whoever waits is woken. False: it owns none, or has ended it already. '
-  'Raises NQ018 if it has not waited.';
+comment on function messages.release_owned is
+  'Put the message that this session owns back in its old position, at once or after delay, as if '
+  'it had not been claimed, and notify workers. False: it owns none, or has finished it already. '
+  'Raises NQ018 if the session has not waited.';
 
 create or replace function notifyq.claim_owned(
-  queues text[],
-  filters jsonpath[] default null,
-  worker text default null,
-  is_again boolean default false,
-  out place integer,
-  out id bigint,
-  out lock_token bigint,
-  out queue text,
-  out message jsonb
+  queues text[], filters jsonpath[] default null, worker text default null,
+  is_again boolean default false, out index integer, out id bigint, out lock_token bigint,
+  out queue text, out message jsonb
 )
-  language plpgsql
-  security definer
+  language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
 begin
-  perform notifyq.note_newest();
+  perform notifyq.remember_newest_id();
   if not is_again then
     if current_setting('notifyq.owned', true) like '%:%' then
       perform messages.finish_owned();
     end if;
     perform notifyq.check_filters(queues, filters);
-    perform notifyq.find_queue(u.name) from unnest(queues) as u (name);
     perform set_config('notifyq.owned', 'none', false);
   end if;
   perform notifyq.return_orphaned();
-  for v_place in 1 .. cardinality(queues) loop
+  for v_index in 1 .. cardinality(queues) loop
     begin
       select c.id, c.lock_token, c.queue, c.message
       into claim_owned.id, claim_owned.lock_token, claim_owned.queue, claim_owned.message
-      from messages.claim(array[queues[v_place]], filter => filters[v_place]) as c;
+      from messages.claim(array[queues[v_index]], filter => filters[v_index]) as c;
     exception
       when sqlstate 'NQ001' then
         if not is_again then
           raise;
         end if;
-        -- One that was dropped meanwhile may be made again.
+        -- The queue was dropped meanwhile, and may be created again.
         continue;
     end;
     continue when claim_owned.id is null;
@@ -171,35 +155,34 @@ begin
     perform set_config(
       'notifyq.owned', format('%s:%s', claim_owned.id, claim_owned.lock_token), false
     );
-    place := v_place;
+    index := v_index;
     return;
   end loop;
 end;
 $$;
-comment on function notifyq.claim_owned(text[], jsonpath[], text, boolean) is
-  'What messages.wait() does in one look, without waiting: finish what this session owns, and hand '
-  'it a message of the first of queues that has one, which it owns from then on. filters has a '
-  'JSON path predicate for each of the queues, see claim(); a queue may be listed more than once. '
-  'Returns the place in the list, from 1 on, and the message; nulls if there is none. is_again is '
-  'for wait() alone: nothing is checked or finished, and queues that are gone are left out. Raises '
-  'NQ001 for an unknown queue, NQ003 for filters that are none, and NQ007 for a queue from which '
-  'the caller may not consume.';
+comment on function notifyq.claim_owned is
+  'One poll of messages.wait(), without waiting: finish what this session owns, and give it a '
+  'message of the first of queues that has one. filters has a JSON path predicate for each of the '
+  'queues, see claim(); a queue may be listed more than once. Returns the index in the list, from '
+  '1, and the message; nulls if there is none. is_again is for wait() only: nothing is checked or '
+  'finished, and dropped queues are skipped. Raises NQ001 for an unknown queue, NQ003 for invalid '
+  'filters, and NQ007 for a queue from which the caller may not consume.';
 
 -- Wait: block until there is a message, and own it.
 --
--- A procedure, since it commits: what was owned before is finished for good before it blocks, and
--- while it blocks no transaction is older than a pause. A procedure that commits can have neither
--- the rights of its owner nor a search path, so it names all with its schema.
+-- A procedure, as it commits: what was owned is finished before it blocks, and while it blocks no
+-- transaction is older than one pause. A procedure that commits can have neither the rights of its
+-- owner nor a search path, so it names everything with its schema.
 --
--- A session that runs a statement cannot hear a bell, so it looks again: after 1 ms, then after
--- longer and longer pauses, up to 50 ms. Clients that can listen do better.
+-- A session that runs a statement receives no notifications, so it polls: after 1 ms, then after
+-- growing pauses of up to 50 ms. Clients that can LISTEN do better.
 
 create or replace procedure messages.wait(
   queues text[],
   timeout interval default '1 minute',
   filters jsonpath[] default null,
   worker text default null,
-  inout place integer default null,
+  inout index integer default null,
   inout id bigint default null,
   inout lock_token bigint default null,
   inout queue text default null,
@@ -217,7 +200,7 @@ begin
     perform messages.finish_owned();
     commit;
   end if;
-  -- In seconds, and not more than a thousand years: other intervals have instants overflow.
+  -- In seconds, and up to a thousand years: other intervals would overflow.
   v_end := pg_catalog.clock_timestamp() operator(pg_catalog.+) pg_catalog.make_interval(
     secs => greatest(
       least(extract(epoch from timeout)::pg_catalog.float8, 31557600000::pg_catalog.float8),
@@ -227,7 +210,7 @@ begin
   v_found := notifyq.claim_owned(queues, filters, worker);
   loop
     commit;
-    exit when v_found.place is not null;
+    exit when v_found.index is not null;
     v_left := extract(
       epoch from v_end operator(pg_catalog.-) pg_catalog.clock_timestamp()
     )::pg_catalog.float8;
@@ -239,28 +222,24 @@ begin
     commit;
     v_found := notifyq.claim_owned(queues, filters, worker, true);
   end loop;
-  place := coalesce(v_found.place, 0);
+  index := coalesce(v_found.index, 0);
   id := v_found.id;
   lock_token := v_found.lock_token;
   queue := v_found.queue;
   message := v_found.message;
 end;
 $$;
-comment on procedure messages.wait(
-  text[], interval, jsonpath[], text, integer, bigint, bigint, text, jsonb
-) is
-  'Finish what this session owns, wait up to timeout (null: for ever) until one of queues has a '
-  'message, and own that: `call messages.wait(array[''high'', ''low''])`. Nobody else gets it, for '
-  'as long as this session lasts: it is ended by finish_owned(), by the next wait, or by finish() '
-  'and the like with its lock_token, and is back in its old place with release_owned(), or within '
-  'two seconds after the session is gone while a worker or another session that waits or claims is '
-  'there, else with the next maintenance: not counted where its queue allows one attempt, and as '
-  'an attempt where it allows several, after the last of which the message is dead. filters has a '
-  'JSON path predicate for each of the queues, see claim(); a queue may be listed more than once. '
-  'Returns in place which of the queues it is, from 1 on, and 0 after timeout, when there is no id '
-  'and no '
-  'message; owned() has all of it. It '
-  'commits, so it must not be called inside a transaction, and it looks every 50 ms. Not through '
-  'a pooler that lends a session for one transaction. Raises NQ001 for an unknown queue, and does '
-  'not mind one that is dropped later; NQ003 for filters that are none; NQ007 for a queue from '
-  'which the caller may not consume.';
+comment on procedure messages.wait is
+  'Finish what this session owns, wait up to timeout (null: without limit) until one of queues '
+  'has a message, and own that: `call messages.wait(array[''high'', ''low''])`. No other session '
+  'gets it while this session lasts. finish_owned(), the next wait, or finish() with its '
+  'lock_token ends it; release_owned() puts it back. After the end of the session it is put back '
+  'within two seconds while a worker, or another session that waits or claims, is running, else '
+  'by the next maintenance. That counts as an attempt only where its queue allows several; after '
+  'the last one the message is dead. filters has a JSON path predicate for each of the queues, '
+  'see claim(); a queue may be listed more than once. Returns in index which of the queues it is, '
+  'from 1; after timeout 0, and no id and no message; owned() has the whole message. It commits, '
+  'so it cannot be called inside a transaction; it polls every 50 ms. Not through a pooler that '
+  'lends a session for one transaction. Raises NQ001 for an unknown queue, but ignores one that '
+  'is dropped later; NQ003 for invalid filters; NQ007 for a queue from which the caller may not '
+  'consume.';

@@ -1,11 +1,71 @@
--- Policy: what a queue may be like, and what is kept for one with limits.
+-- Policy: options of a queue, their checks, and what depends on them.
 --
 -- raises: NQ003 invalid argument, NQ009 open transactions
 
--- A name of a queue, a stream or a subscriber.
+-- A queue with default options: the defaults of the columns, and the retention of the archive.
+create or replace function notifyq.default_queue(name text)
+  returns messages.queue language sql stable
+as $$
+  select jsonb_populate_record(null::messages.queue, jsonb_build_object(
+    'name', name, 'lock_duration', '1 minute', 'max_attempts', 1, 'backoff', '2 seconds',
+    'backoff_max', '5 minutes', 'notify', 'auto', 'paused', false, 'retention',
+    coalesce((select p.retention from messages.archive_policy as p), '30 days'),
+    'max_bytes', 1048576, 'rate_period', '1 second', 'key_rate_period', '1 second',
+    'ordered', false, 'fair', false, 'overflow', 'reject', 'durable', true
+  ));
+$$;
+
+-- A queue with some options changed, checked. Null leaves an option as it is; 0 stands for no limit
+-- and for no retention_dead, the type - for no type and the schema {} for no schema.
+create or replace function notifyq.set_options(queue messages.queue, options jsonb)
+  returns messages.queue language plpgsql
+as $$
+declare
+  v_queue messages.queue := jsonb_populate_record(queue, jsonb_strip_nulls(options));
+begin
+  v_queue.concurrency := nullif(v_queue.concurrency, 0);
+  v_queue.key_concurrency := nullif(v_queue.key_concurrency, 0);
+  v_queue.rate := nullif(v_queue.rate, 0);
+  v_queue.rate_burst := nullif(v_queue.rate_burst, 0);
+  v_queue.key_rate := nullif(v_queue.key_rate, 0);
+  v_queue.key_rate_burst := nullif(v_queue.key_rate_burst, 0);
+  v_queue.capacity := nullif(v_queue.capacity, 0);
+  v_queue.retention_dead := nullif(v_queue.retention_dead, interval '0');
+  v_queue.payload_type := nullif(v_queue.payload_type, '-');
+  v_queue.payload_schema := notifyq.schema_text(v_queue.payload_schema::jsonb);
+  perform notifyq.check_policy(v_queue);
+  return v_queue;
+end;
+$$;
+
+-- Save the options of a queue, and update what depends on them.
+create or replace function notifyq.save_options(queue messages.queue)
+  returns messages.queue language plpgsql
+as $$
+declare
+  v_queue messages.queue;
+begin
+  update messages.queue as q
+  set lock_duration = queue.lock_duration, max_attempts = queue.max_attempts,
+    backoff = queue.backoff, backoff_max = queue.backoff_max, notify = queue.notify,
+    retention = queue.retention, retention_dead = queue.retention_dead,
+    max_bytes = queue.max_bytes, concurrency = queue.concurrency,
+    key_concurrency = queue.key_concurrency, rate = queue.rate, rate_period = queue.rate_period,
+    rate_burst = queue.rate_burst, key_rate = queue.key_rate,
+    key_rate_period = queue.key_rate_period, key_rate_burst = queue.key_rate_burst,
+    ordered = queue.ordered, fair = queue.fair, capacity = queue.capacity,
+    overflow = queue.overflow, durable = queue.durable, payload_type = queue.payload_type,
+    payload_schema = queue.payload_schema
+  where q.name = save_options.queue.name
+  returning * into v_queue;
+  perform notifyq.keep_limit_rows(v_queue);
+  return v_queue;
+end;
+$$;
+
+-- The name of a queue, a stream or a subscriber.
 create or replace function notifyq.check_name(kind text, name text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if name is null
@@ -21,12 +81,11 @@ begin
 end;
 $$;
 
--- A bucket is told by an instant, and its tokens are counted in integers: both must have room.
+-- The state of a bucket is an instant, and its tokens are integers: both must stay in range.
 create or replace function notifyq.check_rate(
   name text, rate integer, period interval, burst integer
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_seconds double precision := extract(epoch from period)::double precision;
@@ -45,76 +104,49 @@ end;
 $$;
 
 create or replace function notifyq.check_policy(queue messages.queue)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
-declare
-  v_most integer;
 begin
   perform notifyq.check_name('queue', queue.name);
-  perform notifyq.check_positive('lock_timeout', queue.lock_timeout);
+  perform notifyq.check_positive('lock_duration', queue.lock_duration);
   perform notifyq.check_positive('retention', queue.retention);
   perform notifyq.check_positive('retention_dead', queue.retention_dead);
-  perform notifyq.check_attempts(queue.max_attempts);
+  perform notifyq.check_between('max_attempts', queue.max_attempts, 1, 1000);
   perform notifyq.check_duration('backoff', queue.backoff);
   perform notifyq.check_duration('backoff_max', queue.backoff_max);
   if queue.backoff < interval '0' or queue.backoff_max < queue.backoff then
     perform notifyq.raise_invalid('backoff must not be negative, nor longer than backoff_max');
   end if;
-  if queue.max_bytes not between 4096 and 268435456 then
-    perform notifyq.raise_invalid(
-      format('max_bytes must be between 4096 and 268435456, not %s', queue.max_bytes)
-    );
-  end if;
-  if queue.bell not in ('auto', 'always', 'off') then
-    perform notifyq.raise_invalid(format('bell must be auto, always or off, not %s', queue.bell));
-  end if;
-  if least(
-    queue.concurrency, queue.key_concurrency, queue.rate, queue.rate_burst, queue.key_rate,
-    queue.key_rate_burst, queue.capacity
-  ) < 0 then
-    perform notifyq.raise_invalid(
-      'concurrency, rates, bursts and capacity must not be negative', '0 stands for no limit'
-    );
-  end if;
-  v_most := greatest(
-    queue.concurrency, queue.key_concurrency, queue.rate, queue.rate_burst, queue.key_rate,
-    queue.key_rate_burst, queue.capacity
-  );
-  if v_most > 1000000000 then
-    perform notifyq.raise_invalid(
-      format(
-        'concurrency, rates, bursts and capacity must not be more than 1000000000: %s', v_most
-      ),
-      '0 stands for no limit'
-    );
-  end if;
+  perform notifyq.check_between('max_bytes', queue.max_bytes, 4096, 268435456);
+  perform notifyq.check_choice('notify', queue.notify, '{auto,always,off}');
+  perform notifyq.check_choice('overflow', queue.overflow, '{reject,drop_oldest}');
+  -- The caller has replaced 0, which means no limit.
+  perform notifyq.check_between(l.name, l.value, 0, 1000000000)
+  from (
+    values ('concurrency', queue.concurrency), ('key_concurrency', queue.key_concurrency),
+      ('rate', queue.rate), ('rate_burst', queue.rate_burst), ('key_rate', queue.key_rate),
+      ('key_rate_burst', queue.key_rate_burst), ('capacity', queue.capacity)
+  ) as l (name, value);
   perform notifyq.check_positive('rate_period', queue.rate_period);
   perform notifyq.check_positive('key_rate_period', queue.key_rate_period);
   perform notifyq.check_rate('rate', queue.rate, queue.rate_period, queue.rate_burst);
   perform notifyq.check_rate(
     'key_rate', queue.key_rate, queue.key_rate_period, queue.key_rate_burst
   );
-  if queue.overflow not in ('reject', 'drop_oldest') then
-    perform notifyq.raise_invalid(
-      format('overflow must be reject or drop_oldest, not %s', queue.overflow)
-    );
-  end if;
   perform notifyq.check_payload_policy(queue.payload_type, queue.payload_schema::jsonb);
 end;
 $$;
 
--- Wait for the claims that have seen the queue without a limit, and let none begin until it has
--- one: then all that they have locked is counted. Each holds a lock of the table until its end.
+-- Wait for claims that have read the queue without a limit, and let none begin until it has the
+-- limit: all that they have locked is then counted. A claim holds a lock of the table to its end.
 create or replace function notifyq.await_claims(queue text)
-  returns void
-  language plpgsql
-  -- Whoever comes meanwhile waits as well.
+  returns void language plpgsql
+  -- Later claims wait as well, so this must not take long.
   set lock_timeout = '2s'
 as $$
 begin
   lock table messages.queue in access exclusive mode;
-  update notifyq.flow_state as s
+  update notifyq.limit_state as s
   set counted_at = '-infinity'
   where s.queue = await_claims.queue;
 exception
@@ -123,47 +155,41 @@ exception
 end;
 $$;
 
--- What claims and publishers of a queue share is there while it has limits, and only then.
+-- Keep the rows that claims and publishers of a queue share while it has limits.
 create or replace function notifyq.keep_limit_rows(queue messages.queue)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
+declare
+  v_name constant text := queue.name;
+  v_parts constant text[] := array_remove(array[
+    case when queue.is_limited then 'claim' end, case when queue.capacity > 0 then 'publish' end
+  ], null);
 begin
+  delete from notifyq.limit_turn as t where t.queue = v_name and t.part <> all (v_parts);
+  insert into notifyq.limit_turn (queue, part)
+  select v_name, p.part from unnest(v_parts) as p (part)
+  on conflict on constraint limit_turn_queue_part_pk do nothing;
   if queue.is_limited then
-    insert into notifyq.flow (queue, part) values (keep_limit_rows.queue.name, 'claim')
-    on conflict on constraint flow_queue_part_pk do nothing;
-    insert into notifyq.flow_state (queue, number)
-    select keep_limit_rows.queue.name, 0
-    where not exists (
-      select from notifyq.flow_state as s where s.queue = keep_limit_rows.queue.name
-    );
+    insert into notifyq.limit_state (queue, number)
+    select v_name, 0
+    where not exists (select from notifyq.limit_state as s where s.queue = v_name);
   else
-    delete from notifyq.flow as f
-    where f.queue = keep_limit_rows.queue.name
-      and f.part = 'claim';
-    delete from notifyq.flow_state as s where s.queue = keep_limit_rows.queue.name;
-    delete from notifyq.flow_key as k where k.queue = keep_limit_rows.queue.name;
-    delete from notifyq.flow_charge as c where c.queue = keep_limit_rows.queue.name;
+    delete from notifyq.limit_state as s where s.queue = v_name;
+    delete from notifyq.limit_key as k where k.queue = v_name;
+    delete from notifyq.limit_charge as c where c.queue = v_name;
   end if;
-  if queue.capacity is not null then
-    insert into notifyq.flow (queue, part) values (keep_limit_rows.queue.name, 'publish')
-    on conflict on constraint flow_queue_part_pk do nothing;
-    update notifyq.flow_room as r
-    set number = r.number + 1, room = 0
-    where r.queue = keep_limit_rows.queue.name;
-    if not found then
-      insert into notifyq.flow_room (queue, number, room) values (keep_limit_rows.queue.name, 0, 0);
-    end if;
+  if queue.capacity is null then
+    delete from notifyq.limit_room as r where r.queue = v_name;
   else
-    delete from notifyq.flow as f
-    where f.queue = keep_limit_rows.queue.name
-      and f.part = 'publish';
-    delete from notifyq.flow_room as r where r.queue = keep_limit_rows.queue.name;
+    update notifyq.limit_room as r set number = r.number + 1, room = 0 where r.queue = v_name;
+    if not found then
+      insert into notifyq.limit_room (queue, number, room) values (v_name, 0, 0);
+    end if;
   end if;
   perform notifyq.rebuild_capacity_trigger();
   perform notifyq.rebuild_unlogged_triggers();
   perform notifyq.rebuild_payload_trigger();
-  -- What is in the way of a message now may not be so any more.
+  -- Messages that the old options held back may be free now.
   perform notifyq.notify_waiting(queue);
 end;
 $$;

@@ -1,8 +1,7 @@
--- Publish: one message, or many.
+-- Publish: put one message, or an array of messages, into a queue or a stream.
 --
--- raises: NQ001 queue not found (trigger), NQ002 message not found, NQ003 invalid argument, NQ007
--- no right to the stream, NQ008 too large, NQ024 stream paused, NQ001 queue not found, NQ007 no
--- right to the queue
+-- raises: NQ001 queue not found, NQ002 message not found, NQ003 invalid argument, NQ007 no right to
+-- the queue or stream, NQ008 too large, NQ024 stream paused
 
 create or replace function messages.publish(
   queue text,
@@ -19,24 +18,23 @@ create or replace function messages.publish(
   dedup_window interval default null,
   on_duplicate text default 'keep',
   after bigint[] default null,
-  on_failure text default 'cancel'
+  on_failure text default 'cancel',
+  expires_in interval default null
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-  v_due timestamptz;
+  v_due timestamptz := now();
   v_id bigint;
   v_segment bigint;
   v_room integer;
 begin
-  -- What a lone event costs is what most publishers pay, and each function that a test names is
-  -- looked up once a transaction, asked for or not: so one that needs no other tests is written
-  -- here, in the way of publish_events(), and those that it may need stand apart.
-  select s.segment, s.lone_bytes into v_segment, v_room
+  -- Most publishers pay the price of a single event, and each function that a condition names is
+  -- resolved once per transaction, called or not: an event that needs no further checks is written
+  -- here, as publish_events() would, and the functions for other cases stand apart.
+  select s.segment, s.unchecked_bytes into v_segment, v_room
   from messages.stream as s
   where s.name = publish.queue;
   if v_room is not null then
@@ -50,7 +48,8 @@ begin
       and publish.priority = 0
       and publish.delay is null and publish.available_at is null
       and publish.dedup_key is null and publish.after is null and publish.max_attempts is null
-      -- Asked for what it does besides, see check_events().
+      and publish.expires_in is null
+      -- Called for a side effect, see check_events().
       and pg_relation_is_updatable('notifyq.schema_version', false) is not null
     then
       insert into messages.event (segment, type, key, message, headers)
@@ -65,14 +64,8 @@ begin
     end if;
   end if;
   if publish.delay is not null or publish.available_at is not null then
-    perform notifyq.check_due(publish.delay, publish.available_at);
+    v_due := notifyq.due_at(publish.delay, publish.available_at);
   end if;
-  v_due := coalesce(
-    publish.available_at,
-    -- Not for a delay of zero: the clock is always past now(), so that would be scheduled, unrung.
-    case when publish.delay > interval '0' then clock_timestamp() + publish.delay end,
-    now()
-  );
   if publish.message is null then
     perform notifyq.raise_invalid(
       'message must not be null', 'publish the JSON value null instead'
@@ -82,9 +75,11 @@ begin
     perform notifyq.raise_invalid('queue must not be null', 'name a queue, as in ''default''');
   end if;
   if v_segment is not null then
-    perform notifyq.check_plain(
+    perform notifyq.check_event_options(
       publish.priority, v_due > now(),
-      publish.dedup_key is not null or publish.after is not null, publish.max_attempts
+      publish.dedup_key is not null or publish.after is not null
+        or publish.expires_in is not null,
+      publish.max_attempts
     );
     return (
       notifyq.publish_events(
@@ -93,29 +88,27 @@ begin
     )[1];
   end if;
   if publish.max_attempts is not null then
-    perform notifyq.check_attempts(publish.max_attempts);
+    perform notifyq.check_between('max_attempts', publish.max_attempts, 1, 1000);
   end if;
-  -- What is seldom asked for costs the others these null tests.
+  -- Rare options cost all other calls only these tests for null.
   if publish.dedup_scope is not null or publish.dedup_window is not null
     or publish.on_duplicate is distinct from 'keep' or publish.after is not null
+    or publish.expires_in is not null
   then
     return (
       notifyq.publish_all(
-        notifyq.message_template(
-          publish.queue, publish.priority, v_due, publish.type, publish.headers,
-          publish.max_attempts,
-          notifyq.check_unique(
-            case when publish.dedup_key is not null then array[publish.dedup_key] end,
-            publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
-          )
+        publish.queue, array[publish.message], publish.priority, v_due, publish.type,
+        publish.headers, array[publish.key], publish.max_attempts, array[publish.dedup_key],
+        notifyq.check_unique(
+          case when publish.dedup_key is not null then array[publish.dedup_key] end,
+          publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
         ),
-        array[publish.message], array[publish.key], array[publish.dedup_key],
         publish.dedup_window, publish.on_duplicate, publish.after, publish.on_failure,
-        publish.available_at, publish.delay
+        publish.available_at, publish.delay, notifyq.expires_at(publish.expires_in, v_due)
       )
     )[1];
   end if;
-  -- A message that was there may be finished, and its key free, before the look below: try again.
+  -- The existing message may be finished, and its key free, before the query below: try again.
   loop
     insert into messages.message
       (queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts)
@@ -127,7 +120,7 @@ begin
     returning id into v_id;
     exit when v_id is not null;
     if publish.dedup_key is null then
-      -- Diverted into message_volatile, under the number that was drawn here.
+      -- Diverted into message_unlogged, with the id that was drawn here.
       return currval('messages.message_id_seq');
     end if;
     select m.id into v_id
@@ -139,29 +132,25 @@ begin
   return v_id;
 end;
 $$;
-comment on function messages.publish(
-  text, jsonb, integer, interval, timestamptz, text, jsonb, text, text, integer, text, interval,
-  text, bigint[], text
-) is
-  'Publish one message and return its id. delay counts from now, available_at is an instant; '
-  'larger priority goes first. key says what the message is about; max_attempts (1 to 1000) is how '
-  'often it may be claimed, null: as its queue says. While a message of the queue has the same '
-  'dedup_key, the id of that one is returned. dedup_scope: it has the key while it is live, or '
-  'until it is claimed (waiting); null: live with keep, else waiting. dedup_window: and for that '
-  'long after it was published, finished or not. on_duplicate: keep publishes nothing; replace '
-  'gives the standing message this payload, headers, type and priority, unless a worker has locked '
-  'it; debounce also moves its due time to that of this one, dedup_window after its first publish '
-  'at the latest. after: the message waits for the end of those, and is due then, or at '
-  'available_at, or after delay. on_failure: what if one of them dies. cancel archives this one as '
-  'rejected, and what waits for it; run lets it run; hold keeps it until unblock(), cancel(), or '
-  'until the dead one was published again and succeeds. Raises NQ001 for an unknown queue, NQ002 '
-  'for an unknown message in after, and NQ003 for options that do not go together.';
-
--- Publish many: put an array of messages into a queue with one statement and one bell.
+comment on function messages.publish is
+  'Publish one message and return its id. delay counts from now, available_at is an instant; a '
+  'larger priority goes first. key is what the message is about; max_attempts (1 to 1000): how '
+  'often it may be claimed, null: as set by its queue. While a message of the queue has the same '
+  'dedup_key, the id of that message is returned. dedup_scope: it has the key while it is live, '
+  'or until it is claimed (waiting); null: live with keep, else waiting. dedup_window: and for '
+  'that long after it was published, finished or not. on_duplicate: keep publishes nothing; '
+  'replace gives the existing message this payload, headers, type and priority, unless a worker '
+  'has locked it; debounce also moves its due time to that of this one, at most dedup_window '
+  'after it was first published. after: the message waits for the end of those messages, and is '
+  'due then, or at available_at, or after delay. on_failure: what happens if one of them does not '
+  'succeed. cancel archives this message, and those that wait for it, as rejected; run lets it '
+  'run; hold keeps it until unblock() or cancel(), or until the dead message was published again '
+  'and succeeded. expires_in: a new message that nobody has claimed by then is archived as '
+  'rejected, with the details `expired`. Raises NQ001 for an unknown queue, NQ002 for an unknown '
+  'message in after, and NQ003 for options that exclude each other.';
 
 create or replace function notifyq.check_keys(name text, keys text[], messages jsonb[])
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if cardinality(keys) <> cardinality(messages) then
@@ -188,26 +177,20 @@ create or replace function messages.publish_many(
   dedup_window interval default null,
   on_duplicate text default 'keep',
   after bigint[] default null,
-  on_failure text default 'cancel'
+  on_failure text default 'cancel',
+  expires_in interval default null
 )
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
   v_queue messages.queue;
-  v_due timestamptz;
+  v_due timestamptz := notifyq.due_at(delay, available_at);
   v_null integer := array_position(publish_many.messages, null);
   v_scope text;
+  v_is_plain boolean;
 begin
-  perform notifyq.check_due(publish_many.delay, publish_many.available_at);
-  v_due := coalesce(
-    publish_many.available_at,
-    case when publish_many.delay > interval '0' then clock_timestamp() + publish_many.delay end,
-    now()
-  );
   v_scope := notifyq.check_unique(
     publish_many.dedup_keys, publish_many.dedup_scope, publish_many.dedup_window,
     publish_many.on_duplicate, v_due > now()
@@ -217,13 +200,14 @@ begin
       format('message %s is null', v_null), 'publish the JSON value null instead'
     );
   end if;
-  perform notifyq.check_attempts(publish_many.max_attempts);
+  perform notifyq.check_between('max_attempts', publish_many.max_attempts, 1, 1000);
   perform notifyq.check_keys('keys', publish_many.keys, publish_many.messages);
   perform notifyq.check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
   if exists (select from messages.stream as s where s.name = publish_many.queue) then
-    perform notifyq.check_plain(
+    perform notifyq.check_event_options(
       publish_many.priority, v_due > now(),
-      publish_many.dedup_keys is not null or publish_many.after is not null,
+      publish_many.dedup_keys is not null or publish_many.after is not null
+        or publish_many.expires_in is not null,
       publish_many.max_attempts
     );
     return query
@@ -236,9 +220,11 @@ begin
     return;
   end if;
   v_queue := notifyq.find_queue(publish_many.queue);
-  if publish_many.dedup_keys is null and publish_many.after is null and v_queue.durable then
-    -- Rows of a function come in the order that it gives them. A sort would change nothing and, of
-    -- very many, write a file.
+  v_is_plain := publish_many.dedup_keys is null and publish_many.after is null
+    and publish_many.expires_in is null;
+  if v_is_plain and v_queue.durable then
+    -- Rows of a function keep their order. A sort would change nothing but, for very many rows,
+    -- write a file.
     return query
     insert into messages.message as m
       (queue, message, priority, available_at, type, headers, key, max_attempts)
@@ -249,9 +235,9 @@ begin
     returning m.id;
     return;
   end if;
-  if publish_many.dedup_keys is null and publish_many.after is null then
+  if v_is_plain then
     return query
-    insert into notifyq.message_volatile as m
+    insert into notifyq.message_unlogged as m
       (id, queue, message, priority, available_at, type, headers, key, max_attempts)
     select
       nextval('messages.message_id_seq'), publish_many.queue, p.message,
@@ -269,25 +255,20 @@ begin
   select p.id
   from unnest(
     notifyq.publish_all(
-      notifyq.message_template(
-        publish_many.queue, publish_many.priority, v_due, publish_many.type, publish_many.headers,
-        publish_many.max_attempts, v_scope
-      ),
-      publish_many.messages, publish_many.keys, publish_many.dedup_keys,
-      publish_many.dedup_window, publish_many.on_duplicate, publish_many.after,
-      publish_many.on_failure, publish_many.available_at, publish_many.delay
+      publish_many.queue, publish_many.messages, publish_many.priority, v_due, publish_many.type,
+      publish_many.headers, publish_many.keys, publish_many.max_attempts, publish_many.dedup_keys,
+      v_scope, publish_many.dedup_window, publish_many.on_duplicate, publish_many.after,
+      publish_many.on_failure, publish_many.available_at, publish_many.delay,
+      notifyq.expires_at(publish_many.expires_in, v_due)
     )
   ) as p (id);
 end;
 $$;
-comment on function messages.publish_many(
-  text, jsonb[], integer, interval, timestamptz, text, jsonb, text[], text[], integer, text,
-  interval, text, bigint[], text
-) is
-  'Publish an array of messages with one statement and one bell; return their ids in the order of '
-  'the array. keys has a key, or null, for each; max_attempts is for all. dedup_keys has a key, or '
-  'null, for each; the id of a message whose key is taken is that of the one that stands, and '
-  'dedup_scope, dedup_window and on_duplicate are for all, as in publish. Of several in the array '
-  'with one key the first is published, with replace and debounce the last. after and on_failure '
-  'are for all, as in publish. Raises NQ001 for an unknown queue, NQ002 for an unknown message in '
-  'after, and NQ003 where the arrays differ in length; then nothing is published.';
+comment on function messages.publish_many is
+  'Publish an array of messages with one statement and one notification; return their ids in the '
+  'order of the array. keys has a key, or null, for each; so has dedup_keys, and for a message '
+  'whose key is taken the id of the existing one is returned. max_attempts, dedup_scope, '
+  'dedup_window, on_duplicate, after, on_failure and expires_in are for all, as in publish(). Of '
+  'several messages in the array with one dedup_key the first is published, with replace and '
+  'debounce the last. Raises NQ001 for an unknown queue, NQ002 for an unknown message in after, '
+  'and NQ003 where the arrays differ in length; then nothing is published.';

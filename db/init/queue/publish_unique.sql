@@ -1,44 +1,29 @@
--- Unique: deduplication keys, and what a duplicate does.
+-- Publish unique: deduplication keys, and what a duplicate does.
 --
 -- raises: NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a limit, NQ001 queue not
 -- found, NQ002 message not found
 
--- A message has its key while it is live, or with scope waiting until it is claimed: the claim
--- itself takes the key from it for good, so whatever its worker does afterwards cannot collide.
+-- A message has its key while it is live or, with scope waiting, until it is claimed: the claim
+-- removes the key for good, and nothing that the worker does later can collide.
 --
--- Whoever publishes a key that another transaction publishes, or whose message it ends, waits for
--- its end; keys are taken in their order, so that two that publish the same ones never wait for
--- each other.
+-- A publisher of a key waits for other transactions that publish it or finish its message. Keys are
+-- published in order: two publishers of the same keys cannot deadlock.
 
--- The scope as it is kept in a message: null for live.
+-- Check the options; return the scope as a message has it, null for live.
 create or replace function notifyq.check_unique(
-  dedup_keys text[],
-  dedup_scope text,
-  dedup_window interval,
-  on_duplicate text,
-  is_delayed boolean
+  dedup_keys text[], dedup_scope text, dedup_window interval, on_duplicate text, is_delayed boolean
 )
-  returns text
-  language plpgsql
+  returns text language plpgsql
 as $$
 begin
-  if (on_duplicate in ('keep', 'replace', 'debounce')) is not true then
-    perform notifyq.raise_invalid(
-      format(
-        'on_duplicate must be keep, replace or debounce, not %s', coalesce(on_duplicate, 'null')
-      )
-    );
-  end if;
-  if dedup_scope not in ('live', 'waiting') then
-    perform notifyq.raise_invalid(
-      format('dedup_scope must be live or waiting, not %s', dedup_scope)
-    );
-  end if;
+  perform notifyq.check_given('on_duplicate', on_duplicate is not null);
+  perform notifyq.check_choice('on_duplicate', on_duplicate, '{keep,replace,debounce}');
+  perform notifyq.check_choice('dedup_scope', dedup_scope, '{live,waiting}');
   if dedup_keys is null then
     if dedup_scope is not null or dedup_window is not null or on_duplicate <> 'keep' then
       perform notifyq.raise_invalid(
         'dedup_scope, dedup_window and on_duplicate need a dedup_key',
-        'say what makes two messages the same'
+        'give a dedup_key, equal for messages that are the same'
       );
     end if;
     return null;
@@ -47,34 +32,28 @@ begin
   if on_duplicate = 'replace' and dedup_window is not null then
     perform notifyq.raise_invalid(
       'dedup_window does not go with replace: a finished message cannot become the newer one',
-      'keep drops the newer message within the window, debounce puts off one that waits'
+      'keep drops the newer message within the window, debounce delays a waiting one'
     );
   end if;
   if on_duplicate = 'debounce' and not is_delayed then
     perform notifyq.raise_invalid(
-      'debounce needs a delay: how long it must be quiet before the message is due'
+      'debounce needs a delay: the time without duplicates after which the message is due'
     );
   end if;
-  -- The newer message is what counts for the other two, and a worker has read the older one.
+  -- With replace and debounce the newer message counts, and a worker has read the older one.
   return nullif(
     coalesce(dedup_scope, case on_duplicate when 'keep' then 'live' else 'waiting' end), 'live'
   );
 end;
 $$;
 
--- Take keys for the time of a window: null for each that is ours now, as id, else the message that
--- has it. Each key is given once.
-create or replace function notifyq.take_keys(
-  queue text,
-  dedup_keys text[],
-  ids bigint[],
-  dedup_window interval
+-- Reserve keys for a window. Returns for each key null if it is reserved now, for id, else the
+-- message that has it. No key may be given twice.
+create or replace function notifyq.reserve_keys(
+  queue text, dedup_keys text[], ids bigint[], dedup_window interval
 )
-  returns bigint[]
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns bigint[] language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -88,11 +67,11 @@ begin
       message = 'dedup_key has more than 1000 bytes',
       hint = 'publish a digest of what is long';
   end if;
-  -- A key that was there may be removed before the look below, as its time is over: try again.
+  -- An existing key may expire and be deleted before the query below: try again.
   loop
     insert into notifyq.dedup as d (queue, dedup_key, id, expires_at)
-    select take_keys.queue, u.dedup_key, u.id, v_now + take_keys.dedup_window
-    from unnest(take_keys.dedup_keys, take_keys.ids) as u (dedup_key, id)
+    select reserve_keys.queue, u.dedup_key, u.id, v_now + reserve_keys.dedup_window
+    from unnest(reserve_keys.dedup_keys, reserve_keys.ids) as u (dedup_key, id)
     where u.dedup_key is not null
     order by u.dedup_key
     on conflict on constraint dedup_queue_dedup_key_pk do update
@@ -102,10 +81,10 @@ begin
     v_holders := array(
       select case when u.dedup_key is null then u.id else (
         select d.id from notifyq.dedup as d
-        where d.queue = take_keys.queue
+        where d.queue = reserve_keys.queue
           and d.dedup_key = u.dedup_key
       ) end
-      from unnest(take_keys.dedup_keys, take_keys.ids) with ordinality
+      from unnest(reserve_keys.dedup_keys, reserve_keys.ids) with ordinality
         as u (dedup_key, id, position)
       order by u.position
     );
@@ -113,22 +92,17 @@ begin
   end loop;
   return array(
     select nullif(h.holder, h.id)
-    from unnest(v_holders, take_keys.ids) with ordinality as h (holder, id, position)
+    from unnest(v_holders, reserve_keys.ids) with ordinality as h (holder, id, position)
     order by h.position
   );
 end;
 $$;
 
--- Make a message the newer one; null: it has given up its key, and another may be published.
-create or replace function notifyq.renew_message(
-  id bigint,
-  newer messages.message,
-  payload jsonb,
-  on_duplicate text,
-  dedup_window interval
+-- Replace the contents of a message; null: it has given up its key, and another may be published.
+create or replace function notifyq.replace_message(
+  id bigint, newer messages.message, payload jsonb, on_duplicate text, dedup_window interval
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set enable_seqscan = off
 as $$
 declare
@@ -136,25 +110,27 @@ declare
   v_queue messages.queue;
 begin
   update messages.message as m
-  set message = renew_message.payload,
+  set message = replace_message.payload,
     headers = newer.headers,
     type = newer.type,
     priority = newer.priority,
-    -- A message that waits for others is due by them.
+    -- A message that waits for others is due after them.
     available_at = case
       when on_duplicate = 'debounce' and m.blockers is null
       then least(newer.available_at, m.created_at + dedup_window)
       else m.available_at end,
-    -- The trigger `schedule` makes it scheduled where it is not due.
+    -- The trigger `schedule` makes it scheduled if it is not due.
     state = case when on_duplicate = 'debounce' then 'waiting' else m.state end
-  where m.id = renew_message.id
+  where m.id = replace_message.id
     and m.state <> 'locked'
+    and m.root_id is null
     and m.dedup_key is not null
   returning m.state into v_state;
   if not found then
-    -- Locked by a worker, and unique while it is live.
+    -- Locked by a worker or with recorded steps, and unique while live.
     return (
-      select m.id from messages.message as m where m.id = renew_message.id and m.dedup_scope is null
+      select m.id from messages.message as m
+      where m.id = replace_message.id and m.dedup_scope is null
     );
   end if;
   if on_duplicate = 'debounce' and v_state = 'waiting' then
@@ -166,10 +142,8 @@ end;
 $$;
 
 create or replace function notifyq.forget_keys(quantity bigint)
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -189,58 +163,23 @@ begin
 end;
 $$;
 
--- Publish all: what publish() and publish_many() do where a message may be there already.
+-- Publish all: publish messages of which some may exist already.
 
--- What messages have in common that are published together.
-create or replace function notifyq.message_template(
-  queue text,
-  priority integer,
-  due timestamptz,
-  type text,
-  headers jsonb,
-  max_attempts integer,
-  dedup_scope text
-)
-  returns messages.message
-  language plpgsql
-  immutable
-as $$
-declare
-  v_template messages.message;
-begin
-  v_template.queue := queue;
-  v_template.priority := coalesce(priority, 0);
-  v_template.available_at := due;
-  v_template.type := type;
-  v_template.headers := coalesce(headers, '{}');
-  v_template.max_attempts := max_attempts;
-  v_template.dedup_scope := dedup_scope;
-  return v_template;
-end;
-$$;
-
--- Publish messages that may be there already; return the ids of those that stand, in order.
+-- Publish messages that may exist already; return ids of the existing or new messages, in order.
 create or replace function notifyq.publish_all(
-  template messages.message,
-  payloads jsonb[],
-  keys text[],
-  dedup_keys text[],
-  dedup_window interval,
-  on_duplicate text,
-  after bigint[],
-  on_failure text,
-  due timestamptz,
-  delay interval
+  queue text, payloads jsonb[], priority integer, due timestamptz, type text, headers jsonb,
+  keys text[], max_attempts integer, dedup_keys text[], dedup_scope text, dedup_window interval,
+  on_duplicate text, after bigint[], on_failure text, available_at timestamptz, delay interval,
+  expires_at timestamptz
 )
-  returns bigint[]
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns bigint[] language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_queue messages.queue;
+  v_queue messages.queue := notifyq.find_queue(queue);
+  -- The columns that all messages have in common.
+  template messages.message;
   v_sequence regclass := pg_get_serial_sequence('messages.message', 'id')::regclass;
   v_new bigint[];
   v_leads boolean[];
@@ -248,9 +187,16 @@ declare
   v_each record;
   v_after bigint[];
   v_ended notifyq.dependency[];
+  v_published bigint[];
 begin
-  v_queue := notifyq.find_queue(template.queue);
-  -- The trigger `admit` does not see a message that is there already.
+  template.queue := queue;
+  template.priority := coalesce(priority, 0);
+  template.available_at := due;
+  template.type := type;
+  template.headers := coalesce(headers, '{}');
+  template.max_attempts := max_attempts;
+  template.dedup_scope := dedup_scope;
+  -- The trigger `admit` does not see an existing message.
   if exists (select from messages.queue_grant) then
     perform notifyq.check_access(template.queue, 'publish into');
   end if;
@@ -259,7 +205,7 @@ begin
       perform notifyq.raise_invalid('debounce and after exclude each other');
     end if;
     if not v_queue.durable then
-      perform notifyq.raise_invalid('messages of a queue that is not durable wait for no others');
+      perform notifyq.raise_invalid('messages of an unlogged queue cannot wait for others');
     end if;
     v_ended := notifyq.predecessors(after, on_failure);
     v_after := array(
@@ -270,12 +216,12 @@ begin
     template.blockers := cardinality(v_after);
     template.available_at := 'infinity';
   end if;
-  -- Ids in the order of the array, but rows in the order of the keys: whoever publishes a key waits
-  -- for another that does, and two that take the same keys in another order wait for ever.
-  -- The number of the transaction comes before its ids, see queue/find.sql.
+  -- Ids in the order of the array, rows in the order of the keys: two publishers that insert the
+  -- same keys in different orders would deadlock. The transaction gets its transaction id before
+  -- its message ids, see queue/find.sql.
   perform pg_current_xact_id();
   v_new := array(select nextval(v_sequence) from generate_series(1, cardinality(payloads)));
-  -- Of several with one key only one is published: the first, or else the newest.
+  -- Of several messages with one key one is published: the first, or else the newest.
   v_leads := array(
     select p.dedup_key is null or p.position = case on_duplicate
       when 'keep' then min(p.position) over same else max(p.position) over same end
@@ -284,7 +230,7 @@ begin
     order by p.position
   );
   if dedup_window is not null and on_duplicate = 'keep' then
-    v_ids := notifyq.take_keys(
+    v_ids := notifyq.reserve_keys(
       template.queue,
       array(
         select case when p.leads then p.dedup_key end
@@ -294,7 +240,7 @@ begin
       v_new, dedup_window
     );
   end if;
-  -- A message that was there may be finished, and its key free, before the look below: try again.
+  -- An existing message may be finished, and its key free, before the query below: try again.
   loop
     insert into messages.message (
       id, queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts,
@@ -334,7 +280,7 @@ begin
         where p.id <> p.new
         order by p.dedup_key
       loop
-        v_ids[v_each.position] := notifyq.renew_message(
+        v_ids[v_each.position] := notifyq.replace_message(
           v_each.id, template, v_each.payload, on_duplicate, dedup_window
         );
       end loop;
@@ -344,7 +290,7 @@ begin
     );
   end loop;
   if dedup_window is not null and on_duplicate = 'keep' then
-    -- One that stood already has no window of this publication's.
+    -- Existing messages get no window of this call.
     delete from notifyq.dedup as d
     where d.queue = template.queue
       and (d.dedup_key, d.id) in (
@@ -353,10 +299,18 @@ begin
         where p.id <> p.new and p.leads
       );
   end if;
+  if expires_at is not null or v_after is not null then
+    v_published := array(
+      select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new
+    );
+  end if;
+  if expires_at is not null then
+    insert into notifyq.expiry (message_id, expires_at)
+    select u.id, publish_all.expires_at from unnest(v_published) as u (id);
+  end if;
   if v_after is not null then
     perform notifyq.add_dependencies(
-      array(select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new),
-      v_after, on_failure, due, delay, v_ended
+      v_published, v_after, on_failure, available_at, delay, v_ended
     );
   end if;
   return array(

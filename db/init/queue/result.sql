@@ -1,17 +1,15 @@
--- Result: how far a message is, and what came of it.
+-- Result: state of a message, and its result once it is finished.
 --
--- Whoever waits marks the live row, which takes its lock: so either the finisher waits, reads the
--- mark and rings finished_message, or it was first, and the archive has the message already.
+-- A client that waits marks the live row, for which it needs the row lock. So either the finisher
+-- comes later, reads the mark and notifies finished_message, or it was first, and the message is in
+-- the archive already.
 --
 -- raises: NQ002 message not found, NQ007 no right to the queue
 
-create or replace function notifyq.message_result(id bigint)
-  returns messages.message_report
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+create or replace function messages.result(id bigint)
+  returns messages.message_report language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_report messages.message_report;
@@ -21,22 +19,21 @@ begin
     null::jsonb
   into v_report
   from messages.message as m
-  where m.id = message_result.id;
+  where m.id = result.id;
   if not found then
     select
       a.id, a.queue, a.status::text, a.attempts, a.available_at, a.archived_at, a.details, a.result
     into v_report
     from messages.message_archive as a
-    where a.id = message_result.id;
+    where a.id = result.id;
   end if;
   if not found then
     raise exception using
       errcode = 'NQ002',
-      message = format('there is no message %s', coalesce(message_result.id::text, 'null')),
-      hint = 'its id is wrong, it was never committed, or it was deleted: the archive keeps a '
-        'message for as long as the retention of its queue says';
+      message = format('there is no message %s', coalesce(result.id::text, 'null')),
+      hint = 'its id is wrong, it was never committed, or the retention of its queue is over';
   end if;
-  -- Who publishes may know what comes of it, and who consumes makes it so.
+  -- Publishers and consumers of its queue may read it.
   if exists (select from messages.queue_grant as g where g.queue = v_report.queue)
     and not (
       notifyq.is_allowed(v_report.queue, 'publish into') or notifyq.has_role('notifyq_reader')
@@ -47,35 +44,20 @@ begin
   return v_report;
 end;
 $$;
-
-create or replace function messages.result(id bigint)
-  returns messages.message_report
-  language plpgsql
-  stable
-  security definer
-  set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return notifyq.message_result(id);
-end;
-$$;
-comment on function messages.result(bigint) is
-  'How far a message is: state waiting, scheduled or locked, or how it ended (success, rejected, '
-  'failed, lock_expired), with details and, after success, the result. Changes nothing. Raises '
-  'NQ002 for a message that is unknown or no longer kept, and NQ007 where the caller may neither '
-  'publish into its queue nor consume from it.';
+comment on function messages.result is
+  'State of a message: waiting, scheduled or locked, or how it ended (success, rejected, failed, '
+  'lock_expired), with details and, after success, the result. Changes nothing. Raises NQ002 for '
+  'a message that is unknown or no longer kept, and NQ007 if the caller may neither publish into '
+  'its queue nor consume from it.';
 
 create or replace function messages.await_result(id bigint)
-  returns messages.message_report
-  language plpgsql
-  security definer
+  returns messages.message_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
-  -- Nothing is marked for a caller who may not know.
-  v_report messages.message_report := notifyq.message_result(id);
+  -- Raises before anything is marked, if the caller may not read it.
+  v_report messages.message_report := messages.result(id);
   v_queue messages.queue;
   v_state messages.message_state;
 begin
@@ -88,16 +70,16 @@ begin
     and not m.awaited
   returning m.state into v_state;
   if v_state = 'waiting' then
-    -- A claim that came by in this moment has skipped the row.
+    -- A claim at this moment has skipped the locked row.
     select q.* into v_queue from messages.queue as q where q.name = v_report.queue;
     if found then
       perform notifyq.notify_queue(v_queue, id::text);
     end if;
   end if;
-  return notifyq.message_result(id);
+  return messages.result(id);
 end;
 $$;
-comment on function messages.await_result(bigint) is
-  'As result(), and if the message is not finished, its end rings the channel finished_message '
+comment on function messages.await_result is
+  'As result(); and if the message is not finished, its end notifies the channel finished_message '
   'with the payload <queue>:<ids>. LISTEN first, call this in a transaction of its own, and call '
-  'it again when the bell rings: it is a hint.';
+  'it again after the notification.';

@@ -1,33 +1,28 @@
--- Settle: release, extend, take and cancel.
+-- Settle: extend, release and take.
 --
 -- raises: NQ003 invalid argument, NQ001 queue not found, NQ007 no right to the queue
 
 create or replace function messages.extend_many(
-  ids bigint[],
-  lock_tokens bigint[],
-  lock_timeout interval default null
+  ids bigint[], lock_tokens bigint[], lock_duration interval default null
 )
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
-  set enable_seqscan = off
-  set jit = off
+  -- As in archive(): rows are locked in id order.
+  set enable_bitmapscan = off set enable_seqscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
-  perform notifyq.check_positive('lock_timeout', extend_many.lock_timeout);
+  perform notifyq.check_positive('lock_duration', extend_many.lock_duration);
   if exists (select from messages.queue_grant) then
     ids := notifyq.hide_barred(ids);
   end if;
   return query
   update messages.message as m
   set lock_expires_at = v_now + coalesce(
-      extend_many.lock_timeout,
-      (select q.lock_timeout from messages.queue as q where q.name = m.queue)
+      extend_many.lock_duration,
+      (select q.lock_duration from messages.queue as q where q.name = m.queue)
     )
   where m.id = any (extend_many.ids)
     and (
@@ -39,40 +34,32 @@ begin
   returning m.id;
 end;
 $$;
-comment on function messages.extend_many(bigint[], bigint[], interval) is
-  'Hold several locks for lock_timeout (null: that of the queue) from now on; return the ids whose '
-  'lock was still held.';
+comment on function messages.extend_many is
+  'Extend several locks to lock_duration (null: that of the queue) from now; return the ids of '
+  'those that were still held.';
 
 create or replace function messages.extend(
-  id bigint,
-  lock_token bigint,
-  lock_timeout interval default null
+  id bigint, lock_token bigint, lock_duration interval default null
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return exists (
-    select from messages.extend_many(array[id], array[lock_token], lock_timeout)
+    select from messages.extend_many(array[id], array[lock_token], lock_duration)
   );
 end;
 $$;
-comment on function messages.extend(bigint, bigint, interval) is
-  'Hold a lock for lock_timeout (null: that of the queue) from now on. False: the lock was lost, '
+comment on function messages.extend is
+  'Extend a lock to lock_duration (null: that of the queue) from now. False: the lock was lost, '
   'and nothing changed.';
 
 create or replace function notifyq.release_locked(
-  ids bigint[],
-  lock_tokens bigint[],
-  delay interval
+  ids bigint[], lock_tokens bigint[], delay interval
 )
-  returns setof bigint
-  language plpgsql
-  set enable_bitmapscan = off  -- as in _archive: an index scan locks rows in id order
-  set enable_seqscan = off
-  set jit = off
+  returns setof bigint language plpgsql
+  -- As in archive(): rows are locked in id order.
+  set enable_bitmapscan = off set enable_seqscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -106,7 +93,7 @@ begin
   where f.state = 'waiting'
   group by q;
   if release_locked.delay > interval '0' and exists (
-    select from notifyq.flow as f where f.is_held
+    select from notifyq.limit_turn as f where f.is_blocked
   ) then
     perform notifyq.notify_freed(array_agg(distinct f.queue), array_agg(f.id))
     from unnest(v_freed) as f;
@@ -116,13 +103,9 @@ end;
 $$;
 
 create or replace function messages.release_many(
-  ids bigint[],
-  lock_tokens bigint[],
-  delay interval default null
+  ids bigint[], lock_tokens bigint[], delay interval default null
 )
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -132,36 +115,28 @@ begin
   return query select r.id from notifyq.release_locked(ids, lock_tokens, delay) as r (id);
 end;
 $$;
-comment on function messages.release_many(bigint[], bigint[], interval) is
-  'Give up the locks of several messages as if they had not been claimed; return the ids that were '
-  'still locked under their token.';
+comment on function messages.release_many is
+  'Give up the locks of several messages as if they had not been claimed; return the ids that '
+  'were still locked under their tokens.';
 
 create or replace function messages.release(
-  id bigint,
-  lock_token bigint,
-  delay interval default null
+  id bigint, lock_token bigint, delay interval default null
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   return exists (select from messages.release_many(array[id], array[lock_token], delay));
 end;
 $$;
-comment on function messages.release(bigint, bigint, interval) is
-  'Give up a lock as if the message had not been claimed: it is back in its old place at once, or '
-  'after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
+comment on function messages.release is
+  'Give up a lock as if the message had not been claimed: it returns to its old position at once, '
+  'or after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
 
 create or replace function notifyq.release_orphans(worker text, known bigint[])
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_orphans messages.message[];
@@ -184,22 +159,17 @@ begin
   );
 end;
 $$;
-comment on function notifyq.release_orphans(text, bigint[]) is
-  'Release what is locked in the name of worker and not among the ids known to it: the messages of '
-  'a claim whose answer was lost with the connection. Returns how many. The name must be the '
-  'worker''s alone.';
+comment on function notifyq.release_orphans is
+  'Release messages that are locked in the name of worker and are not in known: a claim whose '
+  'answer was lost with the connection. Returns how many. No other worker may have the name.';
 
--- Take and cancel: end messages that nobody holds.
+-- Take and cancel: end messages that are not locked.
 
 create or replace function messages.take(queue text, quantity integer default 1)
-  returns setof messages.message
-  language plpgsql
-  security definer
+  returns setof messages.message language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_sort = off
-  set enable_bitmapscan = off
-  set jit = off
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_queue messages.queue := notifyq.find_queue(take.queue);
@@ -211,7 +181,7 @@ begin
   if exists (select from messages.queue_grant) then
     perform notifyq.check_access(v_queue.name, 'consume from');
   end if;
-  if v_queue.paused then
+  if notifyq.is_paused(v_queue) then
     return;
   end if;
   if v_queue.is_limited then
@@ -243,38 +213,9 @@ begin
   return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
 end;
 $$;
-comment on function messages.take(text, integer) is
-  'Take up to quantity (at most 10000) messages out of a queue, archive them as success and return '
-  'them, all inside the caller''s transaction: commit makes it so, rollback or a lost connection '
-  'puts them back. Does not wait for messages that others hold. Keep the transaction short: it '
-  'holds back vacuum, and while it is open nobody else gets anything from a queue with limits, '
-  'whose limits hold here as well. Raises NQ001 for an unknown queue, and NQ007 for one from which '
-  'the caller may not consume.';
-
-create or replace function messages.cancel(id bigint)
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-as $$
-declare
-  v_message messages.message;
-begin
-  select m.* into v_message
-  from messages.message as m
-  where m.id = cancel.id
-    and m.state <> 'locked'
-  for update skip locked;
-  return found and exists (
-    select from notifyq.archive(
-      array[v_message.id], array[v_message.lock_token],
-      array['rejected'::messages.message_status], array['cancelled'],
-      state => v_message.state
-    )
-  );
-end;
-$$;
-comment on function messages.cancel(bigint) is
-  'Archive a message that waits or is scheduled as rejected, with details `cancelled`. False: it '
-  'is locked by a worker, finished, or unknown; nothing changed.';
+comment on function messages.take is
+  'Take up to quantity (at most 10000) messages out of a queue, archive them as success and '
+  'return them, all in the caller''s transaction: a rollback or a lost connection puts them back. '
+  'Locked messages are skipped. Keep the transaction short: it holds vacuum back and, of a queue '
+  'with limits, which hold here as well, other workers get nothing while it is open. Raises NQ001 '
+  'for an unknown queue, and NQ007 for one from which the caller may not consume.';

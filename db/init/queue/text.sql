@@ -1,22 +1,20 @@
--- Text: the text of a value of any type as JSON; nothing that a user has written runs for it.
+-- Text: convert the text of a value of any type to JSON without running code of users.
 --
 -- Domains have checks, and types have casts to json, that call functions of their owners; and a
--- type may be altered between a look at the catalog and its use. So a text is read here by the
--- input functions of base types, enums and ranges alone, found by the oid of the type: only a
--- superuser can make those, and nobody can alter them. A domain is read as the type under it, a
+-- type can be altered between a query of the catalog and its use. Texts are therefore read only by
+-- the input functions of base types, enums and ranges, found by the oid of the type: only
+-- superusers can create those, and nobody can alter them. A domain is read as its base type, a
 -- composite type column by column.
 --
--- raises: 22P02 and the like: no text of such a value
+-- raises: 22P02 and similar, for a text that is no such value
 
--- A type by the name that type_name() has given it; the schema may be one that the owner of this
--- one has no right to use.
+-- A type by the name that type_name() has given it. The owner of these functions may have no right
+-- to use the schema of the type.
 create or replace function notifyq.find_type(name text)
-  returns oid
-  language plpgsql
-  stable
+  returns oid language plpgsql stable
 as $$
 declare
-  -- What is in no schema of the search path has its schema in its name.
+  -- A type outside of the search path has its schema in its name.
   v_parts text[] := parse_ident(rtrim(name, '[]'), false);
   v_type oid;
 begin
@@ -35,11 +33,9 @@ begin
 end;
 $$;
 
--- Of an array type the type of its elements, else null: names and points have elements, too.
+-- The element type of an array type, else null: names and points have elements, too.
 create or replace function notifyq.element_type(type oid)
-  returns oid
-  language sql
-  stable
+  returns oid language sql stable
 as $$
   select t.typelem
   from pg_type as t
@@ -47,11 +43,9 @@ as $$
   where t.oid = element_type.type;
 $$;
 
--- Whether the input function of a type is all that runs when a text of it is read, for ever.
+-- Whether reading a text of this type runs only its input function, now and later.
 create or replace function notifyq.is_inert(type oid)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 declare
   v_kind "char" := (select t.typtype from pg_type as t where t.oid = is_inert.type);
@@ -67,11 +61,9 @@ begin
 end;
 $$;
 
--- The columns of the text of a row, as record_in() would find them.
+-- The columns of the text of a row, as record_in() parses it.
 create or replace function notifyq.row_fields(value text)
-  returns text[]
-  language plpgsql
-  immutable
+  returns text[] language plpgsql immutable
 as $$
 declare
   v_body text := substring(value from '^\s*\((.*)\)\s*$') || ',';
@@ -84,28 +76,22 @@ begin
     select case when f.field[1] <> '' then (
       select coalesce(string_agg(
         coalesce(p.part[1], regexp_replace(p.part[2], '\\(.)|"(")', '\1\2', 'g'), p.part[3]), ''
-        order by p.place
+        order by p.ordinal
       ), '')
       from regexp_matches(
         f.field[1], '\\(.)|"((?:[^"\\]|\\.|"")*)"|([^"\\]+)', 'g'
-      ) with ordinality as p (part, place)
+      ) with ordinality as p (part, ordinal)
     ) end
     from regexp_matches(
       v_body, '((?:[^,"\\)]|\\.|"(?:[^"\\]|\\.|"")*")*),', 'g'
-    ) with ordinality as f (field, place)
-    order by f.place
+    ) with ordinality as f (field, ordinal)
+    order by f.ordinal
   );
 end;
 $$;
 
-create or replace function notifyq.text_json(
-  value text,
-  type oid,
-  modifier integer default -1
-)
-  returns jsonb
-  language plpgsql
-  stable
+create or replace function notifyq.text_json(value text, type oid, modifier integer default -1)
+  returns jsonb language plpgsql stable
 as $$
 declare
   v_type record;
@@ -128,13 +114,13 @@ begin
     v_fields := notifyq.row_fields(value);
     select coalesce(
         jsonb_object_agg(
-          a.attname, notifyq.text_json(v_fields[a.place], a.atttypid, a.atttypmod)
+          a.attname, notifyq.text_json(v_fields[a.ordinal], a.atttypid, a.atttypmod)
         ), '{}'
       ),
       count(*)
     into v_row, v_columns
     from (
-      select c.attname, c.atttypid, c.atttypmod, row_number() over (order by c.attnum) as place
+      select c.attname, c.atttypid, c.atttypmod, row_number() over (order by c.attnum) as ordinal
       from pg_attribute as c
       where c.attrelid = v_type.relation and c.attnum > 0 and not c.attisdropped
     ) as a;
@@ -151,9 +137,9 @@ begin
     return notifyq.array_json(value, v_element, modifier);
   end if;
   if not notifyq.is_inert(type) then
-    return to_jsonb(value);  -- a range over domains or rows, whose bounds are not read
+    return to_jsonb(value);  -- a range of domains or rows, whose bounds are not read
   end if;
-  -- An array of one value is how an input function is called by its type.
+  -- An array of one value: the way to call an input function by its type.
   v_row := notifyq.array_json(
     '{"' || replace(replace(value, '\', '\\'), '"', '\"') || '"}', type, modifier
   );
@@ -162,15 +148,13 @@ end;
 $$;
 
 create or replace function notifyq.array_json(value text, element oid, modifier integer)
-  returns jsonb
-  language plpgsql
-  stable
+  returns jsonb language plpgsql stable
 as $$
 begin
   if not notifyq.is_inert(element) then
     return notifyq.elements_json(to_jsonb(value::text[]), element, modifier);
   end if;
-  -- Of a type that somebody has made it would look for a cast to json.
+  -- For a user-defined type to_jsonb() would use a cast to json.
   if element < 16384::oid then
     return to_jsonb(array_in(textout(value), element, modifier));
   end if;
@@ -179,11 +163,9 @@ begin
 end;
 $$;
 
--- Texts in an array, of whatever dimensions.
+-- Texts in an array of any dimensions.
 create or replace function notifyq.elements_json(texts jsonb, element oid, modifier integer)
-  returns jsonb
-  language plpgsql
-  stable
+  returns jsonb language plpgsql stable
 as $$
 begin
   if jsonb_typeof(texts) <> 'array' then
@@ -191,9 +173,9 @@ begin
   end if;
   return (
     select coalesce(
-      jsonb_agg(notifyq.elements_json(t.text, element, modifier) order by t.place), '[]'
+      jsonb_agg(notifyq.elements_json(t.text, element, modifier) order by t.ordinal), '[]'
     )
-    from jsonb_array_elements(texts) with ordinality as t (text, place)
+    from jsonb_array_elements(texts) with ordinality as t (text, ordinal)
   );
 end;
 $$;

@@ -1,16 +1,14 @@
--- Enqueue: values of the type of a queue, into it and back. See queue/checks.sql.
+-- Typed: values of the payload type of a queue, into it and back. See queue/checks.sql.
 --
--- To make a value of a text, or a text of a value, may run code of whoever owns the type: checks of
--- domains, casts. So what does that has the rights of its caller, and only texts and JSON go to
--- functions that have those of the owner.
+-- Converting between a value and text may run code of the owner of the type: checks of domains,
+-- casts. Functions that convert therefore run with the rights of their caller, and only texts and
+-- JSON are passed to functions with the rights of the owner.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, 42804 value of another type
 
--- The name under which a queue keeps a type: these functions all have one search path.
+-- The name by which a queue stores a type: all these functions have the same search path.
 create or replace function notifyq.type_name(type regtype)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 begin
   if type <> 0 and not exists (
@@ -18,7 +16,7 @@ begin
       and t.typnamespace <> pg_my_temp_schema()
   ) then
     perform notifyq.raise_invalid(
-      format('payload_type cannot be %s', type), 'give one for columns'
+      format('payload_type cannot be %s', type), 'give a type that a column can have'
     );
   end if;
   return nullif(type::text, '-');
@@ -26,16 +24,13 @@ end;
 $$;
 
 create or replace function messages.payload_type(queue text, given text default null)
-  returns text
-  language plpgsql
-  stable
-  security definer
+  returns text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_type text;
 begin
-  -- A name is that of a queue or of a stream.
+  -- A name belongs to a queue or to a stream.
   v_type := coalesce(
     (select q.payload_type from messages.queue as q where q.name = payload_type.queue),
     (select s.payload_type from messages.stream as s where s.name = payload_type.queue)
@@ -47,15 +42,15 @@ begin
       format('%L has no payload_type', queue), 'use messages.publish()'
     );
   elsif given <> v_type then
-    perform notifyq.mismatch(queue, v_type, given, null);
+    perform notifyq.raise_mismatch(queue, v_type, given, null);
   end if;
   return v_type;
 end;
 $$;
 comment on function messages.payload_type(text, text) is
-  'The name of the type of which the messages of this queue, or the events of this stream, are '
-  'values; null where there is none. With given: raises 42804 where the type is another one, NQ003 '
-  'where there is none, and NQ001 for an unknown queue.';
+  'The name of the type of messages of this queue, or events of this stream; null: it has none. '
+  'With given: raises 42804 if that is another type, NQ003 if there is none, and NQ001 for an '
+  'unknown queue.';
 
 create or replace function messages.enqueue(
   queue text,
@@ -68,22 +63,17 @@ create or replace function messages.enqueue(
   dedup_key text default null,
   key text default null
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set search_path = pg_catalog, pg_temp
-  set datestyle = 'ISO, YMD'
-  set intervalstyle = 'postgres'
-  set extra_float_digits = 1
-  set bytea_output = 'hex'
-  set lc_monetary = 'C'
-  set timezone = 'UTC'
+  set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set extra_float_digits = 1
+  set bytea_output = 'hex' set lc_monetary = 'C' set timezone = 'UTC'
 as $$
 begin
   perform messages.payload_type(enqueue.queue, pg_typeof(enqueue.value)::text);
   return messages.publish(
     enqueue.queue,
-    -- A row of nulls is null, but no null; and format() calls the output function, where a cast to
-    -- text is another function for some types.
+    -- num_nulls(): a row of nulls is null, but not the null value. format() calls the output
+    -- function, where a cast to text is another function for some types.
     case when num_nulls(enqueue.value) = 1 then 'null'
       else to_jsonb(format('%s', enqueue.value)) end,
     priority, delay, available_at, type, headers, dedup_key, key
@@ -94,10 +84,10 @@ comment on function messages.enqueue(
   text, anyelement, integer, interval, timestamptz, text, jsonb, text, text
 ) is
   'Publish one value into a queue or stream with a payload_type and return its id; value_of() '
-  'gives back exactly this value. The other arguments are those of publish(). Raises 42804 where '
-  'the value is of another type, NQ001 for an unknown queue, and NQ003 for one without a type.';
+  'returns exactly this value. The other arguments are those of publish(). Raises 42804 for a '
+  'value of another type, NQ001 for an unknown queue, and NQ003 for a queue without a type.';
 
--- Also what a literal of no type comes to.
+-- Also for untyped literals.
 create or replace function messages.enqueue(
   queue text,
   value text,
@@ -109,8 +99,7 @@ create or replace function messages.enqueue(
   dedup_key text default null,
   key text default null
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -129,7 +118,7 @@ begin
   ) is not true then
     perform messages.payload_type(enqueue.queue, 'text');
   end if;
-  -- The checks of a domain, which a cast of the caller's would have run.
+  -- Run the checks of a domain, as a cast of the caller would have done.
   if v_found.oid >= 16384::oid then
     execute format('select %L::%I.%I', enqueue.value, v_found.namespace, v_found.name);
   end if;
@@ -142,9 +131,9 @@ $$;
 comment on function messages.enqueue(
   text, text, integer, interval, timestamptz, text, jsonb, text, text
 ) is
-  'As for any type, for texts: of a queue of type text, varchar, or another type of strings.';
+  'As for any type, for texts: into queues of type text, varchar or another string type.';
 
--- Which is as close to a text as to any type, so that it could be given to neither.
+-- Needed because "char" matches text and any type equally well, so a call would be ambiguous.
 create or replace function messages.enqueue(
   queue text,
   value "char",
@@ -156,8 +145,7 @@ create or replace function messages.enqueue(
   dedup_key text default null,
   key text default null
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -172,23 +160,16 @@ comment on function messages.enqueue(
   'As for any type, for values of type "char".';
 
 create or replace function messages.value_of(message jsonb, type anyelement)
-  returns anyelement
-  language plpgsql
-  stable
+  returns anyelement language plpgsql stable
   set search_path = pg_catalog, pg_temp
-  set datestyle = 'ISO, YMD'
-  set intervalstyle = 'postgres'
-  set extra_float_digits = 1
-  set bytea_output = 'hex'
-  set lc_monetary = 'C'
-  set timezone = 'UTC'
-  set xmloption = 'content'
+  set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set extra_float_digits = 1
+  set bytea_output = 'hex' set lc_monetary = 'C' set timezone = 'UTC' set xmloption = 'content'
 as $$
 declare
   v_schema name;
   v_name name;
   v_is_row boolean;
-  -- A variable of its own would be checked as a domain before anything else.
+  -- A declared variable would be checked as a domain first.
   v_value alias for $0;
 begin
   if message is null or jsonb_typeof(message) = 'null' then
@@ -197,7 +178,7 @@ begin
   if jsonb_typeof(message) <> 'string' then
     raise datatype_mismatch using
       message = format('a JSON %s is no value of a typed queue', jsonb_typeof(message)),
-      hint = 'such a value is the text of a JSON string, as messages.enqueue() publishes it';
+      hint = 'a value is the text in a JSON string, as messages.enqueue() publishes it';
   end if;
   select n.nspname, t.typname, t.typtype = 'c' into v_schema, v_name, v_is_row
   from pg_type as t
@@ -212,5 +193,5 @@ begin
 end;
 $$;
 comment on function messages.value_of(jsonb, anyelement) is
-  'The value that enqueue() published as this message, exactly; type is a null of its type, as in '
-  'null::int4range. Raises 42804 for JSON that is no such value, else the error of the type.';
+  'The value that enqueue() published as this message; type is a null of its type, as in '
+  'null::int4range. Raises 42804 for JSON that is not such a value, else the error of the type.';

@@ -2,18 +2,17 @@
 --
 -- raises: NQ003 invalid argument
 
--- Says what the field may be; never returns.
-create or replace function notifyq.refuse_cron(
+-- Raise an error that describes what the field may be.
+create or replace function notifyq.raise_invalid_cron(
   field text, term text, lowest integer, highest integer, names text[]
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   perform notifyq.raise_invalid(
     format('%L cannot be the %s of a cron expression', left(term, 100), field),
     format(
-      'it is a number from %s to %s%s, a range like %s-%s, * for all, any of them with a step '
+      'give a number from %s to %s%s, a range like %s-%s, * for all, each with a step '
       'like */2, or a list with commas%s',
       lowest, highest,
       case when names <> '{}' then format(' or %s to %s', names[1], names[cardinality(names)])
@@ -29,11 +28,9 @@ begin
 end;
 $$;
 
--- A number, or a name in place of one; null if it is neither.
+-- A number, or the number of a name; null: neither.
 create or replace function notifyq.cron_number(word text, lowest integer, names text[])
-  returns integer
-  language plpgsql
-  immutable
+  returns integer language plpgsql immutable
 as $$
 begin
   if word ~ '^\d{1,2}$' then
@@ -43,14 +40,13 @@ begin
 end;
 $$;
 
--- The values of one field. Besides the numbers of the field, 32 and 33 are the last day and the
+-- The values of one field. Besides the numbers of the field: 32 and 33 are the last day and the
 -- last working day of a month; a day of the week has 10 to 50 added for the first to the fifth of
 -- the month, and 60 for the last.
 create or replace function notifyq.cron_values(
   field text, expression text, lowest integer, highest integer, names text[] default '{}'
 )
-  returns integer[]
-  language plpgsql
+  returns integer[] language plpgsql
 as $$
 declare
   v_term text;
@@ -60,7 +56,7 @@ declare
   v_step integer;
   v_values integer[] := array[]::integer[];
 begin
-  -- Most fields are a star or a number, and all are read for each time that is asked for.
+  -- Most fields are a star or a number, and each call reads all fields.
   if expression = '*' then
     return (
       '{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,'
@@ -73,7 +69,7 @@ begin
     return array[expression::integer];
   end if;
   foreach v_term in array string_to_array(expression, ',') loop
-    -- First, last, step, which one of the month.
+    -- Captures: first, -last, last, /step, step, which one of the month.
     v_parts := regexp_match(
       v_term, '^(\*|\d{1,2}|[a-z]{3})(-(\d{1,2}|[a-z]{3}))?(/(\d{1,2}))?(l|#[1-5])?$'
     );
@@ -101,7 +97,7 @@ begin
         and (field <> 'day of the week' or v_parts[1] = '*' or coalesce(v_parts[2], v_parts[4])
           is not null)
     then
-      perform notifyq.refuse_cron(field, v_term, lowest, highest, names);
+      perform notifyq.raise_invalid_cron(field, v_term, lowest, highest, names);
     end if;
     v_values := v_values || case
       when v_parts[6] = 'l' then array[v_first % 7 + 60]
@@ -117,8 +113,7 @@ $$;
 
 -- The six fields of an expression, as texts.
 create or replace function notifyq.cron_fields(cron text)
-  returns text[]
-  language plpgsql
+  returns text[] language plpgsql
 as $$
 declare
   v_cron text := lower(btrim(cron, e' \t\r\n'));
@@ -149,10 +144,9 @@ begin
 end;
 $$;
 
--- The seconds of `@every`, or null where the expression is another one.
+-- The seconds of `@every`; null: another expression.
 create or replace function notifyq.cron_every(cron text)
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_text text := (regexp_match(btrim(cron, e' \t\r\n'), '^@every\s+(.+)$', 'i'))[1];
@@ -169,13 +163,13 @@ begin
   if (
     extract(epoch from v_every) between 1 and 31536000
     and extract(epoch from v_every) % 1 = 0
-    -- A month has no length of its own.
+    -- Months differ in length.
     and extract(year from v_every) = 0
     and extract(month from v_every) = 0
   ) is not true then
     perform notifyq.raise_invalid(
       format('%L cannot be the interval of @every', left(v_text, 100)),
-      'it is of whole seconds, from one to 365 days, as in @every 90s or @every 1h30m'
+      'give whole seconds, from one second to 365 days, as in @every 90s or @every 1h30m'
     );
   end if;
   return extract(epoch from v_every)::bigint;

@@ -2,14 +2,12 @@
 --
 -- raises: NQ003 invalid argument
 
--- What a clock shows, without a zone, goes from function to function as the instant at which a
--- clock in UTC shows it; hence the `set timezone` of these functions.
+-- A local time, without a zone, is passed as the instant at which a clock in UTC shows it; hence
+-- the `set timezone` of these functions.
 
--- What a clock of the zone shows at an instant.
+-- The local time of an instant.
 create or replace function notifyq.local_time_at(at timestamptz, timezone text)
-  returns timestamptz
-  language plpgsql
-  immutable
+  returns timestamptz language plpgsql immutable
   set timezone = 'UTC'
 as $$
 begin
@@ -17,35 +15,30 @@ begin
 end;
 $$;
 
--- The instants at which a clock of the zone shows this: none where it was set forward over it, two
--- where it was set back.
-create or replace function notifyq.instants(shown timestamptz, timezone text)
-  returns timestamptz[]
-  language plpgsql
-  stable
+-- The instants of a local time: none if the clock was set forward over it, two if it was set back.
+create or replace function notifyq.instants_of(local timestamptz, timezone text)
+  returns timestamptz[] language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
-  v_near timestamptz := (instants.shown at time zone 'UTC') at time zone instants.timezone;
+  v_near timestamptz := (instants_of.local at time zone 'UTC') at time zone instants_of.timezone;
 begin
-  -- By the difference to UTC of the day before and that of the day after.
+  -- By the offsets of the day before and the day after.
   return array(
     select distinct i.instant
     from unnest(array[v_near - interval '1 day', v_near + interval '1 day']) as d (day)
     cross join lateral (
-      select instants.shown - (notifyq.local_time_at(d.day, instants.timezone) - d.day)
+      select instants_of.local - (notifyq.local_time_at(d.day, instants_of.timezone) - d.day)
     ) as i (instant)
-    where notifyq.local_time_at(i.instant, instants.timezone) = instants.shown
+    where notifyq.local_time_at(i.instant, instants_of.timezone) = instants_of.local
     order by i.instant
   );
 end;
 $$;
 
--- The first second after the clocks of the zone were set, somewhere in the two days around.
+-- The first second after the clock was set, somewhere in the two days around.
 create or replace function notifyq.clock_change(around timestamptz, timezone text)
-  returns timestamptz
-  language plpgsql
-  stable
+  returns timestamptz language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
@@ -70,9 +63,7 @@ $$;
 create or replace function notifyq.next_day(
   day date, days integer[], months integer[], weekdays integer[], must_fit_both boolean
 )
-  returns date
-  language plpgsql
-  immutable
+  returns date language plpgsql immutable
 as $$
 declare
   v_first date := day;
@@ -84,7 +75,7 @@ begin
   for i in 0..600 loop
     v_last := (date_trunc('month', v_first::timestamp) + interval '1 month - 1 day')::date;
     if extract(month from v_first) = any (months) then
-      -- Most often it is the first one that is looked at.
+      -- Most often the first day fits.
       v_fits_day := extract(day from v_first) = any (days);
       v_fits_weekday := extract(dow from v_first) = any (weekdays);
       if v_fits_day and v_fits_weekday
@@ -121,18 +112,16 @@ begin
 end;
 $$;
 
--- What a clock shows when the expression fits next, after it has shown this; null as above.
-create or replace function notifyq.next_shown(shown timestamptz, fields text[])
-  returns timestamptz
-  language plpgsql
-  stable
+-- The next local time that fits the expression; null as above.
+create or replace function notifyq.next_local_time(local timestamptz, fields text[])
+  returns timestamptz language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
   v_seconds integer[] := notifyq.cron_values('second', fields[1], 0, 59);
   v_minutes integer[] := notifyq.cron_values('minute', fields[2], 0, 59);
   v_hours integer[] := notifyq.cron_values('hour', fields[3], 0, 23);
-  v_from timestamptz := date_trunc('second', shown) + interval '1 second';
+  v_from timestamptz := date_trunc('second', local) + interval '1 second';
   v_start date := v_from::date;
   v_second integer := extract(second from v_from)::integer;
   v_minute integer := extract(minute from v_from)::integer;
@@ -140,7 +129,7 @@ declare
   v_found integer;
   v_day date;
 begin
-  -- From the seconds up: what is too late for one field is left to the next of the greater one.
+  -- From the seconds up: a field without a later value carries over to the next larger one.
   v_found := (select min(v) from unnest(v_seconds) as v where v >= v_second);
   v_second := coalesce(v_found, v_seconds[1]);
   v_minute := v_minute + (v_found is null)::integer;
@@ -161,8 +150,8 @@ begin
       'month', fields[5], 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'
     ),
     notifyq.cron_values('day of the week', fields[6], 0, 7, '{sun,mon,tue,wed,thu,fri,sat}'),
-    -- As in all crons since Vixie's: a day must fit both fields if one of them begins with a star,
-    -- else it is enough to fit either.
+    -- As in all crons since Vixie's: a day must fit both fields if one of them begins with a
+    -- star, else either of them.
     fields[4] like '*%' or fields[6] like '*%'
   );
   if v_day > v_start then
@@ -178,70 +167,62 @@ begin
 end;
 $$;
 
--- Next: when a cron expression fits next, and when it last did.
-
--- Minutes or hours that begin with a star mean each that really passes: twice where the clock is
--- set back, never where it jumps.
-create or replace function notifyq.next_passing(
+-- Wildcard minutes or hours count real time: they come twice if the clock is set back, and not at
+-- all in a gap.
+create or replace function notifyq.next_wildcard(
   fields text[], timezone text, later_than timestamptz
 )
-  returns timestamptz
-  language plpgsql
-  stable
+  returns timestamptz language plpgsql stable
 as $$
 declare
-  v_shown timestamptz := notifyq.local_time_at(later_than, timezone);
-  v_now timestamptz[] := notifyq.instants(date_trunc('second', v_shown), timezone);
+  v_local timestamptz := notifyq.local_time_at(later_than, timezone);
+  v_instants timestamptz[] := notifyq.instants_of(date_trunc('second', v_local), timezone);
   v_found timestamptz;
   v_change timestamptz;
   v_again timestamptz;
 begin
   loop
-    v_again := notifyq.next_shown(v_shown, fields);
+    v_again := notifyq.next_local_time(v_local, fields);
     exit when v_again is null;
     select min(i) into v_found
-    from unnest(notifyq.instants(v_again, timezone)) as i
+    from unnest(notifyq.instants_of(v_again, timezone)) as i
     where i > later_than;
     exit when v_found is not null;
-    -- Jumped over: go on where the clock does.
+    -- In a gap: continue where the clock does.
     v_change := notifyq.clock_change(v_again, timezone);
-    v_shown := notifyq.local_time_at(v_change, timezone) - interval '1 second';
+    v_local := notifyq.local_time_at(v_change, timezone) - interval '1 second';
   end loop;
-  if v_now[2] > later_than then
-    -- What the clock has shown in this hour, it shows once more.
-    v_change := notifyq.clock_change(v_now[2], timezone);
-    v_again := notifyq.next_shown(
+  if v_instants[2] > later_than then
+    -- The clock is set back in this hour: its local times come once more.
+    v_change := notifyq.clock_change(v_instants[2], timezone);
+    v_again := notifyq.next_local_time(
       notifyq.local_time_at(v_change, timezone) - interval '1 second', fields
     );
     select least(v_found, min(i)) into v_found
-    from unnest(notifyq.instants(v_again, timezone)) as i
+    from unnest(notifyq.instants_of(v_again, timezone)) as i
     where i >= v_change;
   end if;
   return v_found;
 end;
 $$;
 
--- Fixed times come once a day: at once after a jump over them, and the first time of two.
-create or replace function notifyq.next_fixed(
-  fields text[], timezone text, later_than timestamptz
-)
-  returns timestamptz
-  language plpgsql
-  stable
+-- Fixed times come once a day: right after a gap that skips them, and the first time of two.
+create or replace function notifyq.next_fixed(fields text[], timezone text, later_than timestamptz)
+  returns timestamptz language plpgsql stable
 as $$
 declare
-  v_shown timestamptz := notifyq.local_time_at(later_than, timezone);
+  v_local timestamptz := notifyq.local_time_at(later_than, timezone);
   v_found timestamptz;
 begin
   loop
-    v_shown := notifyq.next_shown(v_shown, fields);
-    exit when v_shown is null;
+    v_local := notifyq.next_local_time(v_local, fields);
+    exit when v_local is null;
     v_found := coalesce(
-      (notifyq.instants(v_shown, timezone))[1], notifyq.clock_change(v_shown, timezone)
+      (notifyq.instants_of(v_local, timezone))[1], notifyq.clock_change(v_local, timezone)
     );
     exit when v_found > later_than;
-    -- Set back, and shown before: go on with what is new.
-    v_shown := notifyq.local_time_at(
+    -- Set back, and shown before: continue with new local times.
+    v_local := notifyq.local_time_at(
       notifyq.clock_change(v_found, timezone) - interval '1 second', timezone
     );
   end loop;
@@ -250,14 +231,9 @@ end;
 $$;
 
 create or replace function messages.cron_next(
-  cron text,
-  timezone text default 'UTC',
-  later_than timestamptz default null
+  cron text, timezone text default 'UTC', later_than timestamptz default null
 )
-  returns timestamptz
-  language plpgsql
-  stable
-  security definer
+  returns timestamptz language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -277,20 +253,17 @@ begin
     perform notifyq.local_time_at(v_after, timezone);
   exception
     when invalid_parameter_value then
-      perform notifyq.raise_invalid(
-        format('there is no time zone %L', left(timezone, 100)),
-        'use a name like Europe/Oslo: pg_timezone_names lists them'
-      );
+      perform notifyq.check_timezone(timezone);
   end;
   if v_fields[2] like '*%' or v_fields[3] like '*%' then
-    v_next := notifyq.next_passing(v_fields, timezone, v_after);
+    v_next := notifyq.next_wildcard(v_fields, timezone, v_after);
   else
     v_next := notifyq.next_fixed(v_fields, timezone, v_after);
   end if;
   if v_next is null then
     perform notifyq.raise_invalid(
-      format('%L never comes: no day fits it in 50 years', left(cron, 100)),
-      'see its day of the month, month and day of the week'
+      format('%L never runs: no day fits it in 50 years', left(cron, 100)),
+      'check its day of the month, month and day of the week'
     );
   end if;
   perform notifyq.check_instant('the next instant', v_next);
@@ -298,20 +271,18 @@ begin
 end;
 $$;
 comment on function messages.cron_next(text, text, timestamptz) is
-  'When a cron expression fits next, after an instant (null: after now), on the clocks of a time '
-  'zone. Five fields or, with seconds first, six; names, ranges, lists and steps; L, LW, friL and '
-  'fri#2; @daily and the like; @every with an interval, which counts from 1970. Where the clock '
-  'jumps, a fixed time that it leaves out comes at once after the jump; where it is set back, a '
-  'fixed time comes once, the first time; * in minutes or hours goes by the hours that really '
-  'pass. Raises NQ003, which says what of the expression is wrong.';
+  'The next time of a cron expression after an instant (null: after now), in a time zone. Five '
+  'fields or, with seconds first, six; names, ranges, lists and steps; L, LW, friL and fri#2; '
+  '@daily and similar names; @every with an interval, which counts from 1970. If the clock is set '
+  'forward, a fixed time in the gap comes right after it; if it is set back, a fixed time comes '
+  'once, the first time; * in minutes or hours counts the hours that really pass. Raises NQ003 '
+  'for an invalid expression, with the field and the reason.';
 
--- The last time that it fitted, up to an instant and from one on at which it did, and the next.
+-- The last run in the period since..until, and the next one; there was a run at since.
 create or replace function notifyq.cron_around(
   cron text, timezone text, since timestamptz, until timestamptz
 )
-  returns timestamptz[]
-  language plpgsql
-  stable
+  returns timestamptz[] language plpgsql stable
   set timezone = 'UTC'
 as $$
 declare
@@ -319,7 +290,7 @@ declare
   v_next timestamptz := messages.cron_next(cron, timezone, since);
   v_found timestamptz;
   v_middle timestamptz;
-  -- None is later than this, up to the end.
+  -- No run after this instant, up to until.
   v_high timestamptz := until;
   v_step interval := interval '1 second';
 begin
@@ -327,7 +298,7 @@ begin
     return array[v_last, v_next];
   end if;
   v_next := null;
-  -- Back in growing steps to where one is still to come, ...
+  -- Back in growing steps until a run is found, ...
   loop
     v_middle := greatest(since, until - v_step);
     v_found := messages.cron_next(cron, timezone, v_middle);
@@ -337,7 +308,7 @@ begin
     v_step := v_step * 4;
   end loop;
   v_last := v_found;
-  -- ... then halving.
+  -- ... then bisect.
   while v_high - v_last >= interval '1 second' loop
     v_middle := v_last + (v_high - v_last) / 2;
     v_found := messages.cron_next(cron, timezone, v_middle);

@@ -1,16 +1,16 @@
--- Schedules: define, enable and fire them.
+-- Schedules: define, pause and fire them.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ017 schedule not found
 
 create or replace function notifyq.check_schedule(schedule messages.schedule)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_queue messages.queue := notifyq.find_queue(schedule.queue);
   v_bytes integer := octet_length(schedule.message::text) + octet_length(schedule.headers::text);
   v_excess text := coalesce(
-    notifyq.excess_of('message', schedule.message), notifyq.excess_of('header', schedule.headers)
+    notifyq.limit_error('message', schedule.message),
+    notifyq.limit_error('header', schedule.headers)
   );
 begin
   if octet_length(schedule.name) not between 1 and 200
@@ -25,7 +25,7 @@ begin
   if jsonb_typeof(schedule.headers) <> 'object' then
     perform notifyq.raise_invalid('headers must be a JSON object');
   end if;
-  -- Room for what each message says of its schedule.
+  -- Leaves room for the headers that each run adds.
   if v_bytes > v_queue.max_bytes - 500 then
     v_excess := format(
       'a message of %s bytes is too long for queue %L', v_bytes, left(v_queue.name, 200)
@@ -34,9 +34,9 @@ begin
     v_excess := 'type and key must not have more than 200 bytes';
   end if;
   if v_excess is not null then
-    perform notifyq.raise_invalid(v_excess, 'else its messages could not be published');
+    perform notifyq.raise_invalid(v_excess, 'its messages could not be published');
   end if;
-  perform notifyq.check_attempts(schedule.max_attempts);
+  perform notifyq.check_between('max_attempts', schedule.max_attempts, 1, 1000);
   perform notifyq.check_duration('jitter', schedule.jitter);
   if schedule.jitter not between interval '0' and interval '1 day' then
     perform notifyq.raise_invalid(format('jitter must be up to one day, not %s', schedule.jitter));
@@ -58,10 +58,10 @@ begin
 end;
 $$;
 
--- The name as pg_timezone_names has it; what else PostgreSQL takes for a zone knows no summer.
+-- The name as pg_timezone_names has it: other zones that PostgreSQL accepts have no daylight
+-- saving.
 create or replace function notifyq.check_timezone(name text)
-  returns text
-  language plpgsql
+  returns text language plpgsql
 as $$
 declare
   v_name text := (
@@ -95,9 +95,7 @@ create or replace function messages.schedule(
   backfill integer default 1,
   grace interval default interval '5 minutes'
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -109,6 +107,8 @@ begin
   end if;
   select s.* into v_old from messages.schedule as s where s.name = schedule.name for update;
   v_new.name := name;
+  v_new.created_at := clock_timestamp();
+  v_new.enabled := true;
   v_new.cron := btrim(cron, e' \t\r\n');
   v_new.queue := queue;
   v_new.message := coalesce(message, 'null');
@@ -131,15 +131,8 @@ begin
     when (v_new.cron, v_new.timezone) = (v_old.cron, v_old.timezone) then v_old.next_at
     else messages.cron_next(v_new.cron, v_new.timezone, clock_timestamp())
   end;
-  insert into messages.schedule as s (
-    name, cron, timezone, queue, message, headers, type, priority, key, max_attempts, jitter,
-    overlap, backfill, grace, next_at
-  )
-  values (
-    v_new.name, v_new.cron, v_new.timezone, v_new.queue, v_new.message, v_new.headers, v_new.type,
-    v_new.priority, v_new.key, v_new.max_attempts, v_new.jitter, v_new.overlap, v_new.backfill,
-    v_new.grace, v_new.next_at
-  )
+  insert into messages.schedule as s
+  select v_new.*
   on conflict on constraint schedule_name_pk do update
   set cron = excluded.cron, timezone = excluded.timezone, queue = excluded.queue,
     message = excluded.message, headers = excluded.headers, type = excluded.type,
@@ -161,17 +154,15 @@ comment on function messages.schedule(
   text, text, text, jsonb, text, text, jsonb, integer, text, integer, interval, text, integer,
   interval
 ) is
-  'Publish a message into a queue again and again, see cron_next() for cron. Defines the schedule '
-  'of this name, or redefines it: whether it is enabled stays as it is. False: it was so already. '
-  'jitter: each becomes available up to so much later. overlap: allow, skip_waiting (leave a run '
-  'out while the last waits to be claimed) or skip (while the last is live). backfill: how many '
-  'runs at most are made up for after nobody was there to fire them; one that is late by less than '
-  'grace was not missed. Raises NQ001 for an unknown queue, NQ003 for what cannot be.';
+  'Publish a message into a queue at recurring times, see cron_next() for cron. Defines the '
+  'schedule of this name, or redefines it, which keeps it enabled or disabled. False: nothing has '
+  'changed. jitter: each message becomes available up to so much later. overlap: allow, '
+  'skip_waiting (skip a run while the last message waits to be claimed) or skip (while it is '
+  'live). backfill: how many missed runs at most are made up for; a run that is less late than '
+  'grace was not missed. Raises NQ001 for an unknown queue, NQ003 for invalid arguments.';
 
 create or replace function messages.unschedule(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -180,14 +171,10 @@ begin
 end;
 $$;
 comment on function messages.unschedule(text) is
-  'Remove a schedule; messages that it has published stay. False: there was none of this name.';
+  'Remove a schedule; messages that it has published stay. False: there is none of this name.';
 
--- Enable: list schedules, stop them for a while, and let them go on.
-
--- Locked until the end of the transaction.
 create or replace function notifyq.lock_schedule(name text)
-  returns messages.schedule
-  language plpgsql
+  returns messages.schedule language plpgsql
 as $$
 declare
   v_schedule messages.schedule;
@@ -207,27 +194,19 @@ end;
 $$;
 
 create or replace function messages.schedule_info(name text default null)
-  returns setof messages.schedule
-  language plpgsql
-  stable
-  security definer
+  returns setof messages.schedule language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return query
   select s.*
   from messages.schedule as s
   where schedule_info.name is null or s.name = schedule_info.name
   order by s.name;
-end;
 $$;
 comment on function messages.schedule_info(text) is
-  'All schedules, or the one of this name: what they publish, when next, and how it went.';
+  'All schedules, or the one of this name: what they publish, the next run, and the last result.';
 
 create or replace function messages.resume_schedule(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -244,13 +223,11 @@ begin
 end;
 $$;
 comment on function messages.resume_schedule(text) is
-  'Let a schedule fire again, from its next time on: what came while it was disabled is not made '
-  'up for. False: it was enabled already. Raises NQ017 for an unknown schedule.';
+  'Let a schedule run again, from its next time on: runs that it missed while it was disabled are '
+  'not made up for. False: it was enabled already. Raises NQ017 for an unknown schedule.';
 
 create or replace function messages.pause_schedule(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -264,16 +241,13 @@ begin
 end;
 $$;
 comment on function messages.pause_schedule(text) is
-  'Let a schedule fire no more until it is enabled again; redefining it does not. False: it was '
+  'Stop a schedule until resume_schedule(); redefining it does not enable it. False: it was '
   'disabled already. Raises NQ017 for an unknown schedule.';
 
--- Fire: publish what is due by a schedule, once for each of its times.
-
--- One message for each of these times, by one statement; returns the id of the last.
+-- Publish one message for each time, in one statement; returns the id of the last.
 create or replace function notifyq.publish_due(schedule messages.schedule, due timestamptz[])
-  returns bigint
-  language plpgsql
-  -- So that a time reads the same whoever fires.
+  returns bigint language plpgsql
+  -- The text of a time must not depend on the session.
   set timezone = 'UTC'
 as $$
 declare
@@ -283,15 +257,16 @@ begin
     return null;
   end if;
   with published as (
-    -- The token is one that nobody else can give to a new message, see admit(): a schedule was
-    -- allowed to publish when it was defined, and who fires it need not be allowed to.
+    -- Only notifyq can give this token to a new message, see admit(): the right to publish was
+    -- checked when the schedule was defined, and the session that fires it need not have it.
     insert into messages.message as m
       (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
     select
       schedule.queue, schedule.message,
       schedule.headers || jsonb_build_object('schedule', schedule.name, 'due', d.due),
       schedule.type, schedule.priority, schedule.key, schedule.max_attempts,
-      -- The transaction may have begun before the time had come; without jitter it has now.
+      -- now() may be before the due time, if the transaction began earlier; without jitter it
+      -- is now.
       case when schedule.jitter > interval '0'
         then greatest(now(), d.due + random() * schedule.jitter) else now()
       end,
@@ -301,15 +276,14 @@ begin
     returning m.id
   )
   select max(p.id) into v_id from published as p;
-  -- None, where they were diverted into message_volatile.
+  -- Null if the messages were diverted into message_unlogged.
   return coalesce(v_id, currval('messages.message_id_seq'));
 end;
 $$;
 
--- What of a schedule is due: which times, whether to leave them out, and when it is due again.
+-- Publish the runs that are due, or skip them, and set the next run; returns how many.
 create or replace function notifyq.fire_schedule(schedule messages.schedule, until timestamptz)
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
 as $$
 declare
   v_around timestamptz[] := notifyq.cron_around(
@@ -354,13 +328,10 @@ end;
 $$;
 
 create or replace function notifyq.fire_schedules(quantity integer default 100)
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  -- By the index, from what has been due for longest: nothing else is looked at.
-  set enable_seqscan = off
-  set enable_bitmapscan = off
+  -- In the order of the index: other schedules are not read.
+  set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -369,7 +340,7 @@ declare
   v_fired integer := 0;
 begin
   perform notifyq.check_quantity(fire_schedules.quantity, 10000);
-  -- Whoever locks the row first fires; to all others it has its next time by then.
+  -- The first session that locks the row fires; others then read its next time.
   for v_schedule in
     select s.*
     from messages.schedule as s
@@ -383,55 +354,48 @@ begin
     begin
       v_fired := v_fired + notifyq.fire_schedule(v_schedule, v_now);
     exception
-      -- One whose queue is gone must not stop the others, nor the upkeep.
+      -- A schedule whose queue was dropped must stop neither the others nor maintenance.
       when others then
         get stacked diagnostics v_error = message_text;
         update messages.schedule as s
         set failed_at = v_now, last_error = left(v_error, 1000)
         where s.name = v_schedule.name;
-        raise warning 'notifyq: schedule % cannot fire, it is tried again in a minute: %',
+        raise warning 'notifyq: schedule % cannot fire, next try in a minute: %',
           v_schedule.name, v_error;
     end;
-    -- The others come with the next call.
+    -- The next call fires the others.
     exit when clock_timestamp() > v_now + interval '2 seconds';
   end loop;
   return v_fired;
 end;
 $$;
 comment on function notifyq.fire_schedules(integer) is
-  'Publish what is due by up to quantity schedules; return how many messages. maintain() does it. '
-  'A schedule that cannot fire is tried again a minute later, with a WARNING each time.';
+  'Publish the due runs of up to quantity schedules; return how many messages. maintain() does '
+  'it. A schedule that fails is tried again a minute later, with a WARNING each time.';
 
 create or replace function notifyq.next_schedule()
-  returns interval
-  language plpgsql
-  security definer
+  returns interval language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
+  set enable_seqscan = off set enable_bitmapscan = off
 as $$
-declare
-  v_next_at timestamptz := (
-    select s.next_at
+begin
+  return (
+    select greatest(s.next_at - clock_timestamp(), interval '0')
     from messages.schedule as s
     where s.enabled
-      -- One that cannot fire is looked at by the upkeep.
+      -- Maintenance tries again one that cannot fire.
       and s.failed_at is null
     order by s.next_at
     limit 1
   );
-begin
-  return greatest(v_next_at - clock_timestamp(), interval '0');
 end;
 $$;
 comment on function notifyq.next_schedule() is
-  'How long it is until a schedule is due; zero if one is, null if there is none. For whoever '
-  'sleeps until then to call fire_schedules().';
+  'How long until a schedule is due; zero if one is, null if there is none. Workers sleep so long '
+  'before fire_schedules().';
 
 create or replace function messages.run_schedule(name text)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -448,5 +412,5 @@ begin
 end;
 $$;
 comment on function messages.run_schedule(text) is
-  'Publish the message of a schedule now, also of a disabled one and beside an earlier one; return '
-  'its id. The next time stays as it is. Raises NQ017 for an unknown schedule.';
+  'Publish the message of a schedule now, also of a disabled one and beside an earlier one; '
+  'return its id. The next run stays as it is. Raises NQ017 for an unknown schedule.';

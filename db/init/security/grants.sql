@@ -1,4 +1,4 @@
--- Grants: nothing for everybody, then what each role may call, read and insert.
+-- Grants: what each role may call, read and insert; nothing is granted to public.
 --
 -- raises: nothing
 
@@ -7,8 +7,8 @@ revoke all on all tables in schema messages, notifyq from public;
 revoke all on all sequences in schema messages, notifyq from public;
 revoke execute on all routines in schema messages, notifyq from public;
 
--- Which role may call which function, whatever its arguments. Administrators may call all of these.
--- Functions that are not listed are helpers: only their owner may call them.
+-- Roles and the functions that they may call, with any arguments. notifyq_admin may call all of
+-- these. Functions that are not listed are internal: only their owner may call them.
 do $$
 declare
   v_others text;
@@ -18,8 +18,8 @@ declare
   v_roles text;
   v_calls text;
 begin
-  -- Without CREATEROLE bootstrap/roles.sql could not make them; the owner then grants to roles of
-  -- its own.
+  -- Without CREATEROLE bootstrap/roles.sql could not create the roles; the owner then grants to
+  -- roles of its own.
   if to_regrole('notifyq_admin') is null then
     return;
   end if;
@@ -31,11 +31,10 @@ begin
 
       -- Publish.
       ('publisher', 'messages', 'publish publish_many enqueue payload_schema'),
-      -- Called with the rights of the role that inserts, by a trigger and by the rule of a view.
+      -- A trigger, and the rule of a view, call them with the rights of the role that inserts.
       ('publisher', 'notifyq', 'check_inserted admit_event'),
       ('publisher', 'notifyq', 'receive_many relay_target'),
-      -- The owner of a table decides whether it is captured; its right to publish, into which
-      -- stream.
+      -- A table can be captured by its owner, who needs the right to publish into the stream.
       ('publisher', 'messages', 'capture capture_sql uncapture captures'),
       ('publisher', 'notifyq', 'capture_rows capture_updates capture_each'),
       (
@@ -43,7 +42,7 @@ begin
         'check_targets begin_load begin_attempt commit_load drop_attempts load_rejects drop_load'
       ),
 
-      -- Consume from queues. A worker looks in the archive for a finish whose answer was lost.
+      -- Consume from queues. With archive_find a worker checks a finish whose answer was lost.
       (
         'worker', 'messages',
         'claim claim_id take wait owned finish_owned release_owned finish finish_many retry '
@@ -57,6 +56,15 @@ begin
         'relay_source relay_claim relay_finish relay_marks relay_forget diagnose worker_heartbeat '
         'remove_worker'
       ),
+
+      -- Durable work. Who may see the result of a message may see its progress and its output.
+      (
+        'worker', 'messages', 'step sleep await_signal await_any await_end emit'
+      ),
+      ('worker', 'notifyq', 'record_step recorded_steps wait_for_ends'),
+      ('publisher worker', 'messages', 'signal'),
+      ('publisher worker reader', 'messages', 'progress output'),
+      ('worker reader', 'messages', 'steps parked'),
 
       -- Consume from streams.
       (
@@ -78,10 +86,10 @@ begin
       -- Read.
       (
         'reader', 'messages',
-        'queue_info queue_grants queue_shares dependencies message_list message_find archive_list '
-        'archive_find archive_summary archive_info retention_info attempts dead_list dead_count '
-        'dead_since current_position known_position events_since schedule_info cron_next '
-        'audit_list lakes lake_files'
+        'queue_info queue_grants queue_shares queue_limits dependencies message_list message_find '
+        'archive_list archive_find archive_summary archive_info retention_info attempts '
+        'dead_list dead_count dead_since current_position known_position events_since '
+        'schedule_info cron_next audit_list lakes lake_files'
       ),
       (
         'reader', 'notifyq',
@@ -91,11 +99,11 @@ begin
         'error_fingerprint rolled_up rollup_range rollup_summary rollup_errors rollup_workers '
         'replay_counts'
       ),
-      -- A worker reports these as its metrics. Which messages other workers have is not for it: it
-      -- may have no right to their queues.
+      -- Workers report these as metrics. They may not list messages of other workers, which may be
+      -- in queues that they have no right to.
       (
         'worker reader', 'messages',
-        'backlog throughput activity holders cron_entries health'
+        'backlog throughput activity cron_entries health'
       ),
       ('worker reader', 'notifyq', 'subscription_lags table_sizes notification_counters'),
       ('reader', 'messages', 'workers'),
@@ -103,14 +111,15 @@ begin
       -- Administer.
       (
         '', 'messages',
-        'create_queue alter_queue drop_queue pause_queue resume_queue set_share grant_queue '
-        'revoke_queue cancel unblock run_now redrive receive adopt dead_retry dead_delete '
+        'create_queue alter_queue drop_queue pause_queue resume_queue set_share set_limit '
+        'grant_queue revoke_queue cancel amend unblock run_now redrive receive adopt dead_retry '
+        'dead_retry_from dead_delete '
         'dead_retry_matching dead_delete_matching schedule unschedule pause_schedule '
         'resume_schedule run_schedule create_stream alter_stream drop_stream pause_stream '
         'resume_stream unsubscribe seek forward unforward alter_archive forget_lake'
       ),
-      -- Retention relies on what these write; replays may read messages of any queue; reports of
-      -- anomalies may create a queue.
+      -- Retention relies on the rows that these write; replays read messages of any queue; reports
+      -- of anomalies create a queue.
       (
         '', 'notifyq',
         'create_lake hold_lake note_lake commit_lake forget_files prune_day roll_up add_rollup '
@@ -143,24 +152,24 @@ begin
       queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts
     )
     on messages.message to notifyq_publisher, notifyq_admin;
-  -- Read by the trigger of such an insert.
+  -- The trigger of such an insert reads them.
   grant select on sequence
     notifyq.announced_first_seq, notifyq.announced_last_seq, notifyq.announced_queue_seq
     to notifyq_publisher, notifyq_admin;
-  -- An insert into a view draws the defaults of its table.
+  -- An insert into the view uses the defaults of its table.
   grant insert (stream, type, key, message, headers) on messages.stream_event
     to notifyq_publisher, notifyq_admin;
   grant usage on sequence messages.event_id_seq to notifyq_publisher, notifyq_admin;
-  -- The number of an attempt is all that gives a row a place in a load.
+  -- A row belongs to a load by the number of an attempt, which only begin_attempt() gives out.
   grant insert on notifyq.load_row to notifyq_publisher, notifyq_admin;
-  -- As register() does it; the registrar is not among the columns: it is the role that inserts.
+  -- register() is such an insert; it leaves out the registrar, which is the role that inserts.
   grant select, insert (stream, subscriber, procedure, position)
     on messages.subscriber_procedure to notifyq_worker, notifyq_admin;
   grant select on all tables in schema messages, notifyq to notifyq_reader, notifyq_admin;
 end;
 $$;
 
--- Types: for views and tables made of what the functions return.
+-- Types: roles may use them in their own views and tables.
 do $$
 declare
   v_type text;

@@ -1,8 +1,7 @@
--- Owner: all of both schemas belongs to one role, with whose rights its functions act.
+-- Owner: one role owns both schemas, and functions run with its rights.
 
--- The functions act with the rights of their owner, who had better be nobody: a role that cannot
--- log in and has no other right. Whoever installs hands the schema over, if that is possible; a
--- schema that was made for another role stays that role's.
+-- The owner should be a role that cannot log in and has no other right. The installing role hands
+-- the schemas over where it can; a schema that was created for another role stays with that role.
 do $$
 declare
   v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
@@ -16,19 +15,19 @@ begin
   alter schema messages owner to notifyq_owner;
   alter schema notifyq owner to notifyq_owner;
 exception
-  -- A server whose roles others manage; the functions then act with the rights of who installed.
+  -- The roles may not be this role's to use, as on a managed server: it stays the owner.
   when insufficient_privilege then null;
 end;
 $$;
 
--- The functions act with the rights of their owner, so what a superuser has added to the schema of
--- another role must become that role's: else its functions could not read the new tables.
+-- Objects that a superuser has added belong to the superuser: functions of the owner could not read
+-- such tables.
 do $$
 declare
   v_owner regrole := (select n.nspowner from pg_namespace as n where n.nspname = 'messages');
   v_statement text;
 begin
-  -- For what is yet to be made by this role; there is no such default for one schema alone.
+  -- For objects that this role creates later; such a default cannot be limited to one schema.
   if v_owner = to_regrole('notifyq_owner') then
     alter default privileges for role notifyq_owner revoke execute on functions from public;
     alter default privileges for role notifyq_owner revoke usage on types from public;
@@ -43,7 +42,7 @@ begin
     where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
       and c.relkind in ('r', 'p', 'v', 'c', 'S')
       and c.relowner <> v_owner
-      -- A sequence of a column goes with its table.
+      -- The sequence of a column has the owner of its table.
       and not exists (
         select from pg_depend as d
         where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype in ('a', 'i')

@@ -3,9 +3,7 @@
 -- raises: NQ003 invalid argument, NQ020 stream not found
 
 create or replace function notifyq.find_stream(name text)
-  returns messages.stream
-  language plpgsql
-  stable
+  returns messages.stream language plpgsql stable
 as $$
 declare
   v_stream messages.stream;
@@ -25,8 +23,7 @@ end;
 $$;
 
 create or replace function notifyq.check_stream(stream messages.stream)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if stream.name is null then
@@ -48,9 +45,9 @@ begin
       format('max_bytes must be between 4096 and 268435456, not %s', stream.max_bytes)
     );
   end if;
-  if stream.bell not in ('auto', 'always', 'off') then
+  if stream.notify not in ('auto', 'always', 'off') then
     perform notifyq.raise_invalid(
-      format('%L is no kind of bell', stream.bell), 'take auto, always or off'
+      format('notify must be auto, always or off, not %s', stream.notify)
     );
   end if;
 end;
@@ -64,12 +61,10 @@ create or replace function messages.create_stream(
   retention interval default interval '1 hour',
   max_lag interval default null,
   max_events bigint default null,
-  bell text default 'auto',
+  notify text default 'auto',
   max_bytes integer default 1048576
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -77,29 +72,29 @@ declare
 begin
   v_stream.name := create_stream.name;
   v_stream.retention := coalesce(create_stream.retention, interval '1 hour');
-  v_stream.max_lag := create_stream.max_lag;
-  v_stream.max_events := create_stream.max_events;
+  v_stream.max_lag := nullif(create_stream.max_lag, interval '0');
+  v_stream.max_events := nullif(create_stream.max_events, 0);
   v_stream.max_bytes := coalesce(create_stream.max_bytes, 1048576);
-  v_stream.bell := coalesce(create_stream.bell, 'auto');
+  v_stream.notify := coalesce(create_stream.notify, 'auto');
   perform notifyq.check_stream(v_stream);
   perform notifyq.check_payload_policy(
     notifyq.type_name(create_stream.payload_type), create_stream.payload_schema
   );
-  -- Queues and streams are published into by the same function, so a name is one of the two. The
-  -- lock makes create_queue() wait, which looks the other way round.
+  -- publish() serves queues and streams, so a name is one of the two. The lock makes
+  -- create_queue() wait, which checks the other way round.
   lock table messages.queue in share mode;
   if exists (select from messages.queue as q where q.name = create_stream.name) then
     perform notifyq.raise_invalid(
-      format('%L is a queue', create_stream.name), 'take another name, or drop the queue'
+      format('%L is a queue', create_stream.name), 'use another name, or drop the queue'
     );
   end if;
   insert into messages.stream (
-    name, retention, max_lag, max_events, max_bytes, bell, durable, payload_type, payload_schema,
+    name, retention, max_lag, max_events, max_bytes, notify, durable, payload_type, payload_schema,
     is_guarded
   )
   values (
     v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
-    v_stream.bell, coalesce(create_stream.durable, true),
+    v_stream.notify, coalesce(create_stream.durable, true),
     notifyq.type_name(create_stream.payload_type),
     notifyq.schema_text(create_stream.payload_schema),
     exists (select from messages.queue_grant as g where g.queue = v_stream.name)
@@ -120,12 +115,12 @@ $$;
 comment on function messages.create_stream(
   text, regtype, jsonb, boolean, interval, interval, bigint, text, integer
 ) is
-  'Create a stream: what is published into it goes to every subscriber. payload_type and '
-  'payload_schema (JSON Schema) say what a payload must be. durable => false: events are lost when '
-  'the server crashes, and cost less. retention: how long events are kept for replay after all '
-  'have passed them. max_lag and max_events bound how far behind a subscriber may be, before it is '
-  'skipped ahead. bell: auto, always or off. max_bytes: of an event with its headers. False: it '
-  'existed and was left alone. Raises NQ003 for the name of a queue.';
+  'Create a stream: every subscriber gets each event that is published into it. payload_type and '
+  'payload_schema (JSON Schema) restrict payloads. durable => false: events cost less and are '
+  'lost when the server crashes. retention: how long events are kept for replay after all '
+  'subscribers have finished them. max_lag and max_events limit how far behind a subscriber may '
+  'be before events are skipped for it. notify: auto, always or off. max_bytes: of an event with '
+  'its headers. False: it existed and was not changed. Raises NQ003 for the name of a queue.';
 
 create or replace function messages.alter_stream(
   name text,
@@ -134,12 +129,10 @@ create or replace function messages.alter_stream(
   retention interval default null,
   max_lag interval default null,
   max_events bigint default null,
-  bell text default null,
+  notify text default null,
   max_bytes integer default null
 )
-  returns void
-  language plpgsql
-  security definer
+  returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -149,14 +142,14 @@ begin
   v_stream.max_lag := coalesce(alter_stream.max_lag, v_stream.max_lag);
   v_stream.max_events := coalesce(alter_stream.max_events, v_stream.max_events);
   v_stream.max_bytes := coalesce(alter_stream.max_bytes, v_stream.max_bytes);
-  v_stream.bell := coalesce(alter_stream.bell, v_stream.bell);
-  -- Zero takes a bound away.
+  v_stream.notify := coalesce(alter_stream.notify, v_stream.notify);
+  -- Zero removes a limit.
   v_stream.max_lag := nullif(v_stream.max_lag, interval '0');
   v_stream.max_events := nullif(v_stream.max_events, 0);
   perform notifyq.check_stream(v_stream);
   update messages.stream as s
   set retention = v_stream.retention, max_lag = v_stream.max_lag,
-    max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, bell = v_stream.bell,
+    max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, notify = v_stream.notify,
     payload_type = case when alter_stream.payload_type is null then s.payload_type
       else notifyq.type_name(alter_stream.payload_type) end,
     payload_schema =
@@ -169,13 +162,11 @@ $$;
 comment on function messages.alter_stream(
   text, regtype, jsonb, interval, interval, bigint, text, integer
 ) is
-  'Change a stream; what is null stays. Zero as max_lag or max_events takes the bound away. '
-  'Events that are there are not checked again. Raises NQ020 for an unknown stream.';
+  'Change a stream; what is null stays. Zero as max_lag or max_events removes the limit. Existing '
+  'events are not checked again. Raises NQ020 for an unknown stream.';
 
 create or replace function messages.pause_stream(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -186,13 +177,11 @@ begin
 end;
 $$;
 comment on function messages.pause_stream(text) is
-  'Refuse publishing into the stream with NQ024; subscribers go on. False: it was so already. A '
-  'session with session_replication_role = replica may publish all the same.';
+  'Refuse publishing into the stream with NQ024; subscribers go on. False: it was paused already. '
+  'A session with session_replication_role = replica may still publish.';
 
 create or replace function messages.resume_stream(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -205,14 +194,10 @@ $$;
 comment on function messages.resume_stream(text) is
   'Allow publishing into the stream again. False: it was not paused.';
 
--- Moments: what is committed, and which ids are yet to be given.
-
--- What is committed now. A snapshot leaves out the transaction that takes it, and counts it as over
--- if a later one has ended: what it publishes after that would be seen by nobody.
+-- What is committed now. pg_current_snapshot() leaves out the own transaction, and counts it as
+-- over if a later one has ended: no subscriber would then see what it publishes after that.
 create or replace function notifyq.committed_snapshot()
-  returns pg_snapshot
-  language plpgsql
-  stable
+  returns pg_snapshot language plpgsql stable
 as $$
 declare
   v_snapshot pg_snapshot := pg_current_snapshot();
@@ -231,18 +216,16 @@ begin
 end;
 $$;
 
--- The same snapshot, which says of every number below `until` that it is not over.
+-- The same snapshot, with all transaction ids below `until` as running.
 create or replace function notifyq.snapshot_until(snapshot pg_snapshot, until xid8)
-  returns pg_snapshot
-  language plpgsql
-  immutable
+  returns pg_snapshot language plpgsql immutable
 as $$
 begin
-  -- Most ask in vain, and a statement costs several times what this does.
+  -- Most calls end here, and a statement costs several times as much.
   if (until > pg_snapshot_xmax(snapshot)) is not true then
     return snapshot;
   end if;
-  -- Those put in have larger numbers than all that it says are running.
+  -- The added ids are larger than those that run in the snapshot.
   return concat(
     pg_snapshot_xmin(snapshot), ':', until, ':',
     nullif(split_part(snapshot::text, ':', 3), '') || ',',
@@ -258,14 +241,11 @@ end;
 $$;
 
 -- How many transactions are over in a snapshot. Of two snapshots of one server the later one sees
--- all that the earlier one does, so this number tells which is which. Inlined.
+-- all that the earlier one sees, so the larger number is the later snapshot. Inlined.
 create or replace function notifyq.progress_of(snapshot pg_snapshot)
-  returns bigint
-  language sql
-  immutable
-  parallel safe
+  returns bigint language sql immutable parallel safe
 as $$
-  -- Its text is xmin:xmax:xip,...; to read that costs less than a statement.
+  -- The text is xmin:xmax:xip,...; parsing it costs less than a statement.
   select pg_catalog.pg_snapshot_xmax(snapshot)::pg_catalog.text::bigint operator(pg_catalog.-)
     pg_catalog.cardinality(
       pg_catalog.string_to_array(pg_catalog.split_part(snapshot::pg_catalog.text, ':', 3), ',')
@@ -273,9 +253,7 @@ as $$
 $$;
 
 create or replace function notifyq.last_event_id()
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 begin
   return (
@@ -284,12 +262,10 @@ begin
 end;
 $$;
 
--- The last id that was given, before this transaction has a number: whoever gets a larger one gets
--- its ids after this. Null: it has a number already, or keeps an older snapshot.
+-- The last event id before this transaction has a transaction id: a transaction with a larger id
+-- draws its event ids later. Null: it has an id already, or keeps an older snapshot.
 create or replace function notifyq.fresh_low()
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 begin
   if pg_current_xact_id_if_assigned() is null
@@ -301,12 +277,12 @@ begin
 end;
 $$;
 
--- A moment: ids of transactions with a number behind the snapshot's end are larger than low, and
--- those of what is committed are not larger than high. A snapshot ends behind the last transaction
--- that is over, so that some with a larger number may run by then and have given ids: up to the
--- caller's own number, which is behind the end, they are put in as running. Without a fresh low
--- the known one goes on with the end that it was known for.
-create or replace function notifyq.snapshot_position(
+-- The snapshot of what is committed, with bounds of event ids: transactions at or above its xmax
+-- have ids larger than low, and committed events have no id larger than high. The xmax of a
+-- snapshot follows the last transaction that is over, so transactions with larger ids may already
+-- run and have drawn event ids. They are added as running, up to the own transaction id. Without
+-- fresh, known_low is returned with known_until, the xmax that it is valid for.
+create or replace function notifyq.current_horizon(
   known_low bigint,
   known_until xid8,
   fresh bigint,
@@ -314,8 +290,7 @@ create or replace function notifyq.snapshot_position(
   out snapshot pg_snapshot,
   out high bigint
 )
-  language plpgsql
-  stable
+  language plpgsql stable
 as $$
 declare
   v_until xid8 := known_until;

@@ -1,18 +1,16 @@
 -- Batches: cut the next batch of a subscription, and read it.
 --
--- raises: NQ020 stream not found, NQ021 subscription not found, NQ022 batch not open, NQ003 invalid
--- argument, NQ903 not adopted, NQ007 no right to the stream
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
+-- subscription not found, NQ022 batch not open, NQ903 not adopted
 
 create or replace function notifyq.find_subscription(stream text, subscriber text)
-  returns messages.subscription
-  language plpgsql
-  stable
+  returns messages.subscription language plpgsql stable
 as $$
 declare
   v_stream messages.stream;
   v_subscription messages.subscription;
 begin
-  -- One statement answers most: what cannot be so is told below.
+  -- One statement for the common case; the others below.
   select u.* into v_subscription
   from messages.stream as s
   join messages.subscription as u on u.stream = s.id
@@ -41,9 +39,7 @@ end;
 $$;
 
 create or replace function notifyq.find_batch(id bigint)
-  returns notifyq.batch
-  language plpgsql
-  stable
+  returns notifyq.batch language plpgsql stable
 as $$
 declare
   v_batch notifyq.batch;
@@ -56,7 +52,7 @@ begin
     raise exception using
       errcode = 'NQ022',
       message = format('there is no batch %s', id),
-      hint = 'ask next_batch() for the one that is open';
+      hint = 'call next_batch() for the open batch';
   end if;
   if exists (select from messages.queue_grant) then
     perform notifyq.check_access(s.name, 'consume from')
@@ -69,14 +65,12 @@ end;
 $$;
 
 create or replace function notifyq.open_batch(id bigint)
-  returns notifyq.batch
-  language plpgsql
-  stable
+  returns notifyq.batch language plpgsql stable
 as $$
 declare
   v_batch notifyq.batch;
 begin
-  -- One statement answers most: what cannot be so is told below.
+  -- One statement for the common case; the others below.
   select b.* into v_batch
   from notifyq.batch as b
   where b.id = open_batch.id
@@ -91,42 +85,36 @@ begin
     raise exception using
       errcode = 'NQ022',
       message = format('batch %s is finished', id),
-      hint = 'ask next_batch() for the one that is open';
+      hint = 'call next_batch() for the open batch';
   end if;
   return v_batch;
 end;
 $$;
 
 -- The events that follow the last batch: the rest of its window, else those of a new window, which
--- ends at the next tick that was asked for, or now; is_ahead: it is known that those are there.
--- Null: there are none.
+-- ends at the next requested tick, or now. has_more: events are known to follow. Null: there are
+-- none.
 create or replace function notifyq.next_events(
-  last notifyq.batch,
-  quantity integer,
-  fresh bigint,
-  is_ahead boolean default false
+  last notifyq.batch, quantity integer, fresh bigint, has_more boolean default false
 )
-  returns notifyq.batch
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns notifyq.batch language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_next notifyq.batch := last;
   v_tick notifyq.tick;
   v_newest notifyq.tick;
-  v_moment record;
-  v_there bigint;
+  v_horizon record;
+  v_events bigint;
   v_last bigint;
 begin
   if not last.is_last then
     v_next.last_id := last.upto_high;
     v_next.after_id := last.last_id;
-    select a.there, a.last_id into v_there, v_last
+    select a.events, a.last_id into v_events, v_last
     from notifyq.count_next_events(v_next, quantity) as a;
   end if;
-  if last.is_last or v_there = 0 then
+  if last.is_last or v_events = 0 then
     select t.* into v_newest
     from notifyq.tick as t
     where t.stream = (
@@ -138,7 +126,7 @@ begin
       select t.* into v_tick
       from notifyq.tick as t
       where t.stream = v_newest.stream
-        and t.is_asked
+        and t.is_requested
         and t.id > last.tick
         and notifyq.progress_of(t.snapshot) > notifyq.progress_of(last.upto)
       order by t.id
@@ -151,30 +139,30 @@ begin
       );
       v_next.tick := v_tick.id;
     else
-      v_moment := notifyq.snapshot_position(
+      v_horizon := notifyq.current_horizon(
         greatest(last.upto_low, v_newest.low),
         greatest(pg_snapshot_xmax(last.upto), pg_snapshot_xmax(v_newest.snapshot)),
         fresh
       );
-      -- Nothing has ended since, or this transaction keeps a snapshot that is older.
-      if notifyq.progress_of(v_moment.snapshot) <= notifyq.progress_of(last.upto) then
+      -- No transaction has ended since, or this transaction keeps an older snapshot.
+      if notifyq.progress_of(v_horizon.snapshot) <= notifyq.progress_of(last.upto) then
         return null;
       end if;
-      v_next := notifyq.batch_window(last, v_moment.snapshot, v_moment.low, v_moment.high);
+      v_next := notifyq.batch_window(last, v_horizon.snapshot, v_horizon.low, v_horizon.high);
       v_next.tick := coalesce(v_newest.id, 0);
     end if;
-    -- Not more than so many: where they all are to be had, they need not be counted.
-    v_there := v_next.upto_high - v_next.after_id;
-    if v_tick.id is null and not is_ahead and not notifyq.has_events(v_next) then
+    -- An upper bound: if quantity covers it, the events need not be counted.
+    v_events := v_next.upto_high - v_next.after_id;
+    if v_tick.id is null and not has_more and not notifyq.has_events(v_next) then
       return null;
     end if;
-    if v_there > quantity then
-      select a.there, a.last_id into v_there, v_last
+    if v_events > quantity then
+      select a.events, a.last_id into v_events, v_last
       from notifyq.count_next_events(v_next, quantity) as a;
     end if;
   end if;
   v_next.kind := 'events';
-  v_next.is_last := v_there < quantity or v_last is null;
+  v_next.is_last := v_events < quantity or v_last is null;
   if not v_next.is_last then
     v_next.last_id := v_last;
   end if;
@@ -183,8 +171,7 @@ end;
 $$;
 
 create or replace function notifyq.add_batch(batch notifyq.batch, last bigint, member text)
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 #variable_conflict use_column
 declare
@@ -205,31 +192,17 @@ begin
 end;
 $$;
 
--- Next batch: hand out batches, to one reader or to several members.
-
--- The batch that a member has open; an other's that was held for longer than takeover becomes its.
-create or replace function notifyq.held_batch(
-  subscription bigint,
-  member text,
-  takeover interval
-)
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+-- The open batch of a member; a batch that another member has held longer than takeover passes to
+-- it.
+create or replace function notifyq.held_batch(subscription bigint, member text, takeover interval)
+  returns bigint language plpgsql
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_batch notifyq.batch;
 begin
-  select b.* into v_batch
-  from notifyq.batch as b
-  where b.subscription = held_batch.subscription
-    and b.member = held_batch.member
-  -- By the time: one that was taken over is newer to this member than its number says.
-  order by b.opened_at desc
-  limit 1;
-  if found and notifyq.is_open(v_batch) then
+  v_batch := notifyq.newest_batch(held_batch.subscription, held_batch.member);
+  if v_batch.id is not null and notifyq.is_open(v_batch) then
     return v_batch.id;
   end if;
   select b.* into v_batch
@@ -247,12 +220,11 @@ begin
 end;
 $$;
 
--- What is to be seen once more, in a batch of its own that goes first. Null: nothing is due.
+-- Events that are due again, as a batch of their own that goes first. Null: none is due.
 create or replace function notifyq.select_retry_batch(
   last notifyq.batch, quantity integer, member text
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -291,8 +263,8 @@ begin
 end;
 $$;
 
--- Of a subscription that this transaction has locked. glanced: the batch that was the last one,
--- and finished, when events were seen ahead of it; null: none were.
+-- For a subscription that this transaction has locked. peeked: the last batch, if peek_batch()
+-- found events after it.
 create or replace function notifyq.select_batch(
   stream text,
   subscription messages.subscription,
@@ -300,43 +272,41 @@ create or replace function notifyq.select_batch(
   fresh bigint,
   member text default null,
   takeover interval default null,
-  glanced bigint default null
+  peeked bigint default null
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_last notifyq.batch;
   v_next notifyq.batch;
-  v_is_ahead boolean;
+  v_has_more boolean;
   v_id bigint;
 begin
   v_last := notifyq.last_batch(select_batch.subscription.id);
-  v_is_ahead := coalesce(v_last.id = select_batch.glanced, false);
-  if not v_is_ahead then
+  v_has_more := coalesce(v_last.id = select_batch.peeked, false);
+  if not v_has_more then
     perform notifyq.check_position(v_last.upto);
   end if;
   if select_batch.member is not null then
     v_id := notifyq.held_batch(
       select_batch.subscription.id, select_batch.member, select_batch.takeover
     );
-  elsif not v_is_ahead and notifyq.is_open(v_last) then
+  elsif not v_has_more and notifyq.is_open(v_last) then
     v_id := v_last.id;
   end if;
-  if v_id is null and not v_is_ahead then
+  if v_id is null and not v_has_more then
     v_id := notifyq.select_retry_batch(v_last, select_batch.quantity, select_batch.member);
   end if;
   if v_id is not null then
     return v_id;
   end if;
   v_next := notifyq.next_events(
-    v_last, select_batch.quantity, select_batch.fresh, v_is_ahead
+    v_last, select_batch.quantity, select_batch.fresh, v_has_more
   );
   if v_next.id is null then
     return null;
   end if;
-  -- Where publishers are silent because this subscriber or another one attends, the others are to
-  -- hear of it now.
+  -- This subscriber or another one suppresses notifications: the others need one now.
   if v_next.upto::text <> v_last.upto::text
     and exists (
       select from messages.subscription as u
@@ -357,68 +327,61 @@ create or replace function messages.next_batch(
   member text default null,
   takeover interval default null
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_fresh bigint := notifyq.fresh_low();
   v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
-  v_glance record;
+  v_peek record;
 begin
   perform notifyq.check_quantity(next_batch.quantity, 1000000);
   perform notifyq.check_positive('takeover', next_batch.takeover);
-  v_glance := notifyq.peek_batch(v_subscription.id, next_batch.member, next_batch.takeover);
-  if v_glance.nothing then
+  v_peek := notifyq.peek_batch(v_subscription.id, next_batch.member, next_batch.takeover);
+  if v_peek.is_empty then
     return null;
   end if;
-  -- One at a time; whoever comes second is given the batch that the first was given.
+  -- One session at a time; the second one gets the batch of the first.
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
   if not found then
     v_subscription := notifyq.find_subscription(stream, subscriber);
   end if;
   if current_setting('transaction_isolation') = 'read committed' then
     return notifyq.select_batch(
-      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
-      next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
+      stream, v_subscription, quantity, v_fresh, member, takeover, v_peek.peeked
     );
   end if;
   begin
     return notifyq.select_batch(
-      stream, v_subscription, next_batch.quantity, v_fresh, next_batch.member,
-      next_batch.takeover, case when v_glance.is_ahead then v_glance.last end
+      stream, v_subscription, quantity, v_fresh, member, takeover, v_peek.peeked
     );
   exception
-    -- The newest batch that its snapshot sees has been followed by another one. The standard's own
-    -- code, which whoever works with such transactions tries again after.
+    -- Another session has opened a batch that this snapshot does not see. After the standard code
+    -- programs try again.
     when unique_violation then
       raise sqlstate '40001' using
         message = format(
-          'another session has gone on with %L since this transaction began', subscriber
+          'another session has opened a batch of %L since this transaction began', subscriber
         ),
-        hint = 'ask again in a new transaction, best with the isolation level read committed';
+        hint = 'call it again in a new transaction, preferably in read committed';
   end;
 end;
 $$;
 comment on function messages.next_batch(text, text, integer, text, interval) is
-  'The batch that the subscriber is to work on, or null where nothing is there: the same in every '
-  'session until finish_batch(), or recover_batch(), after which its events come in smaller ones. '
-  'It has at most quantity (up to 1000000) events, and none only where it ends at a tick() before '
-  'which nothing was published. Events to be seen again come in a '
-  'batch of their own. With member several sessions share the subscription: each has a batch of '
-  'its own, and one that another member has held for longer than takeover passes to this one. '
-  'Raises NQ020 and NQ021 for an unknown stream and subscriber, NQ903 in a database that was '
-  'restored and not adopted; 40001 in a repeatable read that another session has overtaken.';
+  'The batch that the subscriber is to work on, or null if there is none: the same in every '
+  'session until finish_batch(), or recover_batch(), after which its events come in smaller '
+  'batches. It has at most quantity (up to 1000000) events, and none only where it ends at a '
+  'tick() without events before it. Events to be delivered again come in a batch of their own. '
+  'With member, several sessions share the subscription: each has a batch of its own, and a batch '
+  'that another member has held for longer than takeover passes to this one. Raises NQ020 and '
+  'NQ021 for an unknown stream and subscriber, NQ903 in a database that was restored and not '
+  'adopted; 40001 in a repeatable read transaction if another session has opened a batch since it '
+  'began.';
 
--- Read batch: the events of a batch.
-
--- The text of a query for what is in a batch. Whoever hands it out runs that himself: each function
--- that the events went through would store them once more.
-create or replace function notifyq.batch_query(batch notifyq.batch)
-  returns text
-  language plpgsql
-  stable
+-- The text of a query for the events of a batch. The caller executes it itself: each function that
+-- returned the events would store them once more.
+create or replace function notifyq.batch_query(batch notifyq.batch, event bigint default null)
+  returns text language plpgsql stable
 as $$
 begin
   if batch.kind = 'retries' then
@@ -426,56 +389,47 @@ begin
       'select r.event_id, r.created_at, r.type, r.key, r.message, r.headers, '
       'nullif(r.retries, 0), r.reason '
       'from notifyq.event_retry as r '
-      'where r.batch = %L and r.event_id > %L and r.event_id <= %L '
+      'where r.batch = %L and (%L::bigint is null or r.event_id = %L) '
       'order by r.event_id',
-      batch.id, batch.after_id, batch.last_id
+      batch.id, event, event
     );
   end if;
-  -- A transaction that keeps an older snapshot would see a part of it, and take it for the whole.
+  -- A transaction with an older snapshot would see a part and take it for the whole batch.
   if notifyq.progress_of(pg_current_snapshot()) < notifyq.progress_of(batch.upto) then
     perform notifyq.raise_invalid(
-      format('batch %s is younger than the snapshot of this transaction', batch.id),
+      format('batch %s is newer than the snapshot of this transaction', batch.id),
       'read it in a new transaction'
     );
+  end if;
+  if event is not null then
+    batch.after_id := greatest(batch.after_id, greatest(event, 1) - 1);
+    batch.last_id := least(batch.last_id, event);
   end if;
   return notifyq.window_query(batch);
 end;
 $$;
 
--- Those that lie between its two ids.
-create or replace function notifyq.read_events(batch notifyq.batch)
-  returns setof messages.batch_event
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+create or replace function notifyq.read_events(batch notifyq.batch, event bigint default null)
+  returns setof messages.batch_event language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
-  return query execute notifyq.batch_query(batch);
+  return query execute notifyq.batch_query(batch, event);
 end;
 $$;
 
 create or replace function messages.batch_events(batch bigint)
-  returns setof messages.batch_event
-  language plpgsql
-  security definer
+  returns setof messages.batch_event language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_batch notifyq.batch := notifyq.open_batch(batch);
 begin
-  if v_batch.kind = 'retries' then
-    v_batch.after_id := 0;
-    v_batch.last_id := 9223372036854775807;
-  end if;
   return query execute notifyq.batch_query(v_batch);
 end;
 $$;
 comment on function messages.batch_events(bigint) is
-  'The events of an open batch by id, the same each time. retries is null for one that is seen for '
-  'the first time, else how often it was retried, with the reason. Raises NQ022 for a batch that '
+  'The events of an open batch by id, the same each time. retries is null for the first delivery, '
+  'else how often the event was delivered again, with the reason. Raises NQ022 for a batch that '
   'is finished or unknown.';

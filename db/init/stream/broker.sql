@@ -1,19 +1,15 @@
--- Broker: subscribers that are procedures of the database.
+-- Broker: procedures of the database as subscribers.
 --
--- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found; 55000
--- outside of a procedure, 42804 another type, 55006 a broker of the role runs; 55000 outside of a
--- procedure; 42804 another type
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found; 42804
+-- another type, 55000 outside of a procedure, 55006 a broker of the role runs
 
--- A procedure is called by the broker of the role that has registered it, see stream/broker.sql,
--- whose session is one of that role: so nobody can have anything done with rights that are
--- another's.
+-- The broker of the role that registered a procedure calls it, in a session of that role: no role
+-- can use the rights of another one.
 
--- What keeps the broker from calling a procedure, or null. One that somebody else has put in its
--- place would run with the rights of who has registered the former one.
+-- Why the broker does not call a procedure, or null. A procedure that another role has put in its
+-- place would run with the rights of the registrar.
 create or replace function notifyq.procedure_problem(registered messages.subscriber_procedure)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 declare
   v_name text[] := parse_ident(registered.procedure);
@@ -45,10 +41,8 @@ begin
 end;
 $$;
 
-create or replace function notifyq.enroll()
-  returns trigger
-  language plpgsql
-  security definer
+create or replace function notifyq.check_registration()
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -65,7 +59,7 @@ begin
   if cardinality(v_name) <> 2 then
     perform notifyq.raise_invalid(
       format('there is no procedure %s without arguments', new.procedure),
-      'create it first, as in: create procedure app.ship() language plpgsql as ...'
+      'create it first: create procedure app.ship() language plpgsql as ...'
     );
   end if;
   new.procedure := format('%I.%I', v_name[1], v_name[2]);
@@ -79,7 +73,9 @@ begin
   );
   v_obstacle := notifyq.procedure_problem(new);
   if v_obstacle is not null then
-    perform notifyq.raise_invalid(v_obstacle, 'the broker calls procedures that have no arguments');
+    perform notifyq.raise_invalid(
+      v_obstacle, 'the broker calls procedures without arguments that the registrar may call'
+    );
   end if;
   perform messages.subscribe(new.stream, new.subscriber, new.position);
   new.subscription := (notifyq.find_subscription(new.stream, new.subscriber)).id;
@@ -101,23 +97,18 @@ begin
 end;
 $$;
 
-create or replace trigger enroll
+create or replace trigger check_registration
   before insert on messages.subscriber_procedure
   for each row
-  execute function notifyq.enroll();
+  execute function notifyq.check_registration();
 
--- With the rights of who calls it, and all names in full: the registrar is the default of a column
--- that nobody may set, so it is truly who inserts. A function with the owner's rights could only
--- ask for the session, and that of a superuser is also there where others have their code run
--- under it, as in the expression of an index.
+-- Runs as its caller, with all names in full. The registrar is the default of a column that no role
+-- may set, so it is the role that inserts. A function with the owner's rights could only use the
+-- session role, and a superuser's session may run code of others, as in an index expression.
 create or replace function messages.register(
-  stream text,
-  subscriber text,
-  procedure text,
-  "position" text default 'last'
+  stream text, subscriber text, procedure text, "position" text default 'last'
 )
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_name pg_catalog.text := pg_catalog.btrim(procedure);
@@ -144,18 +135,16 @@ begin
 end;
 $$;
 comment on function messages.register(text, text, text, text) is
-  'Have the broker call a procedure for each event that the subscriber sees, as the role that '
-  'registers it: see start_broker(). The procedure has no arguments and reads its event with '
-  'dequeue() or dequeued(). A subscription that does not exist is made, from position on. False: '
-  'it was registered already. Raises NQ003 where there is no such procedure or the subscriber has '
-  'another one, NQ007 without the right to consume, NQ020 for an unknown stream.';
+  'Register a procedure for a subscriber: the broker calls it for each event, as the role that '
+  'registers it, see start_broker(). The procedure has no arguments and reads its event with '
+  'dequeue() or dequeued(). Creates the subscription at position if there is none. False: it was '
+  'registered already. Raises NQ003 if there is no such procedure or the subscriber has another '
+  'one, NQ007 without the right to consume, NQ020 for an unknown stream.';
 
 create or replace function messages.unregister(
   stream text, subscriber text, unsubscribe boolean default true
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -183,21 +172,18 @@ begin
 end;
 $$;
 comment on function messages.unregister(text, text, boolean) is
-  'Call the procedure of the subscriber no more, and end its subscription too, unless told '
-  'otherwise. False: none was registered. SQLSTATE 42501 where another role has registered it, but '
-  'for admins.';
+  'Remove the procedure of the subscriber and, by default, end its subscription. False: none was '
+  'registered. SQLSTATE 42501 if another role has registered it and the caller is no admin.';
 
--- Broker: what it does next, how it notes that, and how its procedures read their event.
+-- The steps of a broker.
 --
--- A batch is opened in one transaction and handled in the next, with its end: effects and position
--- are committed together. What a run finds open it has not opened itself: a session ended in it.
--- From there on each event is marked in a transaction of its own before it is tried, so that one
--- that ends the session each time is found and put aside.
+-- One transaction opens a batch; the next one handles it and finishes it, so effects and position
+-- are committed together. If a run finds a batch open that it has not opened, a session ended in
+-- it. Then each event is marked in a transaction of its own before it is tried, and an event that
+-- ends the session each time is found and archived.
 
 create or replace function notifyq.broker_next(run bigint, after bigint)
-  returns notifyq.broker_turn
-  language plpgsql
-  security definer
+  returns notifyq.broker_turn language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -207,7 +193,7 @@ declare
   v_event bigint;
   v_starts integer;
 begin
-  v_turn.place := notifyq.take_broker_slot(notifyq.calling_role());
+  v_turn.slot := notifyq.take_broker_slot(notifyq.calling_role());
   v_turn.act := 'stop';
   if notifyq.is_stopped(notifyq.calling_role()) then
     return v_turn;
@@ -216,7 +202,8 @@ begin
     select p.*
     from messages.subscriber_procedure as p
     where p.registrar = notifyq.calling_role()
-    -- What was begun is tried next: the end of this session must not count against another.
+    -- First the batch that was begun: the end of this session must not count against another
+    -- one.
     order by p.run = broker_next.run and (p.event is not null or p.done = 0) and p.batch is not null
       desc nulls last, p.subscription <= after, p.subscription
     for update skip locked
@@ -268,14 +255,12 @@ begin
 end;
 $$;
 comment on function notifyq.broker_next(bigint, bigint) is
-  'What the broker of the calling role does next. Called by run_broker(); of no other use.';
+  'The next step of the broker of the calling role. For run_broker() only.';
 
 create or replace function notifyq.broker_note(
   subscription bigint, batch bigint, event bigint, reason text
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -300,8 +285,8 @@ exception
 end;
 $$;
 comment on function notifyq.broker_note(bigint, bigint, bigint, text) is
-  'Note how a procedure ended for an event. False: go on with something else. Called by '
-  'run_broker(); of no other use.';
+  'Record the result of a procedure for an event. False: continue with another batch. For '
+  'run_broker() only.';
 
 create or replace function notifyq.broker_done(
   subscription bigint,
@@ -311,9 +296,7 @@ create or replace function notifyq.broker_done(
   failed integer,
   is_finished boolean
 )
-  returns void
-  language plpgsql
-  security definer
+  returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -335,42 +318,37 @@ exception
 end;
 $$;
 comment on function notifyq.broker_done(bigint, bigint, bigint, integer, integer, boolean) is
-  'Note how far the broker has come in a batch. Called by run_broker(); of no other use.';
+  'Record how far the broker is in a batch. For run_broker() only.';
 
 create or replace function messages.dequeued()
-  returns messages.handled_event
-  language plpgsql
-  stable
-  security definer
+  returns messages.handled_event language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  -- Not a key to anything: whoever sets it reads what they have set.
+  -- Grants nothing: a session that sets it reads what it has set.
   v_event text := current_setting('notifyq.event', true);
 begin
   if coalesce(v_event, '') = '' then
     raise object_not_in_prerequisite_state using
-      message = 'there is no event here',
-      hint = 'dequeue() and dequeued() are for procedures that the broker calls, see register()';
+      message = 'this session handles no event',
+      hint = 'call dequeue() and dequeued() in procedures that the broker calls, see register()';
   end if;
   return jsonb_populate_record(null::messages.handled_event, v_event::jsonb);
 end;
 $$;
 comment on function messages.dequeued() is
-  'The event for which the broker has called this procedure: its id, type, key and headers beside '
-  'its payload, which dequeue() gives as a value. SQLSTATE 55000 anywhere else.';
+  'The event for which the broker has called this procedure: its id, type, key and headers, and '
+  'its payload, which dequeue() returns as a value. SQLSTATE 55000 in any other place.';
 
--- With the rights of the caller, as value_of(): the type is the caller's.
+-- Runs as its caller, like value_of(): the type is the caller's.
 create or replace function messages.dequeue(type anyelement)
-  returns anyelement
-  language plpgsql
-  stable
+  returns anyelement language plpgsql stable
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_event messages.handled_event := messages.dequeued();
   v_type text := messages.payload_type(v_event.stream);
-  -- A variable of its own would be checked as a domain before anything else.
+  -- A declared variable would be checked as a domain before it has a value.
   v_value alias for $0;
 begin
   if v_type <> pg_typeof(type)::text then
@@ -385,11 +363,11 @@ begin
     execute format('select %L::jsonb', v_event.message) into v_value;
     return v_value;
   end if;
-  -- Of a stream of any JSON: what a text of this kind would be.
+  -- The stream allows any JSON: read the text of the value.
   return messages.value_of(to_jsonb(v_event.message #>> '{}'), type);
 end;
 $$;
 comment on function messages.dequeue(anyelement) is
-  'The payload of the event for which the broker has called this procedure, as a value of the type '
-  'of the argument: dequeue(null::integer). The same each time within a call. SQLSTATE 42804 if '
-  'the stream has another type, 55000 outside of a procedure.';
+  'The payload of the event for which the broker has called this procedure, as a value of the '
+  'type of the argument: dequeue(null::integer). The same each time within a call. SQLSTATE 42804 '
+  'if the stream has another type, 55000 outside of a procedure.';

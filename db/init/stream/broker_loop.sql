@@ -1,23 +1,19 @@
--- Loop: what calls the procedures that are registered.
+-- Loop: run, start and stop the broker of a role.
 --
--- raises: 42501 not a session of the role itself; 55006 a broker of the role runs, 55006 a broker
--- of the role runs; 53400, 53300 no slot is free for it; 0A000, 42501 pg_cron cannot be used
+-- raises: 0A000, 42501 pg_cron cannot be used; 42501 not a session of the role itself; 53400, 53300
+-- no slot is free; 55006 a broker of the role runs
 
--- The place of the broker, 11; or 12, which whoever wants it to stop holds for a moment.
+-- Kind 11: held by the broker that runs. 12: held for a moment to stop it.
 create or replace function notifyq.broker_key(role text, kind integer)
-  returns bigint
-  language sql
-  immutable
+  returns bigint language sql immutable
 as $$
   select hashtextextended(role, 7305427000 + kind);
 $$;
 
--- Who holds the key, of those who may stop a broker of the role. Anybody can take an advisory key,
--- so what others hold says nothing.
+-- The process that holds the key, if its role may stop the broker. Every role can take an advisory
+-- lock, so other holders do not count.
 create or replace function notifyq.key_holder(key bigint, role text)
-  returns integer
-  language plpgsql
-  volatile
+  returns integer language plpgsql volatile
 as $$
 begin
   perform pg_stat_clear_snapshot();
@@ -42,8 +38,7 @@ end;
 $$;
 
 create or replace function notifyq.take_broker_slot(role text)
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_key bigint := notifyq.broker_key(role, 11);
@@ -58,7 +53,7 @@ begin
         hint = 'select messages.stop_broker() ends it';
     end if;
   end if;
-  -- Only where it is new: the lock of the row would last as long as a procedure does.
+  -- Only for a new broker: the row lock would last as long as a procedure runs.
   if not exists (
     select from notifyq.broker as b
     where b.role = take_broker_slot.role and b.pid = pg_backend_pid()
@@ -73,13 +68,12 @@ end;
 $$;
 
 create or replace function notifyq.is_stopped(role text)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_key bigint := notifyq.broker_key(role, 12);
 begin
-  -- Given back at once: who wants to stop us waits for it.
+  -- Unlocked at once: stop_broker() waits for this lock.
   if pg_try_advisory_lock_shared(v_key) then
     perform pg_advisory_unlock_shared(v_key);
     return false;
@@ -88,8 +82,8 @@ begin
 end;
 $$;
 
--- With the rights of who calls it, as what it calls must have no others; and without a search path,
--- with which it could not commit: hence all names in full. Procedures get that of the session.
+-- Runs as its caller, as the procedures must have no other rights. A procedure with a search path
+-- of its own cannot commit: hence the full names. Procedures get the search path of the session.
 create or replace procedure messages.run_broker(
   idle interval default null, inout stopped boolean default null
 )
@@ -125,14 +119,14 @@ begin
   loop
     v_turn := notifyq.broker_next(v_run, v_turn.subscription);
     if v_is_kept then
-      perform pg_catalog.pg_advisory_unlock(v_turn.place);
+      perform pg_catalog.pg_advisory_unlock(v_turn.slot);
     end if;
     if v_turn.act operator(pg_catalog.=) 'stop' then
       stopped := true;
       exit;
     elsif v_turn.act operator(pg_catalog.=) 'idle' then
       exit when v_waited operator(pg_catalog.>=) extract(epoch from idle)::pg_catalog.float8;
-      -- Each pause holds a snapshot: hence half a second at most.
+      -- Each pause holds a snapshot: at most half a second.
       v_pause := least(0.01 operator(pg_catalog.+) v_waited operator(pg_catalog./) 4, 0.5);
       perform pg_catalog.pg_sleep(v_pause);
       v_waited := v_waited operator(pg_catalog.+) v_pause;
@@ -142,7 +136,7 @@ begin
       v_handled := 0;
       v_failed := 0;
       v_is_finished := true;
-      -- A transaction takes this long, unless one call alone takes longer.
+      -- A transaction takes this long, unless one call takes longer.
       v_until := pg_catalog.clock_timestamp() operator(pg_catalog.+) interval '0.2 s';
       for v_event in
         select e.id, e.created_at, e.type, e.key, e.message, e.headers, e.retries, e.reason
@@ -164,12 +158,12 @@ begin
             get stacked diagnostics v_message = message_text, v_state = returned_sqlstate,
               v_context = pg_exception_context;
             v_failed := v_failed operator(pg_catalog.+) 1;
-            -- fail_event() writes it to the log.
+            -- fail_event() logs it.
             v_reason := pg_catalog.format('%I.%I: %s (SQLSTATE %s), %s', v_turn.procedure[1],
               v_turn.procedure[2], v_message, v_state,
               pg_catalog.split_part(v_context, pg_catalog.chr(10), 1));
         end;
-        -- What a procedure leaves behind is not for the next one, nor for us.
+        -- Settings of a procedure must affect neither the next one nor this loop.
         perform pg_catalog.set_config('notifyq.event', '', false);
         if current_user operator(pg_catalog.<>) session_user then
           perform pg_catalog.set_config('role', 'none', false);
@@ -190,24 +184,22 @@ begin
         v_turn.subscription, v_turn.batch, v_done, v_handled, v_failed, v_is_finished
       );
     end if;
-    -- Across the commit the session keeps the place, and otherwise the transaction: so it is free
-    -- when the call ends with an error, though the session goes on.
-    v_is_kept := pg_catalog.pg_try_advisory_lock(v_turn.place);
+    -- The session keeps the lock across the commit, and the transaction otherwise: it is free
+    -- when the call ends with an error, though the session goes on. A call that is cancelled in
+    -- the very commit leaves it to the session, which stop_broker() ends.
+    v_is_kept := pg_catalog.pg_try_advisory_lock(v_turn.slot);
     commit;
   end loop;
 end;
 $$;
 comment on procedure messages.run_broker(interval, boolean) is
-  'Be the broker of the role of this session: call the procedures that it has registered, for each '
-  'event that their subscribers see, in short transactions. Without idle until stop_broker(), else '
-  'until there was nothing to do for so long; stopped tells which. SQLSTATE 55006 if one runs.';
-
--- Start: brokers that pg_cron runs, how one is stopped, and what is known of it.
+  'Be the broker of the role of this session: call the procedures that it has registered, for '
+  'each event of their subscribers, in short transactions. Ends after stop_broker() or, with '
+  'idle, when there was nothing to do for so long; stopped: whether stop_broker() ended it. '
+  'SQLSTATE 55006 if one runs.';
 
 create or replace function notifyq.want_broker(role text, wanted boolean)
-  returns void
-  language plpgsql
-  security definer
+  returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -222,13 +214,11 @@ begin
 end;
 $$;
 comment on function notifyq.want_broker(text, boolean) is
-  'Note whether the role shall have a broker here: one that is lost is started again only then. '
-  'Called by start_broker(), stop_broker() and `notifyq broker`.';
+  'Record whether the role wants a broker here: a lost broker is started again only then. Called '
+  'by start_broker(), stop_broker() and `notifyq broker`.';
 
 create or replace function messages.status_broker(role text default null)
-  returns messages.broker_report
-  language plpgsql
-  security definer
+  returns messages.broker_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -252,14 +242,13 @@ end;
 $$;
 comment on function messages.status_broker(text) is
   'Whether a broker of the role (null: of the caller) runs in this database, in which process and '
-  'since when; whether one is wanted, so that a loss is made good; how many procedures are '
-  'registered, how often they were called well and with an error, and what keeps any of them from '
-  'being called, as where it was dropped.';
+  'since when; whether one is wanted, so that a lost one is started again; how many procedures '
+  'are registered, how many calls returned and failed, and why procedures are not called, as when '
+  'one was dropped.';
 
--- With the rights of who calls it, as the job of pg_cron is that of who schedules it.
+-- Runs as its caller: pg_cron runs a job as the role that schedules it.
 create or replace function messages.start_broker()
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -275,7 +264,7 @@ begin
       message = format('a broker of role %I runs in this database already', v_status.role),
       detail = format('It is process %s.', v_status.pid);
   elsif not exists (
-    -- to_regclass() raises where the role may not use the schema.
+    -- to_regclass() raises if the role may not use the schema.
     select from pg_class as c
     join pg_namespace as n on n.oid = c.relnamespace and n.nspname = 'cron'
     where c.relname = 'job'
@@ -295,8 +284,8 @@ begin
     )
   into v_jobs, v_sessions, v_workers
   from pg_stat_activity as a;
-  -- What is not known to the role counts as free: pg_cron tells its settings to superusers only.
-  -- One slot is left for the upkeep.
+  -- Settings that the role cannot read count as free: only superusers see those of pg_cron. One
+  -- slot is left for maintenance.
   if v_jobs + 1 >= (
     select s.setting::bigint from pg_settings as s where s.name = 'cron.max_running_jobs'
   ) then
@@ -326,7 +315,8 @@ begin
       'call messages.run_broker()'
     );
   exception
-    -- Up to 1.4 (Debian 12) pg_cron knows minutes only, and says so in an error of no class.
+    -- Before 1.5 (Debian 12 has 1.4) pg_cron knows minutes only, and raises an error without a
+    -- class.
     when others then
       execute format(
         'select cron.schedule(%L, %L, %L)', 'notifyq broker', '* * * * *',
@@ -338,17 +328,16 @@ begin
 end;
 $$;
 comment on function messages.start_broker() is
-  'Have pg_cron run the broker of the calling role in this database: within 5 seconds or, before '
-  'pg_cron 1.5, with the next minute; and again where it is lost. It calls the procedures that the '
-  'role has registered. SQLSTATE 55006 if one runs, 53400 or 53300 if no slot is free for it, '
+  'Make pg_cron run the broker of the calling role in this database: within 5 seconds or, before '
+  'pg_cron 1.5, at the next minute; and again if it is lost. The broker calls the procedures that '
+  'the role has registered. SQLSTATE 55006 if one runs, 53400 or 53300 if no slot is free for it, '
   '0A000 if pg_cron does not serve this database: run `notifyq broker` there.';
 
--- With the rights of who calls it: a role may end its own sessions.
+-- Runs as its caller: a role may end its own sessions.
 create or replace function messages.stop_broker(
   role text default null, patience interval default '1.5 seconds'
 )
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -360,7 +349,7 @@ declare
       secs => greatest(least(extract(epoch from patience), 31557600000), 0)::double precision
     );
 begin
-  -- Not to_regclass(): whoever may not use the schema may not look up a table in it either.
+  -- Not to_regclass(), which raises if the role may not use the schema.
   if exists (select from pg_extension as e where e.extname = 'pg_cron')
     and has_schema_privilege('cron', 'usage')
   then
@@ -370,15 +359,15 @@ begin
       'notifyq broker', v_role, current_database()
     );
   end if;
-  -- The broker asks whether somebody holds this key: between two events, and while there are none.
-  -- Held to the end of the transaction, so that none starts before want_broker() is committed.
+  -- The broker checks this lock between two events and while it is idle. Held until the end of
+  -- the transaction: no broker starts before want_broker() is committed.
   perform pg_advisory_xact_lock(hashtextextended(v_role, 7305427012));
   while v_status.running and clock_timestamp() < v_until loop
     perform pg_sleep(0.02);
     v_status := messages.status_broker(v_role);
   end loop;
   if v_status.running then
-    -- A procedure takes its time: it is rolled back, and its event will be seen again.
+    -- A procedure takes long: it is rolled back, and its event comes again.
     perform pg_terminate_backend(v_status.pid, 1000);
   end if;
   perform notifyq.want_broker(v_role, false);
@@ -386,6 +375,6 @@ begin
 end;
 $$;
 comment on function messages.stop_broker(text, interval) is
-  'Stop the broker of a role (null: of the caller) in this database, and wait for that: it ends '
-  'after the event that it has at hand or, if that takes longer than patience, in the middle of '
-  'it; then the event is seen again after the next start. False: none was running.';
+  'Stop the broker of a role (null: of the caller) in this database, and wait for its end: after '
+  'the current event or, if that takes longer than patience, in the middle of it; the event then '
+  'comes again after the next start. False: none was running.';

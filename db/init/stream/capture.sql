@@ -1,24 +1,21 @@
--- Capture: the changes of a table become events of a stream, in the transaction that makes them.
+-- Capture: changes of a table become events of a stream, in the transaction that makes them.
 --
--- The triggers are the registry: they go with the table, are renamed with it and dumped with it.
--- For statements as a whole, which is many times cheaper than row by row; by rows where there is a
--- condition, which is then that of the trigger, so that it never runs with the rights of the owner
--- of this schema, and where a table is or has partitions, whose rows no other trigger sees all of.
+-- The triggers are the registry: they are dropped, renamed and dumped with the table. Statement
+-- triggers are many times cheaper than row triggers. Row triggers are used for a condition, which
+-- is then a condition of the trigger and never runs with the rights of the schema owner, and for
+-- tables with partitions, whose rows no statement trigger sees completely.
 --
--- These triggers have the rights of the owner of this schema, and rows have types of others. A cast
--- to json would be called with those rights, so to_jsonb() sees none but built-in types: values of
--- other types are read from their text, see queue/text.sql. For such columns a query is made for
--- each table.
+-- The triggers run as the owner of this schema on rows with types of other roles. to_jsonb() would
+-- call casts to json with the rights of the owner, so it is given built-in types only: other values
+-- are read from their text, see queue/text.sql. A query is built for each table with such columns.
 --
 -- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ024
 -- stream paused
 
--- The columns that a trigger is made for, from its second argument; null for all. The owner of a
+-- The columns of a capture, from the second argument of its trigger; null: all. The owner of the
 -- table may write anything there.
 create or replace function notifyq.watched_columns(argument text)
-  returns text[]
-  language plpgsql
-  immutable
+  returns text[] language plpgsql immutable
 as $$
 begin
   return nullif(argument, '')::text[];
@@ -27,12 +24,12 @@ exception
     raise exception using
       errcode = 'NQ003',
       message = format('the columns of a capture cannot be read: %L', left(argument, 200)),
-      hint = 'call uncapture(), and capture() with the columns that there are';
+      hint = 'call uncapture(), then capture() with existing columns';
 end;
 $$;
 
--- What becomes of rows: old ones, new ones, or pairs of both. Row by row this must be quick: no
--- function is called in it but those that JSON has.
+-- Publish changes: old rows, new rows, or pairs of both. It must be fast for each row: it calls
+-- only JSON functions there.
 create or replace function notifyq.publish_changes(
   relation oid,
   arguments text[],
@@ -40,8 +37,7 @@ create or replace function notifyq.publish_changes(
   old_rows jsonb[],
   new_rows jsonb[]
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
   set jit = off
 as $$
 declare
@@ -82,7 +78,7 @@ begin
         'the capture of %s into stream %L has columns that are gone: %s', v_table, arguments[1],
         array(select w from unnest(v_watched) as w where w <> all (v_columns))
       ),
-      hint = 'call capture() again with the columns that there are';
+      hint = 'call capture() again with existing columns';
   end if;
   v_watched := coalesce(v_watched, v_columns);
   v_unwatched := array(select c from unnest(v_columns) as c where c <> all (v_watched));
@@ -92,7 +88,7 @@ begin
     select array_agg(
         v_head || jsonb_build_object(
           'key', case when v_key <> '{}' then r.new - v_not_key end, 'new', r.new - v_unwatched,
-          -- Without a key nothing else says which row it was.
+          -- Without a primary key only the whole old row identifies it.
           'old', case when v_key <> '{}' then d.old else r.old - v_unwatched end,
           'changed', d.names
         ) order by r.position
@@ -142,28 +138,25 @@ begin
 end;
 $$;
 
--- Whether a table has columns of other than these types, which are looked at one by one.
-create or replace function notifyq.has_own_types(relation oid)
-  returns boolean
-  language sql
-  stable
+-- Whether a table has columns of types that are not in this list, which columns_query() checks one
+-- by one.
+create or replace function notifyq.has_unlisted_types(relation oid)
+  returns boolean language sql stable
 as $$
   select exists (
     select from pg_attribute as a
-    where a.attrelid = has_own_types.relation and a.attnum > 0 and not a.attisdropped
+    where a.attrelid = has_unlisted_types.relation and a.attnum > 0 and not a.attisdropped
       and a.atttypid <> all (
-        -- Built-in types have the same numbers everywhere; to read their names takes long.
+        -- Built-in types have fixed oids; reading their names takes long.
         '{16,21,23,20,700,701,1700,25,1043,1042,17,2950,114,3802,869,26,19,1082,1083,1114,1184,1186,
           1007,1016,1009}'::oid[]
       )
   );
 $$;
 
--- The type under all domains, and under those of the elements of an array.
+-- The type below all domains, and below those of array elements.
 create or replace function notifyq.base_type(type oid)
-  returns oid
-  language plpgsql
-  stable
+  returns oid language plpgsql stable
 as $$
 declare
   v_below oid := (
@@ -175,12 +168,10 @@ begin
 end;
 $$;
 
--- The columns of a row c, of which to_jsonb() makes JSON without a call of what somebody has
--- written. The types of columns cannot change while the table is written to.
+-- The columns of a row c for to_jsonb(), without calls of functions of other roles. Types of
+-- columns cannot change while the table is written to.
 create or replace function notifyq.columns_query(relation oid)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 declare
   v_as_is constant text := '%s';
@@ -200,7 +191,7 @@ begin
       ', '
     )
     from (
-      -- A row of the catalog, though built in, may hold an array of any type.
+      -- A composite type of the catalog may contain an array of any type.
       select c.attname as name, c.atttypid as type,
         t.oid < 16384::oid and t.typtype not in ('c', 'p') as is_built_in,
         notifyq.is_inert(c.atttypid) and notifyq.element_type(c.atttypid) is null as is_simple
@@ -214,9 +205,7 @@ end;
 $$;
 
 create or replace function notifyq.row_query(relation oid)
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 begin
   return concat(
@@ -226,12 +215,21 @@ begin
 end;
 $$;
 
-create or replace function notifyq.rows_query(relation oid)
-  returns text
-  language plpgsql
-  stable
+-- Rows, or pairs of old and new rows, in arrays of 1000.
+create or replace function notifyq.rows_query(relation oid, is_update boolean)
+  returns text language plpgsql stable
 as $$
 begin
+  if is_update then
+    return concat(
+      'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
+      'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
+      notifyq.columns_query(relation), ' from captured_old as c) as c) as o '
+      'join (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
+      notifyq.columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
+      'group by (o.number - 1) / 1000 order by min(o.number)'
+    );
+  end if;
   return concat(
     'select array_agg(r.data order by r.number) '
     'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
@@ -241,69 +239,43 @@ begin
 end;
 $$;
 
-create or replace function notifyq.pairs_query(relation oid)
-  returns text
-  language plpgsql
-  stable
-as $$
-begin
-  return concat(
-    'select array_agg(o.data order by o.number), array_agg(n.data order by o.number) '
-    'from (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
-    notifyq.columns_query(relation), ' from captured_old as c) as c) as o '
-    'join (select to_jsonb(c.*) as data, row_number() over () as number from (select ',
-    notifyq.columns_query(relation), ' from captured as c) as c) as n on n.number = o.number '
-    'group by (o.number - 1) / 1000 order by min(o.number)'
-  );
-end;
-$$;
-
--- The names of the transition tables. A trigger that somebody has made without them would else read
--- a temporary view of theirs, whose functions have the rights of who reads it.
+-- Placeholders for the transition tables. A trigger that was created without transition tables
+-- would else read temporary views of its owner, with functions that run with the rights of this
+-- schema.
 create or replace function notifyq.no_transition()
-  returns boolean
-  language plpgsql
-  immutable
+  returns boolean language plpgsql immutable
 as $$
 begin
   raise exception using
     errcode = 'NQ003',
-    message = 'this trigger has not the transition tables that its function reads',
-    hint = 'have it made by messages.capture()';
+    message = 'this trigger lacks the transition tables that its function reads',
+    hint = 'create it with messages.capture()';
 end;
 $$;
 
 create or replace view notifyq.captured as select notifyq.no_transition() as is_missing;
 comment on view notifyq.captured is
-  'No table: the name under which a trigger of capture() reads new rows.';
-comment on column notifyq.captured.is_missing is 'Of no use: to read it is an error.';
+  'The name under which triggers of capture() read new rows; an error if there are none.';
 
 create or replace view notifyq.captured_old as select notifyq.no_transition() as is_missing;
 comment on view notifyq.captured_old is
-  'No table: the name under which a trigger of capture() reads old rows.';
-comment on column notifyq.captured_old.is_missing is 'Of no use: to read it is an error.';
+  'The name under which triggers of capture() read old rows; an error if there are none.';
 
--- Of statements that insert or delete. What a row looks like as text must not depend on the session
--- that changes it, and a number must be exact.
+-- For statements that insert or delete. The settings make the text of a value independent of the
+-- session, and numbers exact.
 create or replace function notifyq.capture_rows()
-  returns trigger
-  language plpgsql
-  security definer
-  -- Where a trigger has no transition tables, the views of that name are read, not temporary ones.
+  returns trigger language plpgsql security definer
+  -- Without transition tables the views of that name are read, not temporary ones.
   set search_path = pg_catalog, notifyq, pg_temp
-  set jit = off
-  set timezone = 'UTC'
-  set datestyle = 'ISO'
-  set intervalstyle = 'iso_8601'
-  set bytea_output = 'hex'
-  set extra_float_digits = 1
+  set jit = off set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex' set extra_float_digits = 1
 as $$
 declare
   v_changes refcursor;
   v_rows jsonb[];
 begin
-  if notifyq.has_own_types(tg_relid) then
-    open v_changes for execute notifyq.rows_query(tg_relid);
+  if notifyq.has_unlisted_types(tg_relid) then
+    open v_changes for execute notifyq.rows_query(tg_relid, false);
   else
     open v_changes for
       select array_agg(r.data order by r.number)
@@ -326,21 +298,15 @@ $$;
 comment on function notifyq.capture_rows() is
   'Trigger of a captured table, for statements that insert or delete; see capture().';
 
--- Of statements that update. Both tables have the rows in the same order: a key may be changed, or
--- there may be none, so nothing else tells which belong together.
+-- For statements that update. Rows belong together by their order in both tables: keys may change
+-- or be missing.
 create or replace function notifyq.capture_updates()
-  returns trigger
-  language plpgsql
-  security definer
-  -- Where a trigger has no transition tables, the views of that name are read, not temporary ones.
+  returns trigger language plpgsql security definer
+  -- Without transition tables the views of that name are read, not temporary ones.
   set search_path = pg_catalog, notifyq, pg_temp
-  set jit = off
-  set timezone = 'UTC'
-  set datestyle = 'ISO'
-  set intervalstyle = 'iso_8601'
-  set bytea_output = 'hex'
-  set extra_float_digits = 1
-  -- The plan may be of a statement with one row.
+  set jit = off set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex' set extra_float_digits = 1
+  -- The plan may have been made for a statement with one row.
   set enable_nestloop = off
 as $$
 declare
@@ -348,8 +314,8 @@ declare
   v_old jsonb[];
   v_new jsonb[];
 begin
-  if notifyq.has_own_types(tg_relid) then
-    open v_changes for execute notifyq.pairs_query(tg_relid);
+  if notifyq.has_unlisted_types(tg_relid) then
+    open v_changes for execute notifyq.rows_query(tg_relid, true);
   else
     open v_changes for
       select array_agg(o.data order by o.number), array_agg(n.data order by o.number)
@@ -374,24 +340,18 @@ $$;
 comment on function notifyq.capture_updates() is
   'Trigger of a captured table, for statements that update; see capture().';
 
--- Of single rows, and of TRUNCATE.
+-- For single rows, and for TRUNCATE.
 create or replace function notifyq.capture_each()
-  returns trigger
-  language plpgsql
-  security definer
+  returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set jit = off
-  set timezone = 'UTC'
-  set datestyle = 'ISO'
-  set intervalstyle = 'iso_8601'
-  set bytea_output = 'hex'
-  set extra_float_digits = 1
+  set jit = off set timezone = 'UTC' set datestyle = 'ISO' set intervalstyle = 'iso_8601'
+  set bytea_output = 'hex' set extra_float_digits = 1
 as $$
 declare
   v_old jsonb;
   v_new jsonb;
 begin
-  if notifyq.has_own_types(tg_relid) then
+  if notifyq.has_unlisted_types(tg_relid) then
     if tg_op in ('UPDATE', 'DELETE') then
       execute notifyq.row_query(tg_relid) into v_old using old;
     end if;

@@ -1,9 +1,9 @@
--- Captures: list the captures of tables, and end them.
+-- Captures: create, list and end captures of tables.
 --
 -- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found
 
--- capture() runs as its caller and with the search path of the caller, as no one else may change
--- the table and condition is the caller's: so all in it is named with its schema.
+-- capture() runs as its caller, because only the owner of the table may change it and the condition
+-- is the caller's. It has the search path of the caller, so it names all schemas.
 
 create or replace function messages.capture_sql(
   relation regclass,
@@ -12,10 +12,7 @@ create or replace function messages.capture_sql(
   condition text default null,
   operations text[] default '{insert,update,delete,truncate}'
 )
-  returns setof text
-  language plpgsql
-  stable
-  security definer
+  returns setof text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -28,15 +25,15 @@ begin
   select c.* into v_table from pg_class as c where c.oid = capture_sql.relation;
   if v_table.relkind not in ('r', 'p') or v_table.relkind is null then
     perform notifyq.raise_invalid(
-      format('%s is no table whose changes can be captured', relation),
-      'capture the tables behind a view, and a foreign table where it is'
+      format('%s is not a table that can be captured', relation),
+      'capture the tables of a view, and a foreign table in its own database'
     );
   end if;
   if v_table.relnamespace in (
     'messages'::regnamespace, 'notifyq'::regnamespace, 'pg_catalog'::regnamespace
   ) then
     perform notifyq.raise_invalid(
-      format('%s cannot be captured', relation), 'it is no table of yours'
+      format('%s cannot be captured', relation), 'tables of its schema cannot be captured'
     );
   end if;
   if not notifyq.has_role(pg_get_userbyid(v_table.relowner)) then
@@ -45,7 +42,7 @@ begin
       message = format(
         'role %I may not capture %s: it is not the owner', notifyq.calling_role(), relation
       ),
-      hint = format('have %I do it', pg_get_userbyid(v_table.relowner));
+      hint = format('role %I can do it', pg_get_userbyid(v_table.relowner));
   end if;
   perform notifyq.check_access(v_stream.name, 'publish into');
   v_unknown := array(
@@ -55,7 +52,7 @@ begin
   if v_unknown <> '{}' or cardinality(operations) = 0 or operations is null then
     perform notifyq.raise_invalid(
       format('no such operations: %s', array_to_string(v_unknown, ', ', 'null')),
-      'take some of insert, update, delete and truncate'
+      'give some of insert, update, delete and truncate'
     );
   end if;
   v_unknown := array(
@@ -68,13 +65,13 @@ begin
   if v_unknown <> '{}' or cardinality(columns) = 0 then
     perform notifyq.raise_invalid(
       format('%s has no such columns: %s', relation, array_to_string(v_unknown, ', ', 'null')),
-      'leave columns out for all of them'
+      'give existing columns, or null for all columns'
     );
   end if;
   v_is_by_row := condition is not null or v_table.relkind = 'p' or exists (
     select from pg_inherits as i where v_table.oid in (i.inhrelid, i.inhparent)
   );
-  -- One of a name for each: a second call takes the place of the first.
+  -- The same name for the same stream and operation: a second call replaces the trigger.
   for v_operation in
     select o from unnest(array['insert', 'update', 'delete', 'truncate']) as o
     where o = any (operations)
@@ -95,7 +92,7 @@ begin
         when v_operation = 'truncate' or not v_is_by_row then 'for each statement'
         else 'for each row'
       end,
-      -- A comment at the end of the condition must not go on.
+      -- The line break ends a comment at the end of the condition.
       case
         when v_operation <> 'truncate' and condition is not null then
           format('when (%s%s)', condition, chr(10))
@@ -123,68 +120,49 @@ create or replace function messages.capture(
   condition text default null,
   operations text[] default '{insert,update,delete,truncate}'
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_statement text;
   v_probe refcursor;
-  v_problem text;
+  v_hint text := 'give an SQL expression over the rows new and old';
 begin
-  -- The owner of the schema may not; so this is what keeps functions of others from being called.
+  -- The owner of the schema may not call functions of other roles; the caller may.
   if condition is not null then
-    begin
-      -- A cursor takes one statement: a condition that ends it and begins another one is refused.
-      open v_probe for execute pg_catalog.format(
-        'select from %s as new, %s as old where false and (%s%s)', relation, relation, condition,
-        pg_catalog.chr(10)
-      );
-      close v_probe;
-    exception
-      when insufficient_privilege then
-        raise;
-      when syntax_error_or_access_rule_violation or feature_not_supported then
-        get stacked diagnostics v_problem = message_text;
-        raise exception using
-          errcode = 'NQ003',
-          message = pg_catalog.concat('condition: ', v_problem),
-          hint = 'it is an SQL expression over the rows new and old';
-    end;
+    -- A cursor takes one statement: a condition that ends it and begins another is refused.
+    open v_probe for execute pg_catalog.format(
+      'select from %s as new, %s as old where false and (%s%s)', relation, relation, condition,
+      pg_catalog.chr(10)
+    );
+    close v_probe;
   end if;
+  v_hint := 'an insert has no old row and a delete no new one: call capture() for each operation';
   for v_statement in
     select s.statement
     from messages.capture_sql(relation, stream, columns, condition, operations) as s (statement)
   loop
-    begin
-      execute v_statement;
-    exception
-      when insufficient_privilege then
-        raise;
-      when syntax_error_or_access_rule_violation or feature_not_supported then
-        get stacked diagnostics v_problem = message_text;
-        raise exception using
-          errcode = 'NQ003',
-          message = pg_catalog.concat('condition: ', v_problem),
-          hint = 'an insert has no old row and a delete no new one: call capture() for each';
-    end;
+    execute v_statement;
   end loop;
+exception
+  when insufficient_privilege then
+    raise;
+  when syntax_error_or_access_rule_violation or feature_not_supported then
+    raise exception using
+      errcode = 'NQ003', message = pg_catalog.concat('condition: ', sqlerrm), hint = v_hint;
 end;
 $$;
 comment on function messages.capture(regclass, text, text[], text, text[]) is
-  'Put the inserts, updates, deletes and truncates of a table, or those operations of them, on a '
-  'stream, in the transaction that makes them. With columns events hold those, and an update that '
-  'changes none of them is no event. condition is an SQL expression over the rows new and old, '
-  'evaluated as whoever writes to the table. Called again for the same table, stream and '
-  'operation it takes the place of the former call. Only the owner of a table may. Raises NQ003, '
-  'NQ007 without the right to publish into the stream, and NQ020 for an unknown stream.';
-
--- Uncapture: what is captured, what becomes of it, and how that ends.
+  'Publish the inserts, updates, deletes and truncates of a table, or some of these operations, '
+  'into a stream, in the transaction that makes them. With columns, events have those only, and '
+  'an update that changes none of them is no event. condition is an SQL expression over the rows '
+  'new and old, which runs with the rights of the session that writes to the table. A second call '
+  'for the same table, stream and operation replaces the first. Only the owner of the table may. '
+  'Raises NQ003, NQ007 without the right to publish into the stream, and NQ020 for an unknown '
+  'stream.';
 
 -- Whether the owner of a table may publish into a stream.
 create or replace function notifyq.may_capture(relation oid, stream text)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 declare
   v_owner oid;
@@ -202,11 +180,9 @@ begin
 end;
 $$;
 
--- What keeps a trigger of a capture from putting changes on a stream, or null.
+-- Why a trigger of a capture cannot publish, or null.
 create or replace function notifyq.capture_problem(relation oid, arguments text[])
-  returns text
-  language plpgsql
-  stable
+  returns text language plpgsql stable
 as $$
 declare
   v_gone text[];
@@ -232,8 +208,8 @@ exception
 end;
 $$;
 
--- The rights are those of the owner of the table, who had it captured: whoever writes to the table
--- needs none to the stream, and the functions are of no use to reach the streams of others.
+-- The right to publish is that of the owner of the table: a session that writes to the table needs
+-- none, and these functions give no access to other streams.
 create or replace function notifyq.publish_captured(
   relation oid,
   stream text,
@@ -241,8 +217,7 @@ create or replace function notifyq.publish_captured(
   keys text[],
   operation text
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if not notifyq.may_capture(relation, stream) then
@@ -263,31 +238,30 @@ end;
 $$;
 
 create or replace function messages.captures(stream text default null)
-  returns setof messages.capture_report
-  language sql
-  stable
-  security definer
+  returns setof messages.capture_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
-  select c.relation, c.stream, array_agg(c.operation order by c.place),
+  select c.relation, c.stream, array_agg(c.operation order by c.ordinal),
     case when c.problem is null then nullif(c.columns, '')::text[] end, c.condition, c.is_by_row,
-    c.is_enabled, array_agg(c.name order by c.place), c.problem
+    c.is_enabled, array_agg(c.name order by c.ordinal), c.problem
   from (
-    select t.tgrelid::regclass as relation, o.place, o.operation, t.tgname::text as name,
+    select t.tgrelid::regclass as relation, o.ordinal, o.operation, t.tgname::text as name,
       a.arguments[1] as stream, a.arguments[2] as columns,
       notifyq.capture_problem(t.tgrelid, a.arguments) as problem,
       substring(pg_get_triggerdef(t.oid) from ' WHEN \((.*)\) EXECUTE FUNCTION ') as condition,
       t.tgtype & 1 = 1 as is_by_row, t.tgenabled in ('O', 'A') as is_enabled
     from pg_trigger as t
-    -- The bits of tgtype say which operation it is; as arguments are kept, each ends with a zero.
+    -- The bits of tgtype are the operations; in tgargs each argument ends with a zero byte.
     join (
       values (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)
-    ) as o (place, operation, bit) on t.tgtype & o.bit > 0
+    ) as o (ordinal, operation, bit) on t.tgtype & o.bit > 0
     cross join lateral (
-      select array_agg(convert_from(decode(p.part, 'hex'), getdatabaseencoding()) order by p.place)
+      select array_agg(
+        convert_from(decode(p.part, 'hex'), getdatabaseencoding()) order by p.ordinal
+      )
       from regexp_split_to_table(
         regexp_replace(encode(t.tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '
-      ) with ordinality as p (part, place)
+      ) with ordinality as p (part, ordinal)
     ) as a (arguments)
     where t.tgfoid in (
         'notifyq.capture_rows'::regproc, 'notifyq.capture_updates'::regproc,
@@ -298,16 +272,15 @@ as $$
   where captures.stream is null
     or c.stream = captures.stream
   group by c.relation, c.stream, c.columns, c.problem, c.condition, c.is_by_row, c.is_enabled
-  order by c.relation::text, c.stream, min(c.place);
+  order by c.relation::text, c.stream, min(c.ordinal);
 $$;
 comment on function messages.captures(text) is
-  'Which tables are captured into the stream (null: any), which operations, and by which triggers; '
-  'is_by_row where each row is an event of its own trigger, and not the statement as a whole. '
-  'problem: what keeps it from being captured, so that writing to the table fails; null: nothing.';
+  'Tables that are captured into the stream (null: any), with operations and triggers; is_by_row: '
+  'by row triggers instead of statement triggers. problem: why changes cannot be published, so '
+  'that writing to the table fails; null: they can.';
 
 create or replace function messages.uncapture(relation regclass, stream text)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_name text;
@@ -329,12 +302,10 @@ comment on function messages.uncapture(regclass, text) is
   'End the capture of a table into a stream. Only the owner of the table may. False: there was '
   'none.';
 
--- Else the next statement that changes the table would fail. A capture that fails already, as the
--- owner of the table may not publish, does not count: any publisher can make such a trigger.
+-- Without this, the next statement that changes the table would fail. Captures that fail already do
+-- not count: any publisher can create such a trigger.
 create or replace function notifyq.check_captured(stream text)
-  returns void
-  language plpgsql
-  stable
+  returns void language plpgsql stable
 as $$
 declare
   v_relations text := (
@@ -345,7 +316,8 @@ declare
 begin
   if v_relations is not null then
     perform notifyq.raise_invalid(
-      format('stream %L has the changes of %s', stream, v_relations), 'call uncapture() first'
+      format('tables are captured into stream %L: %s', stream, v_relations),
+      'call messages.uncapture() for each first'
     );
   end if;
 end;

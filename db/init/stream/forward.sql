@@ -1,17 +1,14 @@
--- Forward: a stream into a queue, each event once.
+-- Forward: move the events of a stream into a queue, each exactly once.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the stream or the queue,
 -- NQ020 stream not found
 
--- What a batch has is published and the batch finished in one transaction, so each event is moved
--- exactly once. Claims from the queue do it, as they are there when somebody wants the messages,
--- and the upkeep, so that they get there with nobody at work.
+-- One transaction publishes the events of a batch and finishes the batch, so each is moved exactly
+-- once. Claims from the queue do it when messages are needed, and maintenance when no worker runs.
 
--- As a claim of the message would be asked.
+-- Apply a filter to an event as a claim does to a message.
 create or replace function notifyq.matches_event(event messages.batch_event, filter jsonpath)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 declare
   v_message messages.message;
@@ -28,63 +25,42 @@ begin
 end;
 $$;
 
--- The token is one that nobody else can give to a new message, see admit(): the forward was
--- allowed to publish when it was made, and who moves its events need not be allowed to.
+-- Publish events into a queue; if that fails, one by one. An event that the queue rejects is
+-- archived.
+-- Only notifyq can give the token to a new message, see admit(): the right to publish was checked
+-- when the forward was made, and the session that moves events need not have it.
 create or replace function notifyq.move_events(
-  stream text,
-  queue text,
-  events messages.batch_event[]
+  stream text, subscriber text, queue text, events messages.batch_event[]
 )
-  returns void
-  language sql
+  returns void language plpgsql
 as $$
+begin
   insert into messages.message (queue, message, type, key, headers, lock_token)
   select move_events.queue, e.message, e.type, e.key,
     e.headers || jsonb_build_object('stream', move_events.stream, 'event', e.id), 1
-  from unnest(move_events.events) as e
+  from unnest(events) as e
   order by e.id;
-$$;
-
--- Each for itself, where not all of them could be: what the queue does not take is a dead event.
-create or replace function notifyq.move_singly(
-  stream text,
-  subscriber text,
-  queue text,
-  events messages.batch_event[]
-)
-  returns void
-  language plpgsql
-as $$
-declare
-  v_event messages.batch_event;
-  v_error text;
-begin
-  foreach v_event in array events loop
-    begin
-      perform notifyq.move_events(stream, queue, array[v_event]);
-    exception
-      when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
-        or integrity_constraint_violation
-      then
-        get stacked diagnostics v_error = message_text;
-        perform notifyq.archive_event(
-          stream, subscriber, v_event.id, v_event.created_at, v_event.type, v_event.key,
-          v_event.message, v_event.headers, coalesce(v_event.retries, 0) + 1,
-          format('queue %s does not take it: %s', queue, v_error), 'rejected'
-        );
-    end;
-  end loop;
+exception
+  when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception or integrity_constraint_violation then
+    if cardinality(events) > 1 then
+      perform notifyq.move_events(stream, subscriber, queue, array[e])
+      from unnest(events) as e
+      order by e.id;
+    else
+      perform notifyq.archive_event(
+        stream, subscriber, e.id, e.created_at, e.type, e.key, e.message, e.headers,
+        coalesce(e.retries, 0) + 1, format('queue %s rejects it: %s', queue, sqlerrm), 'rejected'
+      )
+      from unnest(events) as e;
+    end if;
 end;
 $$;
 
--- Returns how many events were looked at, or null if another session is at it.
+-- Returns how many events were read; null: another session moves events of this forward.
 create or replace function notifyq.forward_batch(
-  forward notifyq.forward,
-  quantity integer,
-  fresh bigint
+  forward notifyq.forward, quantity integer, fresh bigint
 )
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
 as $$
 declare
   v_subscription messages.subscription;
@@ -107,10 +83,6 @@ begin
   if not found then
     return 0;
   end if;
-  if v_batch.kind = 'retries' then
-    v_batch.after_id := 0;
-    v_batch.last_id := 9223372036854775807;
-  end if;
   v_all := array(select e from notifyq.read_events(v_batch) as e order by e.id);
   v_events := case
     when forward.filter is null then v_all
@@ -121,16 +93,7 @@ begin
     )
   end;
   if v_events <> '{}' then
-    begin
-      perform notifyq.move_events(v_stream, forward.queue, v_events);
-    exception
-      when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception
-        or integrity_constraint_violation
-      then
-        perform notifyq.move_singly(
-          v_stream, v_subscription.name, forward.queue, v_events
-        );
-    end;
+    perform notifyq.move_events(v_stream, v_subscription.name, forward.queue, v_events);
   end if;
   insert into notifyq.batch_end (batch, is_finished) values (v_batch.id, true);
   delete from notifyq.event_retry as r where r.batch = v_batch.id;
@@ -138,14 +101,11 @@ begin
 end;
 $$;
 
--- Of one forward, up to quantity events. What stops one stops neither the others nor who asked.
+-- Up to quantity events of one forward. An error stops neither other forwards nor the caller.
 create or replace function notifyq.forward_one(
-  forward notifyq.forward,
-  quantity integer,
-  fresh bigint
+  forward notifyq.forward, quantity integer, fresh bigint
 )
-  returns integer
-  language plpgsql
+  returns integer language plpgsql
 as $$
 declare
   v_moved integer := 0;
@@ -156,7 +116,7 @@ begin
     begin
       v_now := notifyq.forward_batch(forward, quantity - v_moved, fresh);
     exception
-      -- The queue is full: the events wait in the stream, which is what it is for.
+      -- The queue is full: the events wait in the stream.
       when sqlstate 'NQ010' then
         exit;
       when lock_not_available or deadlock_detected or serialization_failure then
@@ -166,7 +126,7 @@ begin
         update notifyq.forward as f
         set failed_at = clock_timestamp(), last_error = left(v_error, 1000)
         where f.subscription = forward.subscription;
-        raise warning 'notifyq: events cannot be forwarded into queue %, which is tried again in a '
+        raise warning 'notifyq: events cannot be forwarded into queue %, next try in a '
           'minute: %', forward.queue, v_error;
         exit;
     end;
@@ -183,17 +143,11 @@ begin
 end;
 $$;
 
--- Forwards: make a subscription that forwards into a queue, end it, and list them.
-
 create or replace function notifyq.forward_into(
-  queues text[],
-  quantity integer,
-  fresh bigint default null
+  queues text[], quantity integer, fresh bigint default null
 )
-  returns integer
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns integer language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_fresh bigint := coalesce(fresh, notifyq.fresh_low());
@@ -213,18 +167,9 @@ begin
 end;
 $$;
 
--- What is forwarded is moved when somebody claims it; not one by one, nor very many at once.
-create or replace function notifyq.fetch_forwards(queues text[], quantity integer)
-  returns integer
-  language sql
-as $$
-  select notifyq.forward_into(queues, greatest(quantity, 100));
-$$;
-
--- As workers of the queues would move the events, they are told of them.
+-- Workers of the queues move the events: notify them.
 create or replace function notifyq.notify_forwards(stream messages.stream)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   perform notifyq.notify_queue(q, '')
@@ -237,9 +182,7 @@ end;
 $$;
 
 create or replace function notifyq.forward_pending(quantity integer default 10000)
-  returns integer
-  language plpgsql
-  security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -249,18 +192,16 @@ end;
 $$;
 comment on function notifyq.forward_pending(integer) is
   'Move up to quantity events of each subscription that forwards into its queue; return how many '
-  'were looked at. maintain() does it, and so does each claim from such a queue.';
+  'were read. maintain() does it, and so does each claim from such a queue.';
 
 create or replace function messages.forward(
   stream text,
   subscriber text,
   queue text,
-  place text default 'last',
+  "position" text default 'last',
   filter jsonpath default null
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -275,7 +216,7 @@ begin
   end if;
   perform notifyq.check_access(v_stream.name, 'consume from');
   perform notifyq.check_access(v_queue.name, 'publish into');
-  perform messages.subscribe(v_stream.name, subscriber, place);
+  perform messages.subscribe(v_stream.name, subscriber, position);
   v_subscription := notifyq.find_subscription(v_stream.name, subscriber);
   insert into notifyq.forward as f (subscription, queue, filter)
   values (v_subscription.id, v_queue.name, forward.filter)
@@ -283,28 +224,24 @@ begin
   do update set queue = excluded.queue, filter = excluded.filter, failed_at = null,
     last_error = null
   returning f.xmax = 0 into v_is_new;
-  -- Workers that sleep claim, and with that move what is there already.
+  -- Idle workers claim, which moves the events that exist already.
   perform notifyq.notify_queue(v_queue, '');
   return v_is_new;
 end;
 $$;
 comment on function messages.forward(text, text, text, text, jsonpath) is
   'Move the events of a subscription into a queue, each exactly once, where competing workers '
-  'claim them: with type, key and headers, and in the headers the stream and the id of the event. '
-  'Subscribes at place if need be, as subscribe() does. filter is a JSON path predicate as that of '
-  'claim(), as in $.n < 3: other events are left out. What the queue does not take is a dead '
-  'event. False: it forwarded already, and goes on into this queue with this filter. Raises NQ001 '
-  'and NQ020 for an unknown queue and stream, NQ007 without the right to consume from the stream '
-  'and to publish into the queue.';
+  'claim them: with type, key and headers, and with the stream and the id of the event in the '
+  'headers. Subscribes at position if needed, as subscribe() does. filter is a JSON path '
+  'predicate as in claim(), like $.n < 3: other events are left out. An event that the queue '
+  'rejects becomes a dead event. False: it forwarded before, and continues into this queue with '
+  'this filter. Raises NQ001 and NQ020 for an unknown queue and stream, NQ007 without the right '
+  'to consume from the stream and to publish into the queue.';
 
 create or replace function messages.unforward(
-  stream text,
-  subscriber text,
-  keep boolean default false
+  stream text, subscriber text, keep boolean default false
 )
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -321,15 +258,12 @@ begin
 end;
 $$;
 comment on function messages.unforward(text, text, boolean) is
-  'End forwarding, and the subscription with it; with keep the subscription stays where it is, for '
-  'somebody to read. False: it did not forward. Raises NQ020 and NQ021 for an unknown stream and '
-  'subscriber.';
+  'End forwarding, and the subscription with it; with keep the subscription stays at its '
+  'position, for a program to read. False: it did not forward. Raises NQ020 and NQ021 for an '
+  'unknown stream and subscriber.';
 
 create or replace function messages.forwards(stream text default null)
-  returns setof messages.forward_report
-  language sql
-  stable
-  security definer
+  returns setof messages.forward_report language sql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
   select s.name, u.name, f.queue, f.filter, f.created_at, f.failed_at, f.last_error
@@ -341,4 +275,4 @@ as $$
   order by s.name, u.name;
 $$;
 comment on function messages.forwards(text) is
-  'Which subscriptions forward into which queue, and, where that fails, since when and why.';
+  'Subscriptions that forward into a queue and, if that fails, since when and why.';

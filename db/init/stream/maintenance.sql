@@ -1,11 +1,9 @@
 -- Maintenance: ticks, old segments, and streams after a restore.
 
--- Batches that ended a while ago: whoever finishes one twice is told so until then.
+-- Until then a second finish_batch() returns false instead of an error.
 create or replace function notifyq.forget_batches(subscription bigint, quantity integer)
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_old bigint[] := array(
@@ -28,8 +26,7 @@ end;
 $$;
 
 create or replace function notifyq.forget_ticks(stream bigint, quantity integer)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   delete from notifyq.tick as t
@@ -50,13 +47,10 @@ begin
 end;
 $$;
 
--- A tick a second at most, and a bell for those who have something to read.
+-- Cut a tick a second at most, and notify subscribers that have events to read.
 create or replace function notifyq.tick_idle(stream messages.stream, fresh bigint)
-  returns void
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns void language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -77,10 +71,7 @@ begin
   if exists (
     select
     from messages.subscription as u
-    cross join lateral (
-      select b.upto from notifyq.batch as b
-      where b.subscription = u.id order by b.previous desc limit 1
-    ) as b
+    cross join lateral notifyq.last_batch(u.id) as b
     where u.stream = tick_idle.stream.id
       and (
         v_is_there and notifyq.progress_of(b.upto) < notifyq.progress_of(v_tick.snapshot)
@@ -97,10 +88,9 @@ begin
 end;
 $$;
 
--- Segments that are closed: seal them, and empty those that nobody needs any more.
+-- Seal closed segments, and truncate those that no subscription needs.
 create or replace function notifyq.maintain_segments(stream messages.stream)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_segment notifyq.segment;
@@ -130,8 +120,7 @@ end;
 $$;
 
 create or replace function notifyq.maintain_streams(fresh bigint)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_stream messages.stream;
@@ -147,18 +136,15 @@ begin
     perform notifyq.forget_batches(u.id, 10000)
     from messages.subscription as u where u.stream = v_stream.id;
   end loop;
-  -- Of streams that were dropped.
+  -- Segments of dropped streams.
   perform notifyq.maintain_segments(null);
 end;
 $$;
 
--- Adopt streams: take over the positions of subscribers that were restored from another server.
-
--- After a restore: no number of a transaction says anything about this server. What each subscriber
--- had yet to see, it sees by way of event_retry; all events count as committed long ago.
+-- After a restore on another server no stored transaction id is valid. Undelivered events go into
+-- event_retry of each subscription; all events count as committed long ago.
 create or replace function notifyq.adopt_streams()
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 #variable_conflict use_column
 begin
@@ -174,7 +160,7 @@ begin
     from notifyq.batch as b
     left join notifyq.batch_end as d on d.batch = b.id
     where b.subscription = u.id
-      -- Whatever is published here already has a number that may mean anything, and a larger id.
+      -- Events that were published here have ids of this server, and larger event ids.
       and (not pg_visible_in_snapshot(e.xid, b.seen) or e.id > b.upto_high)
       and case
         when b.previous = (
@@ -192,7 +178,7 @@ begin
   update notifyq.event_retry as r set batch = null where r.batch is not null;
   update messages.event as e set xid = '3' where e.xid <> '3';
   update notifyq.segment as s
-  set sealed = null, witnesses = null, changed_by = null
+  set sealed = null, waits_for = null, changed_by = null
   where s.closed_at is not null;
   delete from notifyq.tick;
   delete from notifyq.batch_end;

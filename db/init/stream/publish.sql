@@ -4,9 +4,7 @@
 -- found, NQ024 stream paused
 
 create or replace function notifyq.stream_key(stream text)
-  returns bigint
-  language plpgsql
-  immutable
+  returns bigint language plpgsql immutable
 as $$
 begin
   return hashtextextended(stream, 7305427005);
@@ -14,32 +12,27 @@ end;
 $$;
 
 create or replace function notifyq.notify_stream(stream messages.stream)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
-  -- A full notification queue fails the commit, where nothing can catch it.
-  if stream.bell <> 'off' and pg_notification_queue_usage() < 0.5 then
+  -- A full notification queue would fail the commit, where nothing can catch the error.
+  if stream.notify <> 'off' and pg_notification_queue_usage() < 0.5 then
     perform pg_notify('new_event', stream.name), nextval('notifyq.event_notification_seq');
     perform notifyq.notify_forwards(stream) where exists (select from notifyq.forward);
   end if;
 end;
 $$;
 
--- Options that only a message can have, in a call of publish() for a stream.
-create or replace function notifyq.check_plain(
-  priority integer,
-  is_later boolean,
-  is_bound boolean,
-  max_attempts integer
+-- publish() has options for messages that events do not have.
+create or replace function notifyq.check_event_options(
+  priority integer, is_later boolean, is_bound boolean, max_attempts integer
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   if priority <> 0 or is_later or is_bound or max_attempts is not null then
     perform notifyq.raise_invalid(
-      'an event of a stream has no priority, delay, dedup_key, after or max_attempts',
+      'an event of a stream has no priority, delay, dedup_key, after, expires_in or max_attempts',
       'give type, headers and key only, or publish into a queue'
     );
   end if;
@@ -47,25 +40,21 @@ end;
 $$;
 
 create or replace function notifyq.check_events(
-  stream messages.stream,
-  payloads jsonb[],
-  headers jsonb,
-  is_allowed boolean default false
+  stream messages.stream, payloads jsonb[], headers jsonb, is_allowed boolean default false
 )
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_bytes integer;
 begin
-  -- A transaction that has published before does not look at once whether there is a new segment:
-  -- locks that it holds it does not take again, and where it takes one, it looks.
+  -- A transaction that has published before may not know of a new segment: it takes no lock again
+  -- that it holds, and only a new lock makes it read changed definitions. This call takes one.
   perform pg_relation_is_updatable('notifyq.schema_version', false);
   if stream.paused and current_setting('session_replication_role') <> 'replica' then
     raise exception using
       errcode = 'NQ024',
       message = format('publishing into stream %L is paused', stream.name),
-      hint = format('an admin can allow it again: select messages.resume_stream(%L)', stream.name);
+      hint = format('an admin can resume it: select messages.resume_stream(%L)', stream.name);
   end if;
   if not is_allowed and exists (select from messages.queue_grant) then
     perform notifyq.check_access(stream.name, 'publish into');
@@ -81,9 +70,9 @@ begin
   if v_bytes > stream.max_bytes then
     raise exception using
       errcode = 'NQ008',
-      message = format('an event has %s bytes with its headers, and stream %L takes %s',
+      message = format('an event has %s bytes with its headers, stream %L allows %s',
         v_bytes, stream.name, stream.max_bytes),
-      hint = 'raise max_bytes of the stream, or publish a reference to what is large';
+      hint = 'raise max_bytes of the stream, or publish a reference to the data';
   end if;
   perform notifyq.check_payload(
     stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload)
@@ -92,10 +81,10 @@ begin
 end;
 $$;
 
--- One event for each payload, in their order, which is that of the rows of unnest(). It stands in a
--- select list: in a from clause its rows would all be stored before the first one is read. Ids are
--- drawn once the transaction has its number, which is what readers go by; and whoever stops
--- attending waits for the end of those that have one, so the key is asked for after that, too.
+-- One event for each payload, in the order of the arrays. unnest() is in a select list: in a from
+-- clause all its rows would be stored before the first one is read. The transaction id is drawn
+-- before the event ids, as current_horizon() requires. It is also drawn before the suppression key
+-- is tried: a session that ends suppression waits for all transactions with an id.
 create or replace function notifyq.publish_events(
   name text,
   payloads jsonb[],
@@ -104,8 +93,7 @@ create or replace function notifyq.publish_events(
   headers jsonb,
   is_allowed boolean default false
 )
-  returns bigint[]
-  language plpgsql
+  returns bigint[] language plpgsql
 as $$
 declare
   v_stream messages.stream := notifyq.find_stream(name);
@@ -121,7 +109,7 @@ begin
   from (
     select unnest(v_ids) as id, unnest(payloads) as payload, unnest(keys) as key
   ) as p;
-  if v_stream.bell = 'always'
+  if v_stream.notify = 'always'
     or pg_try_advisory_xact_lock_shared(notifyq.stream_key(v_stream.name))
   then
     perform notifyq.notify_stream(v_stream);
@@ -131,30 +119,27 @@ end;
 $$;
 
 create or replace function notifyq.suppress_stream(stream text, eager boolean default true)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_stream messages.stream := notifyq.find_stream(stream);
 begin
   perform notifyq.check_access(v_stream.name, 'consume from');
-  if v_stream.bell <> 'auto' then
+  if v_stream.notify <> 'auto' then
     return false;
   end if;
   return notifyq.extend_suppression(notifyq.stream_key(v_stream.name), eager);
 end;
 $$;
 comment on function notifyq.suppress_stream(text, boolean) is
-  'Promise that this session asks for batches of the stream every few milliseconds: publishers '
-  'stop ringing until unattend_streams() or the end of the session, and each batch that it opens '
-  'rings for the other subscribers. Answers as attend() does. Raises NQ020 for an unknown stream.';
+  'Suppress notifications of the stream: this session calls next_batch() every few milliseconds. '
+  'Publishers skip NOTIFY until unsuppress_streams() or the end of the session, and each batch '
+  'that this session opens notifies the other subscribers. Returns what suppress() does. Raises '
+  'NQ020 for an unknown stream.';
 
 create or replace function notifyq.unsuppress_streams(streams text[])
-  returns xid8
-  language plpgsql
-  security definer
+  returns xid8 language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -163,21 +148,20 @@ begin
 end;
 $$;
 comment on function notifyq.unsuppress_streams(text[]) is
-  'Take back the promise of attend_stream(), in a transaction of its own. Once settled() says true '
-  'of the number returned, one more look finds whatever was published silently.';
+  'End the suppression of notifications, in a transaction of its own. Once is_transaction_over() '
+  'is true for the returned transaction id, one more poll finds all that was published without '
+  'NOTIFY.';
 
--- Stream event: the events of all streams by name, and a plain insert that publishes.
+-- Stream event: a view of the events of all streams; a plain insert into it publishes.
 --
--- A rule makes one statement of the insert and of all that publishing asks, which costs less than
--- the call of any function; what needs more asks admit_event(). A rule puts what was given wherever
--- it is named, so it is named once, in a sub-select: that is not taken apart where it would matter.
--- Functions and defaults are used with the rights of whoever inserts, tables with the owner's.
+-- The rule makes one statement of the insert and the common checks, which costs less than a
+-- function call; admit_event() does the other checks. A rule repeats an expression wherever its
+-- column is named, so each is named once, in a sub-select that the planner keeps. Functions and
+-- defaults run with the rights of the caller, tables are read with those of the owner.
 
--- Whoever stops attending waits for the end of those that have a number: so one is drawn first.
+-- The transaction id is drawn before the suppression key is tried, as in publish_events().
 create or replace function notifyq.admit_event(stream text, message jsonb, headers jsonb)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -192,11 +176,11 @@ begin
     where q.name = admit_event.stream;
     v_stream := notifyq.find_stream(stream);
   end if;
-  -- Most are here because nobody attends.
+  -- Most calls come here because no subscriber suppresses notifications.
   if (
     jsonb_typeof(coalesce(headers, '{}')) = 'object'
     and octet_length(message::text) + octet_length(coalesce(headers, '{}')::text)
-      <= v_stream.lone_bytes
+      <= v_stream.unchecked_bytes
   ) is not true then
     if message is null then
       perform notifyq.raise_invalid(
@@ -205,7 +189,7 @@ begin
     end if;
     perform notifyq.check_events(v_stream, array[message], headers);
   end if;
-  if v_stream.bell = 'always'
+  if v_stream.notify = 'always'
     or pg_current_xact_id() is not null
       and pg_try_advisory_xact_lock_shared(hashtextextended(stream, 7305427005))
   then
@@ -215,8 +199,9 @@ begin
 end;
 $$;
 comment on function notifyq.admit_event(text, jsonb, jsonb) is
-  'What an insert into messages.stream_event asks of a stream that has conditions, or that nobody '
-  'attends: checks the event, rings, and returns the segment to write it to. Nothing to call.';
+  'Called by an insert into messages.stream_event, for a stream with conditions or without '
+  'suppressed notifications: checks the event, notifies, and returns the segment to write to. Not '
+  'for direct use.';
 
 create or replace view messages.stream_event as
 select e.id, s.name as stream, e.created_at, e.type, e.key, e.message, e.headers
@@ -225,13 +210,12 @@ join notifyq.segment as g on g.id = e.segment
 join messages.stream as s on s.id = g.stream;
 
 comment on view messages.stream_event is
-  'The events of all streams. A plain insert of stream, message, type, key and headers publishes, '
-  'as publish() does and with its errors, and costs less.';
-comment on column messages.stream_event.id is 'Given by the database; ids of a session rise.';
+  'The events of all streams. A plain insert of stream, message, type, key and headers publishes '
+  'with the checks and errors of publish(), and costs less.';
+comment on column messages.stream_event.id is 'Given by the database; the ids of a session rise.';
 comment on column messages.stream_event.stream is 'The stream that it was published into.';
-comment on column messages.stream_event.created_at is 'When it was published.';
 comment on column messages.stream_event.type is 'What kind of event it is.';
-comment on column messages.stream_event.key is 'What it is about.';
+comment on column messages.stream_event.key is 'What the event is about.';
 comment on column messages.stream_event.message is 'The payload.';
 comment on column messages.stream_event.headers is 'An object; empty if none is given.';
 
@@ -249,7 +233,7 @@ create or replace rule publish as
                 when n.headers is null then 0
                 when jsonb_typeof(n.headers) = 'object' then octet_length(n.headers::text)
               end
-            <= s.lone_bytes
+            <= s.unchecked_bytes
           and case
             when pg_current_xact_id() is not null
               then not pg_try_advisory_xact_lock_shared(hashtextextended(n.stream, 7305427005))

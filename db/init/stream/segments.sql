@@ -1,18 +1,17 @@
--- Segments: tables of events that are emptied whole.
+-- Segments: tables of events that are truncated as a whole.
 --
 -- raises: nothing; a table that is in use is left to the next run
 
--- A segment is closed, then sealed once nobody can write to it any more, then emptied as a whole
--- when each subscription has seen all that its seal sees. So nothing bloats, and readers look into
--- no segment that is behind them. TRUNCATE and rotation as in PgQ (M. Kreen, Skype, 2007).
+-- A segment is closed, sealed once nobody can write to it any more, and truncated once each
+-- subscription has read all that its seal sees. Events leave no dead rows, and readers scan no
+-- segment before their position. TRUNCATE and rotation as in PgQ (M. Kreen, Skype, 2007).
 
--- An empty one to write to. A statement learns which tables there are before it looks for the
--- present one, so it is sent to none that it may not know. Who has made a table holds it to the
--- end, which is after all others were told that it is there; and those who had begun by then, and
--- may not have listened since, must be over.
+-- A free segment to write to, or null. A publisher must not be sent to a table that it does not
+-- know: its statement reads the partitions before the stream. So the transaction that created the
+-- table must be over (it holds a lock until the others are notified), and so must those that were
+-- open then.
 create or replace function notifyq.spare_segment(durable boolean)
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_segment notifyq.segment;
@@ -24,8 +23,8 @@ begin
     and s.durable = spare_segment.durable
     and s.closed_at is null
     and s.changed_by is distinct from pg_current_xact_id()
-  -- Those that all know, then those that some may not, then the new.
-  order by s.witnesses, s.id
+  -- First those that all transactions know, then those that some may not know, then new ones.
+  order by s.waits_for, s.id
   limit 1
   for update skip locked;
   if not found then
@@ -35,10 +34,10 @@ begin
     'lock table notifyq.%I in row exclusive mode nowait', notifyq.event_table(v_segment.id)
   );
   v_open := notifyq.open_transactions();
-  if v_segment.witnesses is null then
-    update notifyq.segment as s set witnesses = v_open where s.id = v_segment.id;
+  if v_segment.waits_for is null then
+    update notifyq.segment as s set waits_for = v_open where s.id = v_segment.id;
   end if;
-  return case when not v_segment.witnesses && v_open then v_segment.id end;
+  return case when not v_segment.waits_for && v_open then v_segment.id end;
 exception
   when lock_not_available then
     return null;
@@ -46,9 +45,7 @@ end;
 $$;
 
 create or replace function notifyq.make_segment(durable boolean)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -62,7 +59,7 @@ begin
   values (make_segment.durable, pg_current_xact_id())
   returning id into v_id;
   v_table := notifyq.event_table(v_id);
-  -- Attached, not created in place, which would lock out all publishers of all streams.
+  -- Attached, not created as a partition: that would lock out all publishers of all streams.
   execute format(
     'create table notifyq.%I (like messages.event including defaults including constraints)',
     v_table
@@ -81,10 +78,9 @@ begin
 end;
 $$;
 
--- Publishers write to this one from now on.
+-- Publishers write to this segment from now on.
 create or replace function notifyq.open_segment(stream messages.stream, segment bigint)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   update notifyq.segment as s
@@ -92,23 +88,22 @@ begin
   where s.id = open_segment.stream.segment;
   update notifyq.segment as s
   set stream = open_segment.stream.id, opened_at = clock_timestamp(),
-    low = notifyq.last_event_id(), closed_at = null, witnesses = null, sealed = null
+    low = notifyq.last_event_id(), closed_at = null, waits_for = null, sealed = null
   where s.id = open_segment.segment;
   update messages.stream as s
   set segment = open_segment.segment
   where s.id = open_segment.stream.id;
-  -- Says what is there already, so that all sessions look at the tables of events again. One that
-  -- did so while another table was made may have missed that, and would miss it until the next.
+  -- A change without effect makes all sessions read the partitions of events again. A session
+  -- that read them while another table was created may have missed that table.
   alter table only messages.event alter column id set statistics -1;
 end;
 $$;
 
--- A new segment where the present one is old or large, or where there is none to spare one for the
--- next run. Its least size grows with what is kept, so that a subscriber who is stuck for weeks
--- leaves dozens of segments, and not thousands.
+-- Switch to a new segment when the current one is old or large; create a free one for the next run
+-- if there is none. The least size grows with the total, so a subscriber that is stuck for weeks
+-- leaves dozens of segments, not thousands.
 create or replace function notifyq.rotate_segment(stream messages.stream)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_segment notifyq.segment;
@@ -135,7 +130,7 @@ begin
   end if;
   v_spare := notifyq.spare_segment(rotate_segment.stream.durable);
   if v_spare is null then
-    -- One that cannot be had yet will do the next time, or the one after that.
+    -- A free one that cannot be used yet can be used by a later run.
     perform notifyq.make_segment(rotate_segment.stream.durable)
     where not exists (
       select from notifyq.segment as s
@@ -148,18 +143,15 @@ begin
 end;
 $$;
 
--- Segments: seal those that are closed, and empty those that nobody needs.
-
--- The transactions that are open, by their virtual numbers.
+-- Virtual ids of open transactions.
 create or replace function notifyq.open_transactions()
-  returns text[]
-  language plpgsql
+  returns text[] language plpgsql
 as $$
 begin
   return array(
     select l.virtualxid
     from pg_locks as l
-    -- What this transaction knows of other sessions may be older than the newest of them.
+    -- pg_stat_activity may be older than pg_locks, and lack the newest sessions.
     left join pg_stat_activity as a on a.pid = l.pid
     where l.locktype = 'virtualxid'
       and l.virtualtransaction = l.virtualxid
@@ -169,11 +161,10 @@ begin
 end;
 $$;
 
--- A publisher reads which segment is the present one before it writes: who began before others knew
--- that it was closed may still write to it, and is known by its virtual transaction.
+-- A publisher reads the current segment before it writes: one that began before the change was
+-- visible may still write to the closed segment. It is known by its virtual transaction id.
 create or replace function notifyq.seal_segment(segment notifyq.segment)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_table text := notifyq.event_table(segment.id);
@@ -182,12 +173,12 @@ begin
   if segment.changed_by = pg_current_xact_id_if_assigned() then
     return false;
   end if;
-  if segment.witnesses is null then
-    update notifyq.segment as s set witnesses = v_open where s.id = segment.id;
+  if segment.waits_for is null then
+    update notifyq.segment as s set waits_for = v_open where s.id = segment.id;
     return false;
   end if;
-  -- Nor while this transaction itself has written to it: its own locks it is always granted.
-  if segment.witnesses && v_open
+  -- Nor if this transaction has written to it: it would be granted its own lock.
+  if segment.waits_for && v_open
     or exists (
       select from pg_locks as l
       where l.pid = pg_backend_pid()
@@ -197,10 +188,10 @@ begin
   then
     return false;
   end if;
-  -- Refused while somebody has written to it and is not over, prepared ones included.
+  -- Fails while a writer is not over, also a prepared transaction.
   execute format('lock table notifyq.%I in share mode nowait', v_table);
   update notifyq.segment as s
-  set sealed = notifyq.committed_snapshot(), witnesses = null
+  set sealed = notifyq.committed_snapshot(), waits_for = null
   where s.id = segment.id;
   return true;
 exception
@@ -209,10 +200,9 @@ exception
 end;
 $$;
 
--- Empty a segment that all have passed, or whose stream is gone, and have it used again.
+-- Truncate a segment that no subscription needs, or whose stream was dropped, for reuse.
 create or replace function notifyq.free_segment(segment notifyq.segment)
-  returns boolean
-  language plpgsql
+  returns boolean language plpgsql
 as $$
 declare
   v_table text := notifyq.event_table(segment.id);
@@ -220,7 +210,7 @@ begin
   execute format('lock table notifyq.%I in access exclusive mode nowait', v_table);
   execute format('truncate table notifyq.%I', v_table);
   update notifyq.segment as s
-  set stream = null, opened_at = null, closed_at = null, witnesses = '{}', sealed = null
+  set stream = null, opened_at = null, closed_at = null, waits_for = '{}', sealed = null
   where s.id = segment.id;
   return true;
 exception

@@ -1,50 +1,20 @@
 -- Settle: finish, retry, fail and recover a batch.
 --
--- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ022 batch not open, NQ023 event
--- not in the batch, NQ020 stream not found, NQ021 subscription not found, NQ022 batch not found
+-- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
+-- subscription not found, NQ022 batch not open, NQ023 event not in the batch
 
--- Held to the end of the transaction by whoever settles it or an event of it: two sessions that
--- work on the same batch would wait for each other's events.
+-- Locked until the end of the transaction by each function that settles it or an event of it: two
+-- sessions would else deadlock on its events.
 create or replace function notifyq.lock_batch(id bigint)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 begin
   perform from notifyq.batch as b where b.id = lock_batch.id for no key update;
 end;
 $$;
 
-create or replace function notifyq.event_of(batch notifyq.batch, event bigint)
-  returns messages.batch_event
-  language plpgsql
-  stable
-as $$
-declare
-  v_event messages.batch_event;
-  v_of notifyq.batch := batch;
-begin
-  if v_of.kind = 'retries' then
-    v_of.after_id := greatest(event, -9223372036854775807) - 1;
-    v_of.last_id := event;
-  else
-    v_of.after_id := greatest(v_of.after_id, greatest(event, -9223372036854775807) - 1);
-    v_of.last_id := least(v_of.last_id, event);
-  end if;
-  select e.* into v_event from notifyq.read_events(v_of) as e;
-  if not found then
-    raise exception using
-      errcode = 'NQ023',
-      message = format('event %s is not in batch %s', event, batch.id),
-      hint = 'batch_events() gives those that are';
-  end if;
-  return v_event;
-end;
-$$;
-
 create or replace function notifyq.has_outcome(batch notifyq.batch, event bigint)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 begin
   return exists (
@@ -56,61 +26,75 @@ begin
 end;
 $$;
 
-create or replace function messages.retry_event(
-  batch bigint,
-  event bigint,
-  delay interval default interval '0',
-  reason text default null
+-- Give an event of an open batch an outcome: deliver it again at due_at or, without one, fail it.
+-- Returns the event; null if it has an outcome already.
+create or replace function notifyq.settle_event(
+  batch bigint, event bigint, due_at timestamptz, reason text
 )
-  returns boolean
-  language plpgsql
-  security definer
-  set search_path = pg_catalog, pg_temp
+  returns messages.batch_event language plpgsql
 as $$
 declare
   v_batch notifyq.batch;
   v_event messages.batch_event;
 begin
-  perform notifyq.check_given('event', retry_event.event is not null);
-  perform notifyq.lock_batch(batch);
-  v_batch := notifyq.open_batch(batch);
+  perform notifyq.check_given('event', settle_event.event is not null);
+  perform notifyq.lock_batch(settle_event.batch);
+  v_batch := notifyq.open_batch(settle_event.batch);
+  if notifyq.has_outcome(v_batch, settle_event.event) then
+    return null;
+  end if;
+  select e.* into v_event from notifyq.read_events(v_batch, settle_event.event) as e;
+  if not found then
+    raise exception using
+      errcode = 'NQ023',
+      message = format('event %s is not in batch %s', settle_event.event, v_batch.id),
+      hint = format('select messages.batch_events(%s) lists its events', v_batch.id);
+  end if;
+  insert into notifyq.event_retry as r (
+    subscription, event_id, batch, due_at, retries, reason, created_at, type, key, message, headers
+  )
+  values (
+    v_batch.subscription, v_event.id, case when settle_event.due_at is null then v_batch.id end,
+    settle_event.due_at, (settle_event.due_at is not null)::integer, settle_event.reason,
+    v_event.created_at, v_event.type, v_event.key, v_event.message, v_event.headers
+  )
+  on conflict on constraint event_retry_subscription_event_id_pk do update
+  set batch = excluded.batch, due_at = excluded.due_at,
+    retries = least(r.retries, 2147483646) + excluded.retries,
+    reason = case when excluded.due_at is null then r.reason else excluded.reason end
+  where r.batch = v_batch.id
+    and r.due_at is not null;
+  return case when found then v_event end;
+end;
+$$;
+
+create or replace function messages.retry_event(
+  batch bigint, event bigint, delay interval default interval '0', reason text default null
+)
+  returns boolean language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
   if retry_event.delay < interval '0' then
     perform notifyq.raise_invalid(format('delay must not be negative: %s', retry_event.delay));
   end if;
   perform notifyq.check_duration('delay', retry_event.delay);
-  if notifyq.has_outcome(v_batch, retry_event.event) then
-    return false;
-  end if;
-  v_event := notifyq.event_of(v_batch, retry_event.event);
-  insert into notifyq.event_retry as r (
-    subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers
-  )
-  values (
-    v_batch.subscription, v_event.id,
-    clock_timestamp() + coalesce(retry_event.delay, interval '0'), 1, retry_event.reason,
-    v_event.created_at, v_event.type, v_event.key, v_event.message, v_event.headers
-  )
-  on conflict on constraint event_retry_subscription_event_id_pk do update
-  set batch = null, due_at = excluded.due_at, retries = least(r.retries, 2147483646) + 1,
-    reason = excluded.reason
-  where r.batch = v_batch.id
-    and r.due_at is not null;
-  return found;
+  return (
+    notifyq.settle_event(
+      batch, event, clock_timestamp() + coalesce(retry_event.delay, interval '0'), reason
+    )
+  ).id is not null;
 end;
 $$;
 comment on function messages.retry_event(bigint, bigint, interval, text) is
-  'Have an event of an open batch delivered once more to this subscriber alone, after delay, with '
-  'the same id and time, and with retries raised. False: it has an outcome already. Raises NQ003 '
-  'without an event, NQ022 for a batch that is not open, NQ023 for an event that is not in it.';
+  'Deliver an event of an open batch once more to this subscriber, after delay, with the same id '
+  'and time and with retries raised. False: it has an outcome already. Raises NQ003 without an '
+  'event, NQ022 for a batch that is not open, NQ023 for an event that is not in it.';
 
 create or replace function messages.retry_batch(
-  batch bigint,
-  delay interval default interval '0',
-  reason text default null
+  batch bigint, delay interval default interval '0', reason text default null
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -122,68 +106,40 @@ begin
 end;
 $$;
 comment on function messages.retry_batch(bigint, interval, text) is
-  'retry_event() for each event of an open batch that has no outcome yet; returns how many.';
+  'Call retry_event() for each event of an open batch that has no outcome yet; returns how many.';
 
-create or replace function messages.fail_event(
-  batch bigint,
-  event bigint,
-  reason text default null
-)
-  returns boolean
-  language plpgsql
-  security definer
+create or replace function messages.fail_event(batch bigint, event bigint, reason text default null)
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_batch notifyq.batch;
-  v_event messages.batch_event;
+  v_event messages.batch_event := notifyq.settle_event(batch, event, null, reason);
 begin
-  perform notifyq.check_given('event', fail_event.event is not null);
-  perform notifyq.lock_batch(batch);
-  v_batch := notifyq.open_batch(batch);
-  if notifyq.has_outcome(v_batch, fail_event.event) then
-    return false;
-  end if;
-  v_event := notifyq.event_of(v_batch, fail_event.event);
-  insert into notifyq.event_retry as r (
-    subscription, event_id, batch, retries, reason, created_at, type, key, message, headers
-  )
-  values (
-    v_batch.subscription, v_event.id, v_batch.id, 0, fail_event.reason, v_event.created_at,
-    v_event.type, v_event.key, v_event.message, v_event.headers
-  )
-  on conflict on constraint event_retry_subscription_event_id_pk do update
-  set due_at = null
-  where r.batch = v_batch.id
-    and r.due_at is not null;
-  if not found then
-    return false;
-  end if;
   perform notifyq.archive_event(
     s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,
     v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason
   )
-  from messages.subscription as u
+  from notifyq.batch as b
+  join messages.subscription as u on u.id = b.subscription
   join messages.stream as s on s.id = u.stream
-  where u.id = v_batch.subscription;
-  return true;
+  where b.id = fail_event.batch
+    and v_event.id is not null;
+  return v_event.id is not null;
 end;
 $$;
 comment on function messages.fail_event(bigint, bigint, text) is
-  'Archive an event of an open batch as failed for this subscriber, with the reason: it is a dead '
-  'message from then on, see dead_list(). False: it has an outcome already. Raises NQ022 for a '
-  'batch that is not open, and NQ023 for an event that is not in it.';
+  'Archive an event of an open batch as failed for this subscriber, with the reason: it is then a '
+  'dead message, see dead_list(). False: it has an outcome already. Raises NQ022 for a batch that '
+  'is not open, and NQ023 for an event that is not in it.';
 
 create or replace function messages.finish_batch(batch bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_batch notifyq.batch;
 begin
-  -- One statement answers most: what cannot be so is told below.
+  -- One statement for the common case; the others below.
   select b.* into v_batch
   from notifyq.batch as b
   where b.id = finish_batch.batch
@@ -206,20 +162,14 @@ begin
 end;
 $$;
 comment on function messages.finish_batch(bigint) is
-  'Say that a batch is done: the next one is handed out from then on. What is written in the same '
-  'transaction is written exactly once. False, with a warning: it was finished before, or taken '
-  'back by seek(). Raises NQ022 for an unknown batch.';
+  'Finish a batch: next_batch() returns the next one. What the same transaction writes is written '
+  'exactly once. False, with a warning: it was finished before, or revoked by seek(). Raises '
+  'NQ022 for an unknown batch.';
 
--- Floor: how far subscriptions have come for good, and so which segments they need no more.
-
--- Batches of a subscription follow one another; this is the one that none follows.
+-- The newest batch of a subscription: no other batch follows it.
 create or replace function notifyq.last_batch(subscription bigint)
-  returns notifyq.batch
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  returns notifyq.batch language plpgsql stable
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_last notifyq.batch;
@@ -233,11 +183,9 @@ begin
 end;
 $$;
 
--- How far a subscription has come for good: whatever passed before is needed by it no more.
+-- How far a subscription has come for good, as in progress_of(): it needs no older events.
 create or replace function notifyq.needed_floor(subscription bigint)
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 begin
   return (
@@ -261,15 +209,11 @@ begin
 end;
 $$;
 
--- Whether a subscription may have events of a sealed segment to read. One that has read all there
--- is stays where it is until there is more, so that its place alone does not tell.
+-- Whether a subscription may need events of a sealed segment. A subscriber that has read everything
+-- keeps its position until there are new events, so the position alone does not decide.
 create or replace function notifyq.subscription_needs(subscription bigint, segment notifyq.segment)
-  returns boolean
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns boolean language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_last notifyq.batch;
@@ -296,20 +240,17 @@ begin
 end;
 $$;
 
--- Recover: what becomes of a batch whose reader is gone without a word.
+-- Recover: a batch whose reader has ended without a word.
 --
--- One of its events may be what ended it, and nobody can tell which. So each time they come again
--- in batches of a tenth: what does no harm gets through, and what ends its readers is alone after a
--- few times, and dead after its last attempt.
+-- One of its events may have ended the reader, and which one is unknown. So they come again in
+-- batches of a tenth each time: harmless events get through, and the harmful one is alone after a
+-- few times and fails permanently after its last attempt.
 
--- The newest batch of a member, or of a subscription that is not shared.
+-- The newest batch of a member, or of a subscription that is not shared. By opened_at: a batch that
+-- was taken over is newer to its member than its id.
 create or replace function notifyq.newest_batch(subscription bigint, member text)
-  returns notifyq.batch
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
+  returns notifyq.batch language plpgsql stable
+  set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_batch notifyq.batch;
@@ -327,14 +268,11 @@ begin
 end;
 $$;
 
--- Its events that have no outcome yet, in parts; returns how many those are.
+-- Put off the events that have no outcome yet, in parts; returns how many.
 create or replace function notifyq.split_batch(
-  batch notifyq.batch,
-  reason text,
-  keeps_order boolean
+  batch notifyq.batch, reason text, keeps_order boolean
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 #variable_conflict use_column
 declare
@@ -344,9 +282,9 @@ begin
     subscription, event_id, due_at, retries, reason, created_at, type, key, message, headers, part
   )
   select split_batch.batch.subscription, u.id, now_at, 1, split_batch.reason, u.created_at, u.type,
-    u.key, u.message, u.headers, min(u.id) over (partition by u.place / ((u.quantity + 9) / 10))
+    u.key, u.message, u.headers, min(u.id) over (partition by u.ordinal / ((u.quantity + 9) / 10))
   from (
-    select e.*, row_number() over (order by e.id) - 1 as place, count(*) over () as quantity
+    select e.*, row_number() over (order by e.id) - 1 as ordinal, count(*) over () as quantity
     from messages.batch_events(split_batch.batch.id) as e
     where not notifyq.has_outcome(split_batch.batch, e.id)
   ) as u
@@ -355,7 +293,7 @@ begin
   on conflict on constraint event_retry_subscription_event_id_pk do update
   set batch = null, retries = least(r.retries, 2147483646) + 1, reason = excluded.reason,
     part = excluded.part,
-    -- Behind the others, which have done nothing yet, or before those that come after it.
+    -- Behind the events that wait already, or in the order of the stream.
     due_at = case when split_batch.keeps_order then r.due_at else excluded.due_at end;
   get diagnostics v_count = row_count;
   return v_count;
@@ -369,9 +307,7 @@ create or replace function messages.recover_batch(
   member text default null,
   keeps_order boolean default false
 )
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -382,7 +318,7 @@ declare
   v_count bigint;
 begin
   perform notifyq.check_given('max_attempts', recover_batch.max_attempts is not null);
-  perform notifyq.check_attempts(max_attempts);
+  perform notifyq.check_between('max_attempts', max_attempts, 1, 1000);
   perform from messages.subscription as u where u.id = v_subscription.id for no key update;
   v_batch := notifyq.newest_batch(v_subscription.id, member);
   perform notifyq.lock_batch(v_batch.id);
@@ -390,8 +326,8 @@ begin
   if v_batch.id is null or not notifyq.is_open(v_batch) then
     return 0::bigint;
   end if;
-  if v_batch.left_at is not null then
-    update notifyq.batch as b set left_at = null where b.id = v_batch.id;
+  if v_batch.released_at is not null then
+    update notifyq.batch as b set released_at = null where b.id = v_batch.id;
     return 0::bigint;
   end if;
   v_undone := array(
@@ -416,18 +352,16 @@ begin
 end;
 $$;
 comment on function messages.recover_batch(text, text, integer, text, boolean) is
-  'Say that whoever had the open batch of a subscriber, or of its member, is gone without a word, '
-  'as if it had been killed. Each of its events that has no outcome has had an attempt, and comes '
-  'again with those of the same tenth of the batch alone; one that was alone already is dead after '
-  'max_attempts. With keeps_order they come before all that is behind them, else behind what waits '
-  'to be seen again already. Returns how many events those are; 0 where no batch is open, or its '
-  'reader has left it with leave_batch(). Call it in place of who is gone, before next_batch(). '
-  'Raises NQ020 and NQ021 for an unknown stream and subscriber.';
+  'Report that the reader of the open batch of a subscriber, or of its member, has ended without '
+  'settling it, as when it was killed. Each of its events without outcome has used up an attempt, '
+  'and comes again with events of the same tenth of the batch only; one that was alone already '
+  'fails permanently after max_attempts. With keeps_order they come before all later events, else '
+  'behind events that wait to be delivered again. Returns how many events those are; 0 if no '
+  'batch is open, or its reader has called release_batch(). A new reader calls it before '
+  'next_batch(). Raises NQ020 and NQ021 for an unknown stream and subscriber.';
 
 create or replace function messages.release_batch(batch bigint)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -438,7 +372,7 @@ begin
   if not notifyq.is_open(v_batch) then
     return false;
   end if;
-  update notifyq.batch as b set left_at = clock_timestamp() where b.id = v_batch.id;
+  update notifyq.batch as b set released_at = clock_timestamp() where b.id = v_batch.id;
   return true;
 end;
 $$;
@@ -447,13 +381,9 @@ comment on function messages.release_batch(bigint) is
   'attempt. False: it is finished. Raises NQ022 for an unknown batch.';
 
 create or replace function notifyq.next_retry(stream text, subscriber text)
-  returns interval
-  language plpgsql
-  stable
-  security definer
+  returns interval language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_subscription messages.subscription := notifyq.find_subscription(stream, subscriber);
@@ -470,5 +400,5 @@ begin
 end;
 $$;
 comment on function notifyq.next_retry(text, text) is
-  'How long until the first event is due that the subscriber has put off with retry_event(); null: '
-  'there is none. Raises NQ020 and NQ021 for an unknown stream and subscriber.';
+  'How long until the first event of retry_event() is due for the subscriber; null: there is '
+  'none. Raises NQ020 and NQ021 for an unknown stream and subscriber.';

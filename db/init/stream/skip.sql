@@ -1,13 +1,11 @@
--- Skip: what becomes of a subscriber that is further behind than its stream allows.
+-- Skip: move a subscriber forward that is further behind than its stream allows.
 --
--- What it has not read is passed over, the oldest first, until it is within the bounds again; what
--- was passed over is in the archive, as one dead row with the first id, the last id and the number.
+-- The oldest events are skipped until the subscriber is within the limits again. One dead row in
+-- the archive records the first id, the last id and the number of them.
 
--- How many events come after a batch, counted up to most.
+-- How many events follow a batch; the count ends above most.
 create or replace function notifyq.events_after(last notifyq.batch, most bigint, fresh bigint)
-  returns bigint
-  language plpgsql
-  stable
+  returns bigint language plpgsql stable
 as $$
 declare
   v_next notifyq.batch := last;
@@ -16,43 +14,15 @@ begin
   loop
     v_next := notifyq.next_events(v_next, 1000000, fresh);
     exit when v_next.subscription is null;
-    v_count := v_count + (notifyq.count_next_events(v_next, 1000000)).there;
+    v_count := v_count + (notifyq.count_next_events(v_next, 1000000)).events;
     exit when v_count > most;
   end loop;
   return v_count;
 end;
 $$;
 
--- The batches that were handed out and not finished, the oldest first.
-create or replace function notifyq.list_open_batches(subscription bigint)
-  returns setof notifyq.batch
-  language sql
-  stable
-  set enable_seqscan = off
-as $$
-  select b.*
-  from notifyq.batch as b
-  where b.subscription = list_open_batches.subscription
-    and b.kind <> 'position'
-    and not exists (select from notifyq.batch_end as e where e.batch = b.id)
-  order by b.id;
-$$;
-
--- A batch that its reader did not finish is taken from it: finish_batch() says so, once it comes.
-create or replace function notifyq.revoke_batch(batch notifyq.batch)
-  returns void
-  language plpgsql
-as $$
-begin
-  insert into notifyq.batch_end (batch, is_finished) values (batch.id, false);
-  -- What was to be seen again still is.
-  delete from notifyq.event_retry as r where r.batch = revoke_batch.batch.id and r.due_at is null;
-  update notifyq.event_retry as r set batch = null where r.batch = revoke_batch.batch.id;
-end;
-$$;
-
--- Pass over up to quantity of the oldest events, but none that was published after until. Returns
--- how many, and puts them into the archive.
+-- Skip up to quantity of the oldest events, but none that was published after until. Returns how
+-- many were skipped.
 create or replace function notifyq.skip_events(
   stream messages.stream,
   subscription messages.subscription,
@@ -61,23 +31,25 @@ create or replace function notifyq.skip_events(
   reason text,
   fresh bigint
 )
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
   set enable_seqscan = off
 as $$
 declare
   v_batch notifyq.batch;
   v_last notifyq.batch;
   v_old bigint;
+  v_found record;
   v_first_id bigint;
   v_last_id bigint;
   v_first_at timestamptz;
-  v_found record;
   v_skipped bigint := 0::bigint;
 begin
   for v_batch in
     select b.* from notifyq.list_open_batches(subscription.id) as b
   loop
+    perform from notifyq.batch as b where b.id = v_batch.id for no key update skip locked;
+    -- Its reader settles it now, or has finished it since the list was read.
+    continue when not found or not notifyq.is_open(v_batch);
     if v_batch.kind = 'events' then
       select count(*) as number, min(e.id) as first, max(e.id) as last,
         min(e.created_at) as first_at, max(e.created_at) as last_at
@@ -92,20 +64,16 @@ begin
     perform notifyq.revoke_batch(v_batch);
   end loop;
   loop
-    select b.* into v_last
-    from notifyq.batch as b
-    where b.subscription = skip_events.subscription.id
-    order by b.previous desc
-    limit 1;
+    v_last := notifyq.last_batch(subscription.id);
     exit when v_skipped >= quantity or notifyq.is_open(v_last);
     v_batch := notifyq.next_events(
       v_last, least(quantity - v_skipped, 5000)::integer, fresh
     );
     exit when v_batch.subscription is null;
     v_old := (
-      select coalesce(min(e.place) filter (where e.created_at > until) - 1, count(*))
+      select coalesce(min(e.ordinal) filter (where e.created_at > until) - 1, count(*))
       from (
-        select v.created_at, row_number() over (order by v.id) as place
+        select v.created_at, row_number() over (order by v.id) as ordinal
         from notifyq.read_events(v_batch) as v
       ) as e
     );
@@ -137,10 +105,9 @@ begin
 end;
 $$;
 
--- Of all streams that have a bound; returns how many events were skipped.
+-- For all streams with a limit; returns how many events were skipped.
 create or replace function notifyq.skip_behind(quantity bigint, fresh bigint default null)
-  returns bigint
-  language plpgsql
+  returns bigint language plpgsql
 as $$
 declare
   v_stream messages.stream;
@@ -156,7 +123,7 @@ begin
     where s.max_lag is not null or s.max_events is not null
     order by s.id
   loop
-    -- Whoever reads at this moment is not stuck; the next run looks again.
+    -- A subscriber that reads now is not stuck; the next run checks it again.
     for v_subscription in
       select u.* from messages.subscription as u
       where u.stream = v_stream.id
@@ -169,12 +136,8 @@ begin
           format('more than %s behind', v_stream.max_lag), fresh
         );
       end if;
-      select b.* into v_last
-      from notifyq.batch as b
-      where b.subscription = v_subscription.id
-      order by b.previous desc
-      limit 1;
-      -- Ids are of all streams, so this says at once that most are within their bound.
+      v_last := notifyq.last_batch(v_subscription.id);
+      -- Ids are shared by all streams: the difference is an upper bound.
       continue when v_stream.max_events is null
         or notifyq.last_event_id() - (
           select min(b.after_id) from (

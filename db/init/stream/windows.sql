@@ -2,16 +2,14 @@
 --
 -- raises: NQ903 not adopted
 
--- All of them have larger ids than after_id. Where that is far, those of transactions that were
--- running when the first snapshot was taken, and are over in the second, are looked up by their
--- number. All others began in between, so that their ids are above those that were given before.
--- Differences of snapshots as in PgQ (M. Kreen, Skype, 2007); the cut by ids is our own.
+-- All events of a window have ids larger than after_id. If that is far back, events of transactions
+-- that were open at the first snapshot and are over in the second are found by transaction id. All
+-- other transactions began in between, so their event ids are larger. Differences of snapshots as
+-- in PgQ (M. Kreen, Skype, 2007); the bounds by id are new.
 
--- The segments that hold, or may hold, events of a batch.
+-- Segments that may hold events of a batch.
 create or replace function notifyq.batch_segments(batch notifyq.batch)
-  returns bigint[]
-  language plpgsql
-  stable
+  returns bigint[] language plpgsql stable
 as $$
 begin
   return (
@@ -26,11 +24,9 @@ begin
 end;
 $$;
 
--- Of transactions that `seen` saw running, and that `upto` sees over.
+-- Transactions that are open in `seen` and over in `upto`.
 create or replace function notifyq.late_transactions(batch notifyq.batch)
-  returns xid8[]
-  language plpgsql
-  immutable
+  returns xid8[] language plpgsql immutable
 as $$
 begin
   if pg_snapshot_xmin(batch.seen) = pg_snapshot_xmax(batch.seen) then
@@ -43,13 +39,11 @@ begin
 end;
 $$;
 
--- The window behind the one of a batch, up to a later moment.
+-- The window after that of a batch, up to a later snapshot.
 create or replace function notifyq.batch_window(
   last notifyq.batch, upto pg_snapshot, upto_low bigint, upto_high bigint
 )
-  returns notifyq.batch
-  language plpgsql
-  immutable
+  returns notifyq.batch language plpgsql immutable
 as $$
 declare
   v_next notifyq.batch := last;
@@ -65,7 +59,7 @@ begin
   v_late := notifyq.late_transactions(v_next);
   v_next.after_id := case
     when v_late = '{}' then last.upto_low
-    -- They have all begun in the last window.
+    -- All of them began in the last window.
     when v_late[1] >= pg_snapshot_xmax(last.seen) then last.seen_low
     else 0
   end;
@@ -75,27 +69,19 @@ $$;
 
 -- The table of a segment. Inlined.
 create or replace function notifyq.event_table(segment bigint)
-  returns text
-  language sql
-  immutable
-  parallel safe
+  returns text language sql immutable parallel safe
 as $$
   select 'event_' operator(pg_catalog.||) segment::pg_catalog.text;
 $$;
 
--- The text of a query for the events between the two ids of a batch, by id, or for the first ones.
--- The condition on the number is none for an index: by id the rows come in the order that is asked
--- for, and by number all that lie ahead of a reader would be read for each batch.
-create or replace function notifyq.window_query(
-  batch notifyq.batch,
-  quantity integer default null
-)
-  returns text
-  language plpgsql
-  stable
+-- The text of a query for the events between the two ids of a batch, by id, all or the first ones.
+-- No index serves its conditions on the transaction id, on purpose: by id the rows come in order,
+-- and by transaction id each batch would read all events that follow.
+create or replace function notifyq.window_query(batch notifyq.batch, quantity integer default null)
+  returns text language plpgsql stable
 as $$
 declare
-  -- So many rows are read sooner than the longer query is planned.
+  -- Reading so many rows is faster than planning the longer query.
   v_few constant integer := 1000;
   v_is_far boolean := batch.seen_low - batch.after_id > v_few;
   v_late xid8[] := case
@@ -132,7 +118,7 @@ begin
       ),
       format(' order by id limit %L', quantity)
     )
-    -- Without a segment, the empty table that they are parts of.
+    -- Without a segment: the empty partitioned table.
     from unnest(case when v_segments = '{}' then '{null}' else v_segments end) as s (id)
     cross join lateral (
       select case when s.id is null then 'messages' else 'notifyq' end,
@@ -142,20 +128,14 @@ begin
 end;
 $$;
 
--- Ahead: whether something is in a window, how much, and where a part of it ends.
-
--- Whether a window has events. Where many ids were given, numbers of transactions that still run
--- are passed over: however much one of those has written, it is not looked at.
+-- Whether a window has events. If it spans many ids, transactions that still run are passed over:
+-- their events are not read, however many they have written.
 create or replace function notifyq.has_events(batch notifyq.batch)
-  returns boolean
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  returns boolean language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  -- So many rows are read sooner than the longer query is planned.
+  -- Reading so many rows is faster than planning the longer query.
   v_few constant integer := 1000;
   v_is_far boolean := batch.upto_high - batch.after_id > v_few;
   v_late xid8[];
@@ -172,7 +152,7 @@ begin
   end if;
   if v_is_far then
     v_late := notifyq.late_transactions(batch);
-    -- Those that began in the window have larger ids than any that was given before it.
+    -- Transactions that began in the window have larger ids than those before.
     if batch.upto_high > batch.seen_low then
       v_before := (pg_snapshot_xmax(batch.seen)::text::bigint - 1)::text::xid8;
       v_running := array(
@@ -198,7 +178,7 @@ begin
       )
       into v_is_there;
     else
-      -- From the end: the start may be that of the window before it.
+      -- Backwards: the first ids may belong to the window before.
       execute format(
         'select true from notifyq.%I as e where e.id > %L and e.id <= %L '
         'and pg_visible_in_snapshot(e.xid, %L) and not pg_visible_in_snapshot(e.xid, %L) '
@@ -213,35 +193,26 @@ begin
 end;
 $$;
 
--- How many of the next events of a window there are, up to quantity, and the id of the last.
+-- How many of the next events of a window exist, up to quantity, and the id of the last one.
 create or replace function notifyq.count_next_events(
-  batch notifyq.batch,
-  quantity integer,
-  out there bigint,
-  out last_id bigint
+  batch notifyq.batch, quantity integer, out events bigint, out last_id bigint
 )
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  language plpgsql stable
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 begin
   execute concat(
     'select count(*), max(a.id) from (', notifyq.window_query(batch, quantity), ') as a'
   )
-  into there, last_id;
+  into events, last_id;
 end;
 $$;
 
--- Glance: whether a subscriber has nothing to read, told without a lock, a number or a write.
---
--- Of looks most find nothing, and what those cost is what a subscription costs that waits.
+-- Most polls find nothing. They take no lock and no transaction id, and write nothing: that is the
+-- cost of an idle subscription.
 
 create or replace function notifyq.is_open(batch notifyq.batch)
-  returns boolean
-  language plpgsql
-  stable
+  returns boolean language plpgsql stable
 as $$
 begin
   return batch.kind <> 'position'
@@ -251,11 +222,8 @@ $$;
 
 -- Whether a member has a batch open, or may take one over.
 create or replace function notifyq.may_hold(subscription bigint, member text, takeover interval)
-  returns boolean
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  returns boolean language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 begin
   return exists (
@@ -269,31 +237,26 @@ begin
 end;
 $$;
 
--- Nothing: of what is committed now nothing is to be handed out. Else next_batch() must see, once
--- nobody else can hand out anything; what lies ahead of the last batch then need not be looked for
--- once more, as long as that one is the last: an event that is there stays there.
+-- is_empty: there is nothing to hand out of what is committed now. Else next_batch() checks again
+-- under the lock of the subscription. peeked: the last batch, if events follow it. As long as it is
+-- still the last then, they need not be searched again: events do not go away.
 create or replace function notifyq.peek_batch(
   subscription bigint,
   member text,
   takeover interval,
-  out nothing boolean,
-  out last bigint,
-  out is_ahead boolean
+  out is_empty boolean,
+  out peeked bigint
 )
-  language plpgsql
-  stable
-  set enable_seqscan = off
-  set jit = off
+  language plpgsql stable
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_last notifyq.batch;
-  v_moment record;
+  v_horizon record;
 begin
-  nothing := false;
-  is_ahead := false;
+  is_empty := false;
   v_last := notifyq.last_batch(peek_batch.subscription);
-  last := v_last.id;
   perform notifyq.check_position(v_last.upto);
   if (
       case when member is null then notifyq.is_open(v_last)
@@ -312,22 +275,25 @@ begin
   if not v_last.is_last then
     v_last.after_id := v_last.last_id;
     v_last.last_id := v_last.upto_high;
-    if (notifyq.count_next_events(v_last, 1)).there > 0 then
+    if (notifyq.count_next_events(v_last, 1)).events > 0 then
       return;
     end if;
   end if;
-  v_moment := notifyq.snapshot_position(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
-  if notifyq.progress_of(v_moment.snapshot) <= notifyq.progress_of(v_last.upto) then
-    nothing := true;
+  v_horizon := notifyq.current_horizon(v_last.upto_low, pg_snapshot_xmax(v_last.upto), null);
+  if notifyq.progress_of(v_horizon.snapshot) <= notifyq.progress_of(v_last.upto) then
+    is_empty := true;
     return;
   end if;
-  is_ahead := notifyq.has_events(
-    notifyq.batch_window(v_last, v_moment.snapshot, v_moment.low, v_moment.high)
-  );
-  nothing := not is_ahead and not exists (
+  if notifyq.has_events(
+    notifyq.batch_window(v_last, v_horizon.snapshot, v_horizon.low, v_horizon.high)
+  ) then
+    peeked := v_last.id;
+    return;
+  end if;
+  is_empty := not exists (
     select
     from messages.subscription as u
-    join notifyq.tick as t on t.stream = u.stream and t.is_asked and t.id > v_last.tick
+    join notifyq.tick as t on t.stream = u.stream and t.is_requested and t.id > v_last.tick
     where u.id = v_last.subscription
       and notifyq.progress_of(t.snapshot) > notifyq.progress_of(v_last.upto)
   );

@@ -24,22 +24,23 @@ create table if not exists messages.message_archive (
   awaited boolean not null default false,
   subscriber text,
   event_id bigint,
-  -- A key over partitions must hold the partition column, so it cannot forbid a second row for an
-  -- id: the fenced delete in notifyq.archive() does.
+  root_id bigint,
+  -- A primary key of a partitioned table includes the partition column. It cannot prevent a second
+  -- row for an id: the fenced delete in notifyq.archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)
 ) partition by range (archived_at);
 
--- Catches rows for which no day was made; messages.maintain() moves them into their day.
+-- Takes rows of days without a partition; messages.maintain() moves them into their day.
 create table if not exists notifyq.message_archive_default
   partition of messages.message_archive default;
 
--- Readers that follow the archive go by snapshots over xid: by id or time a late commit is lost.
+-- Readers that follow the archive compare xid with snapshots: by id or time they miss late commits.
 create index if not exists message_archive_xid_idx on messages.message_archive (xid);
 create index if not exists message_archive_queue_archived_at_idx
   on messages.message_archive (queue, archived_at);
 create index if not exists message_archive_dead_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
--- Of one queue, and counted without a look at the rows.
+-- Dead messages of one queue, counted by an index-only scan.
 create index if not exists message_archive_dead_queue_archived_at_id_idx
   on messages.message_archive (queue, archived_at, id) include (status, subscriber)
   where status <> 'success';
@@ -54,6 +55,8 @@ comment on column messages.message_archive.handled_by is 'The worker that held t
 comment on column messages.message_archive.xid is
   'The transaction that archived it: incremental readers compare it with snapshots.';
 comment on column messages.message_archive.details is 'Why it did not succeed.';
+comment on column messages.message_archive.root_id is
+  'The message whose recorded steps this one continued, see messages.message.root_id.';
 comment on column messages.message_archive.result is 'What the handler returned.';
 
 create table if not exists messages.attempt (
@@ -73,7 +76,6 @@ create table if not exists messages.attempt (
     primary key (message_id, lock_token, ended_at)
 ) partition by range (ended_at);
 
--- Catches rows for which no day was made, as that of the archive does.
 create table if not exists notifyq.attempt_default
   partition of messages.attempt default;
 
@@ -83,20 +85,18 @@ comment on column messages.attempt.message_id is 'The message, live or archived.
 comment on column messages.attempt.lock_token is 'The lock that the attempt was made under.';
 comment on column messages.attempt.locked_at is 'When the attempt began.';
 comment on column messages.attempt.ended_at is
-  'When it ended; for a worker that died, when its lock was found expired.';
+  'When it ended; after a crash of the worker, when its lock was found expired.';
 comment on column messages.attempt.retry_at is
-  'When the message was to be handed out again; null: this was the last attempt.';
-comment on column messages.attempt.number is 'Which attempt of the message it was, from 1 on.';
+  'From when the message could be claimed again; null: this was the last attempt.';
+comment on column messages.attempt.number is 'The number of the attempt; the first is 1.';
 comment on column messages.attempt.status is 'How it ended; the status of the last one is final.';
 comment on column messages.attempt.queue is 'The queue of the message.';
 comment on column messages.attempt.handled_by is 'The worker that held the lock.';
 comment on column messages.attempt.error_type is
-  'The class of the error; null where there was none, or the worker did not tell.';
+  'The class of the error; null: there was none, or the worker did not report it.';
 comment on column messages.attempt.details is 'The text of the error, or what else went wrong.';
 comment on column messages.attempt.traceback is
-  'Where the error came from, with the errors that caused it.';
-
--- Retention: for how long the archive is kept where no queue says it, and which days were swept.
+  'The traceback of the error, with the errors that caused it.';
 
 create table if not exists messages.archive_policy (
   id bigint not null default 1,
@@ -112,15 +112,15 @@ create table if not exists messages.archive_policy (
 );
 
 comment on table messages.archive_policy is
-  'What holds for the whole archive; without a row nothing was said.';
+  'The policy of the whole archive; without a row, the defaults apply.';
 comment on column messages.archive_policy.id is 'Always 1.';
 comment on column messages.archive_policy.retention is
-  'Of queues that are created without one, of dropped queues and of events that died; null: 30 '
-  'days for the first, and the longest of all queues for the others.';
+  'Default for new queues (null: 30 days), and retention of dropped queues and of dead events '
+  '(null: the longest of all queues).';
 comment on column messages.archive_policy.retention_dead is
   'The same for messages that did not succeed; null: as retention.';
 comment on column messages.archive_policy.days_ahead is
-  'For how many days after today partitions are made ahead.';
+  'For how many days after today partitions are created.';
 
 create table if not exists notifyq.retention_day (
   relation text not null,
@@ -132,15 +132,14 @@ create table if not exists notifyq.retention_day (
 );
 
 comment on table notifyq.retention_day is
-  'One row for each day of the archive and of the attempts that was looked through for rows past '
-  'the retention of their queue.';
+  'One row for each day of the archive and of the attempts that was scanned for rows past the '
+  'retention of their queue.';
 comment on column notifyq.retention_day.relation is 'The table of the day.';
-comment on column notifyq.retention_day.next_at is 'When it is looked through again.';
+comment on column notifyq.retention_day.next_at is 'When it is scanned again.';
 comment on column notifyq.retention_day.policy is
-  'A hash of the retentions that it was looked through by: others, and it is done again.';
+  'A hash of all retentions at that scan: when they change, the day is scanned again.';
 comment on column notifyq.retention_day.block is
-  'Where the pass through its blocks goes on; null: there is none on the way.';
-comment on column notifyq.retention_day.removed is 'How many rows were removed from it.';
+  'Where the pass through its blocks continues; null: no pass is running.';
 
 do $$
 begin
@@ -192,9 +191,9 @@ begin
 end;
 $$;
 
-comment on type notifyq.queue_keep is 'For how long messages of a queue stay in the archive.';
+comment on type notifyq.queue_keep is 'How long the messages of a queue stay in the archive.';
 comment on type notifyq.day_plan is
-  'Which rows of a day''s table are to stay: all of queues, and by status of success and dead.';
-comment on type messages.retention_report is
-  'What is kept of one queue, as messages.retention_info() reports it.';
-comment on type messages.day_report is 'One day of the archive, as messages.archive_info() has it.';
+  'Which rows of a day stay: all of the queues in queues, those that succeeded in success, and '
+  'those that did not in dead; none of those in gone.';
+comment on type messages.retention_report is 'One queue as messages.retention_info() reports it.';
+comment on type messages.day_report is 'One day as messages.archive_info() reports it.';

@@ -4,7 +4,7 @@ create table if not exists notifyq.lake (
   id bigint generated always as identity,
   token uuid not null default gen_random_uuid(),
   location text not null,
-  place text not null,
+  position text not null,
   created_at timestamptz not null default clock_timestamp(),
   exported_at timestamptz not null default clock_timestamp(),
   unreadable text,
@@ -14,14 +14,11 @@ create table if not exists notifyq.lake (
 
 comment on table notifyq.lake is
   'One row for each lake that the archive is exported into; retention waits for each of them.';
-comment on column notifyq.lake.token is 'What the folder says of itself: how the two are matched.';
-comment on column notifyq.lake.location is 'The folder, as it was called last.';
-comment on column notifyq.lake.place is
-  'How far it is, as notifyq.snapshot_of() takes it: what the snapshot sees has been exported.';
-comment on column notifyq.lake.created_at is 'When it was begun.';
-comment on column notifyq.lake.exported_at is 'When the archive was last exported into it.';
+comment on column notifyq.lake.token is 'Identifies the lake, also in a file of its folder.';
+comment on column notifyq.lake.position is
+  'All that this snapshot sees has been exported; a text as notifyq.snapshot_of() takes it.';
 comment on column notifyq.lake.unreadable is
-  'Why the last export could not read it; retention waits until one can. Null: it could.';
+  'Why the last export could not read the lake; retention waits until one can. Null: it could.';
 
 create table if not exists notifyq.lake_batch (
   id bigint generated always as identity,
@@ -44,18 +41,14 @@ create index if not exists lake_batch_lake_dataset_id_idx
   on notifyq.lake_batch (lake, dataset, id);
 
 comment on table notifyq.lake_batch is
-  'One row for each change of a lake, written with its files: there is all of it, or nothing.';
-comment on column notifyq.lake_batch.lake is 'Number of the lake.';
+  'One row for each change of a lake, committed together with its files.';
 comment on column notifyq.lake_batch.dataset is 'Which table of the lake: a folder in it.';
 comment on column notifyq.lake_batch.key is
-  'What the writer calls it: the second batch of a key is refused. Null: it has no name.';
+  'Name given by the writer: a second batch with the same key does nothing. Null: none.';
 comment on column notifyq.lake_batch.low is 'Of an export: what was in the lake before.';
 comment on column notifyq.lake_batch.high is 'Of an export: what is in the lake with it.';
-comment on column notifyq.lake_batch.committed_at is 'When it became visible.';
-comment on column notifyq.lake_batch.files is 'How many files came.';
-comment on column notifyq.lake_batch.removed is 'How many files others have replaced.';
-comment on column notifyq.lake_batch.rows is 'Rows of the files that came.';
-comment on column notifyq.lake_batch.bytes is 'Bytes of the files that came.';
+comment on column notifyq.lake_batch.files is 'How many files were added.';
+comment on column notifyq.lake_batch.removed is 'How many files were replaced.';
 
 create table if not exists messages.lake_file (
   id bigint generated always as identity,
@@ -76,7 +69,7 @@ create table if not exists messages.lake_file (
   removed_at timestamptz,
   constraint lake_file_id_pk primary key (id),
   constraint lake_file_lake_path_uq unique (lake, path),
-  -- Files that are not needed any more are deleted by their path.
+  -- Replaced files are deleted by their path: it must not leave the folder.
   constraint lake_file_path_ck check (path !~ '(^/|(^|/)\.\.(/|$))'),
   constraint lake_file_batch_fk foreign key (batch)
     references notifyq.lake_batch (id) on delete cascade,
@@ -89,24 +82,25 @@ create index if not exists lake_file_removed_idx on messages.lake_file (removed)
 create index if not exists lake_file_lake_dataset_day_idx
   on messages.lake_file (lake, dataset, day);
 
-comment on table messages.lake_file is 'One row for each file of a lake; what is not here is none.';
+comment on table messages.lake_file is
+  'One row for each file of a lake; a file without a row is not part of the lake.';
 comment on column messages.lake_file.lake is 'Number of the lake.';
 comment on column messages.lake_file.dataset is 'Which table of the lake.';
-comment on column messages.lake_file.batch is 'The batch that it came with.';
-comment on column messages.lake_file.path is 'Where it is, from the folder of the lake on.';
-comment on column messages.lake_file.day is 'The day in UTC of all of its rows, if they have one.';
-comment on column messages.lake_file.queue is 'The queue of all of its rows, if they have one.';
+comment on column messages.lake_file.batch is 'The batch that added it.';
+comment on column messages.lake_file.path is 'Its path in the folder of the lake.';
+comment on column messages.lake_file.day is 'The day in UTC of all its rows; null: more than one.';
+comment on column messages.lake_file.queue is 'The queue of all its rows; null: more than one.';
 comment on column messages.lake_file.rows is 'How many rows it has.';
-comment on column messages.lake_file.bytes is 'How long it is.';
-comment on column messages.lake_file.checksum is 'SHA-256 of what was written.';
+comment on column messages.lake_file.bytes is 'Its size.';
+comment on column messages.lake_file.checksum is 'SHA-256 of its bytes.';
 comment on column messages.lake_file.first_id is 'The smallest id of its rows.';
 comment on column messages.lake_file.last_id is 'The largest id of its rows.';
 comment on column messages.lake_file.first_at is 'The first instant of its rows.';
 comment on column messages.lake_file.last_at is 'The last instant of its rows.';
 comment on column messages.lake_file.removed is
-  'The batch whose files have replaced it; null: it is part of the lake.';
+  'The batch that replaced it; null: it is part of the lake.';
 comment on column messages.lake_file.removed_at is
-  'When that was: readers that began before may go on with it for a day.';
+  'When it was replaced: readers that began before may read it for one more day.';
 
 create table if not exists notifyq.lake_prune (
   day date not null,
@@ -119,13 +113,152 @@ create table if not exists notifyq.lake_prune (
 );
 
 comment on table notifyq.lake_prune is
-  'Days whose partition was dropped as the files of a lake were found to be equal to it.';
-comment on column notifyq.lake_prune.day is 'The day in UTC.';
-comment on column notifyq.lake_prune.lake is 'Number of the lake that was compared.';
-comment on column notifyq.lake_prune.rows is 'How many rows the partition had.';
+  'Days whose partition was dropped, because the files of a lake had the same rows.';
 comment on column notifyq.lake_prune.checksum is
   'The sum of notifyq.archive_hashes() over its rows.';
-comment on column notifyq.lake_prune.pruned_at is 'When it was dropped.';
+
+create table if not exists notifyq.rollup (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  type text not null,
+  status messages.message_status not null,
+  finished bigint not null,
+  retried bigint not null,
+  attempts bigint not null,
+  waited bigint not null,
+  wait_total_us bigint not null,
+  wait_max_us bigint not null,
+  wait_bins integer[] not null,
+  wait_counts bigint[] not null,
+  ran bigint not null,
+  run_total_us bigint not null,
+  run_max_us bigint not null,
+  run_bins integer[] not null,
+  run_counts bigint[] not null,
+  constraint rollup_bucket_pk primary key (lake, span, bucket_at, queue, type, status),
+  constraint rollup_span_ck check (span in ('hour', 'day')),
+  constraint rollup_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
+);
+
+-- Finds the hours that are old enough to be folded into days.
+create index if not exists rollup_hour_idx on notifyq.rollup (bucket_at) where span = 'hour';
+
+comment on table notifyq.rollup is
+  'Messages of a lake, counted by hour of archived_at in UTC, queue, type and status; each roll-up '
+  'folds hours older than 35 days into days. Wait and run times are histograms whose counts can be '
+  'added; read them with notifyq.rollup_summary().';
+comment on column notifyq.rollup.queue is 'Their queue; for dead events the stream.';
+comment on column notifyq.rollup.type is 'Their type; empty for messages without one.';
+comment on column notifyq.rollup.retried is 'How many of them took more than one attempt.';
+comment on column notifyq.rollup.waited is
+  'How many were claimed. Their wait time goes from when they could be claimed (available_at, or '
+  'created_at if later) to the last lock.';
+comment on column notifyq.rollup.wait_bins is
+  'Bin b counts times over 1.02 ^ (b - 1) and up to 1.02 ^ b milliseconds; bin -349 counts zero.';
+comment on column notifyq.rollup.wait_counts is 'How many messages are in each of the bins.';
+comment on column notifyq.rollup.ran is
+  'How many have a run time: from the last lock to archived_at.';
+
+create table if not exists notifyq.rollup_error (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  status messages.message_status not null,
+  fingerprint text not null,
+  errors bigint not null,
+  first_at timestamptz not null,
+  last_at timestamptz not null,
+  sample text,
+  constraint rollup_error_bucket_pk
+    primary key (lake, span, bucket_at, queue, status, fingerprint),
+  constraint rollup_error_lake_fk foreign key (lake)
+    references notifyq.lake (id) on delete cascade
+);
+
+create index if not exists rollup_error_hour_idx
+  on notifyq.rollup_error (bucket_at) where span = 'hour';
+
+comment on table notifyq.rollup_error is
+  'Dead messages of a lake, counted by bucket and fingerprint of their details. Each bucket, queue '
+  'and status has rows for the 100 most frequent, and one for the rest, named (others).';
+comment on column notifyq.rollup_error.fingerprint is 'See notifyq.error_fingerprint().';
+comment on column notifyq.rollup_error.sample is 'The details of the last one.';
+
+create table if not exists notifyq.rollup_worker (
+  lake bigint not null,
+  span text not null,
+  bucket_at timestamptz not null,
+  queue text not null,
+  worker text not null,
+  finished bigint not null,
+  dead bigint not null,
+  run_total_us bigint not null,
+  constraint rollup_worker_bucket_pk primary key (lake, span, bucket_at, queue, worker),
+  constraint rollup_worker_lake_fk foreign key (lake)
+    references notifyq.lake (id) on delete cascade
+);
+
+create index if not exists rollup_worker_hour_idx
+  on notifyq.rollup_worker (bucket_at) where span = 'hour';
+
+comment on table notifyq.rollup_worker is
+  'Messages of a lake, counted by bucket and the worker that held the last lock. Each bucket and '
+  'queue has rows for the 20 busiest, and one for the rest, named (others).';
+comment on column notifyq.rollup_worker.worker is 'handled_by; empty: no worker had it.';
+
+create table if not exists notifyq.rollup_progress (
+  lake bigint not null,
+  batch bigint not null,
+  messages bigint not null default 0,
+  rolled_at timestamptz not null default clock_timestamp(),
+  xid xid8 not null default pg_current_xact_id(),
+  constraint rollup_progress_lake_pk primary key (lake),
+  constraint rollup_progress_lake_fk foreign key (lake)
+    references notifyq.lake (id) on delete cascade
+);
+
+comment on table notifyq.rollup_progress is 'How far each lake is rolled up.';
+comment on column notifyq.rollup_progress.batch is 'The last of its batches that is rolled up.';
+comment on column notifyq.rollup_progress.messages is 'How many messages are rolled up.';
+comment on column notifyq.rollup_progress.xid is
+  'The transaction that rolled it up last: only that one may add counts.';
+
+create table if not exists messages.anomaly (
+  bucket_at timestamptz not null,
+  found_at timestamptz not null default clock_timestamp(),
+  message_id bigint,
+  value double precision not null,
+  expected double precision not null,
+  chance double precision not null,
+  finished bigint not null,
+  queue text not null,
+  metric text not null,
+  details text not null,
+  constraint anomaly_queue_metric_bucket_at_pk primary key (queue, metric, bucket_at),
+  constraint anomaly_metric_ck check (metric in ('wait', 'run', 'failures', 'errors'))
+);
+
+create index if not exists anomaly_found_at_idx on messages.anomaly (found_at);
+
+comment on table messages.anomaly is
+  'Hours in which a queue deviated from its own past; each is reported once, also if found again.';
+comment on column messages.anomaly.bucket_at is 'When the hour begins.';
+comment on column messages.anomaly.found_at is 'When it was found.';
+comment on column messages.anomaly.message_id is
+  'The message that was published about it; null: none.';
+comment on column messages.anomaly.value is
+  'The value of the metric: p95 in milliseconds for wait and run, the share of dead messages for '
+  'failures, for errors how far their mix is from the past, 0 to 1 (Jensen-Shannon divergence).';
+comment on column messages.anomaly.expected is 'The value that its past predicts.';
+comment on column messages.anomaly.chance is
+  'The probability that an hour like those of its past deviates at least as much.';
+comment on column messages.anomaly.finished is 'Messages of the queue in that hour.';
+comment on column messages.anomaly.queue is 'The queue.';
+comment on column messages.anomaly.metric is 'What deviated: wait, run, failures or errors.';
+comment on column messages.anomaly.details is 'The same in words.';
 
 do $$
 begin
@@ -156,12 +289,6 @@ begin
       obstacle text
     );
   end if;
-  if to_regtype('notifyq.archive_hash') is null then
-    create type notifyq.archive_hash as (
-      id bigint,
-      hash bigint
-    );
-  end if;
   if to_regtype('notifyq.archive_part') is null then
     create type notifyq.archive_part as (
       day date,
@@ -170,161 +297,6 @@ begin
       until_block bigint
     );
   end if;
-end;
-$$;
-
-comment on type notifyq.archive_hash is 'A message, as notifyq.archive_hashes() reports it.';
-comment on type notifyq.archive_part is
-  'What one day of the archive has of a window, as notifyq.archive_parts() reports it.';
-comment on type notifyq.lake_entry is 'A file as notifyq.commit_lake() takes it.';
-comment on type messages.lake_report is
-  'One lake as messages.lakes() reports it; obstacle: why it cannot be exported into any more.';
-
--- Rollup: what became of the messages of a lake, counted by bucket of time.
-
-create table if not exists notifyq.rollup (
-  lake bigint not null,
-  span text not null,
-  bucket_at timestamptz not null,
-  queue text not null,
-  type text not null,
-  status messages.message_status not null,
-  finished bigint not null,
-  retried bigint not null,
-  attempts bigint not null,
-  waited bigint not null,
-  wait_total_us bigint not null,
-  wait_max_us bigint not null,
-  wait_bins integer[] not null,
-  wait_counts bigint[] not null,
-  ran bigint not null,
-  run_total_us bigint not null,
-  run_max_us bigint not null,
-  run_bins integer[] not null,
-  run_counts bigint[] not null,
-  constraint rollup_bucket_pk primary key (lake, span, bucket_at, queue, type, status),
-  constraint rollup_span_ck check (span in ('hour', 'day')),
-  constraint rollup_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
-);
-
--- Folding looks for the oldest hours of any lake.
-create index if not exists rollup_hour_idx on notifyq.rollup (bucket_at) where span = 'hour';
-
-comment on table notifyq.rollup is
-  'Messages that a lake holds, counted by hour of archived_at in UTC, queue, type and status; '
-  'each roll-up folds hours older than 35 days into days. finished sums up to the messages that '
-  'are rolled up. Times are histograms whose counts may be added; read them with '
-  'notifyq.rollup_summary().';
-comment on column notifyq.rollup.lake is 'Number of the lake.';
-comment on column notifyq.rollup.span is 'Length of the bucket: hour or day.';
-comment on column notifyq.rollup.bucket_at is 'When the bucket begins.';
-comment on column notifyq.rollup.queue is 'Their queue; for dead events the stream.';
-comment on column notifyq.rollup.type is 'Their type; empty for messages without one.';
-comment on column notifyq.rollup.status is 'How they ended.';
-comment on column notifyq.rollup.finished is 'How many they are.';
-comment on column notifyq.rollup.retried is 'How many of them took more than one attempt.';
-comment on column notifyq.rollup.attempts is 'How many attempts they took together.';
-comment on column notifyq.rollup.waited is
-  'How many were handed out, and so have a time of waiting: from when they could be claimed '
-  '(available_at, or created_at if later) to the last lock.';
-comment on column notifyq.rollup.wait_total_us is 'That time of all together, in microseconds.';
-comment on column notifyq.rollup.wait_max_us is 'The longest, in microseconds.';
-comment on column notifyq.rollup.wait_bins is
-  'Which times there are: bin b holds times up to 1.02 ^ b milliseconds, above that of bin b - 1; '
-  'bin -349 holds zero.';
-comment on column notifyq.rollup.wait_counts is 'How many messages are in each of the bins.';
-comment on column notifyq.rollup.ran is
-  'How many have a time of running: from the last lock to archived_at.';
-comment on column notifyq.rollup.run_total_us is 'That time of all together, in microseconds.';
-comment on column notifyq.rollup.run_max_us is 'The longest, in microseconds.';
-comment on column notifyq.rollup.run_bins is 'As wait_bins.';
-comment on column notifyq.rollup.run_counts is 'As wait_counts.';
-
-create table if not exists notifyq.rollup_error (
-  lake bigint not null,
-  span text not null,
-  bucket_at timestamptz not null,
-  queue text not null,
-  status messages.message_status not null,
-  fingerprint text not null,
-  errors bigint not null,
-  first_at timestamptz not null,
-  last_at timestamptz not null,
-  sample text,
-  constraint rollup_error_bucket_pk
-    primary key (lake, span, bucket_at, queue, status, fingerprint),
-  constraint rollup_error_lake_fk foreign key (lake)
-    references notifyq.lake (id) on delete cascade
-);
-
-create index if not exists rollup_error_hour_idx
-  on notifyq.rollup_error (bucket_at) where span = 'hour';
-
-comment on table notifyq.rollup_error is
-  'Dead messages of a lake, counted by bucket and fingerprint of their details. Of a bucket, '
-  'queue and status the 100 most frequent are kept apart; the others are one, named (others).';
-comment on column notifyq.rollup_error.lake is 'Number of the lake.';
-comment on column notifyq.rollup_error.span is 'Length of the bucket: hour or day.';
-comment on column notifyq.rollup_error.bucket_at is 'When the bucket begins.';
-comment on column notifyq.rollup_error.queue is 'Their queue; for dead events the stream.';
-comment on column notifyq.rollup_error.status is 'How they ended.';
-comment on column notifyq.rollup_error.fingerprint is 'See notifyq.error_fingerprint().';
-comment on column notifyq.rollup_error.errors is 'How many they are.';
-comment on column notifyq.rollup_error.first_at is 'When the first was archived.';
-comment on column notifyq.rollup_error.last_at is 'When the last was archived.';
-comment on column notifyq.rollup_error.sample is 'The details of the last one.';
-
-create table if not exists notifyq.rollup_worker (
-  lake bigint not null,
-  span text not null,
-  bucket_at timestamptz not null,
-  queue text not null,
-  worker text not null,
-  finished bigint not null,
-  dead bigint not null,
-  run_total_us bigint not null,
-  constraint rollup_worker_bucket_pk primary key (lake, span, bucket_at, queue, worker),
-  constraint rollup_worker_lake_fk foreign key (lake)
-    references notifyq.lake (id) on delete cascade
-);
-
-create index if not exists rollup_worker_hour_idx
-  on notifyq.rollup_worker (bucket_at) where span = 'hour';
-
-comment on table notifyq.rollup_worker is
-  'Messages of a lake, counted by bucket and the worker that held the last lock. Of a bucket and '
-  'queue the 20 busiest are kept apart; the others are one, named (others).';
-comment on column notifyq.rollup_worker.lake is 'Number of the lake.';
-comment on column notifyq.rollup_worker.span is 'Length of the bucket: hour or day.';
-comment on column notifyq.rollup_worker.bucket_at is 'When the bucket begins.';
-comment on column notifyq.rollup_worker.queue is 'The queue; for dead events the stream.';
-comment on column notifyq.rollup_worker.worker is 'handled_by; empty where no worker had it.';
-comment on column notifyq.rollup_worker.finished is 'How many messages.';
-comment on column notifyq.rollup_worker.dead is 'How many of them did not succeed.';
-comment on column notifyq.rollup_worker.run_total_us is
-  'How long they ran together, in microseconds.';
-
-create table if not exists notifyq.rollup_progress (
-  lake bigint not null,
-  batch bigint not null,
-  messages bigint not null default 0,
-  rolled_at timestamptz not null default clock_timestamp(),
-  xid xid8 not null default pg_current_xact_id(),
-  constraint rollup_progress_lake_pk primary key (lake),
-  constraint rollup_progress_lake_fk foreign key (lake)
-    references notifyq.lake (id) on delete cascade
-);
-
-comment on table notifyq.rollup_progress is 'How far each lake is rolled up.';
-comment on column notifyq.rollup_progress.lake is 'Number of the lake.';
-comment on column notifyq.rollup_progress.batch is 'The last of its batches that is.';
-comment on column notifyq.rollup_progress.messages is 'How many messages are, in all.';
-comment on column notifyq.rollup_progress.rolled_at is 'When that was.';
-comment on column notifyq.rollup_progress.xid is
-  'The transaction that did it, the only one that may add to the roll-up of the lake.';
-
-do $$
-begin
   if to_regtype('notifyq.rollup_report') is null then
     create type notifyq.rollup_report as (
       bucket_at timestamptz,
@@ -367,51 +339,6 @@ begin
       run_total interval
     );
   end if;
-end;
-$$;
-
-comment on type notifyq.rollup_report is
-  'One group as notifyq.rollup_summary() reports it; what it was not grouped by is null.';
-comment on type notifyq.error_report is 'One fingerprint as notifyq.rollup_errors() reports it.';
-comment on type notifyq.worker_report is 'One worker as notifyq.rollup_workers() reports it.';
-
--- Anomaly: hours in which a queue departed from its own past.
-
-create table if not exists messages.anomaly (
-  bucket_at timestamptz not null,
-  found_at timestamptz not null default clock_timestamp(),
-  message_id bigint,
-  value double precision not null,
-  expected double precision not null,
-  chance double precision not null,
-  finished bigint not null,
-  queue text not null,
-  metric text not null,
-  details text not null,
-  constraint anomaly_queue_metric_bucket_at_pk primary key (queue, metric, bucket_at),
-  constraint anomaly_metric_ck check (metric in ('wait', 'run', 'failures', 'errors'))
-);
-
-create index if not exists anomaly_found_at_idx on messages.anomaly (found_at);
-
-comment on table messages.anomaly is
-  'Hours in which a queue departed from its own past; each is told once, also if found again.';
-comment on column messages.anomaly.bucket_at is 'When the hour begins.';
-comment on column messages.anomaly.found_at is 'When it was found.';
-comment on column messages.anomaly.message_id is 'The alert; null if none was asked for.';
-comment on column messages.anomaly.value is
-  'What was found: p95 in milliseconds for wait and run, the part of dead messages for failures, '
-  'for errors how far their mix is from the past, 0 to 1 (Jensen-Shannon divergence).';
-comment on column messages.anomaly.expected is 'What its past led to expect.';
-comment on column messages.anomaly.chance is
-  'How likely an hour like those of its past is to be at least as far off.';
-comment on column messages.anomaly.finished is 'Messages of the queue in that hour.';
-comment on column messages.anomaly.queue is 'The queue.';
-comment on column messages.anomaly.metric is 'What departed: wait, run, failures or errors.';
-comment on column messages.anomaly.details is 'The same in words.';
-
-do $$
-begin
   if to_regtype('notifyq.hour_report') is null then
     create type notifyq.hour_report as (
       bucket_at timestamptz,
@@ -426,5 +353,14 @@ begin
 end;
 $$;
 
+comment on type notifyq.archive_part is
+  'The rows of one day in a window, as notifyq.archive_parts() reports them.';
+comment on type notifyq.lake_entry is 'A file as notifyq.commit_lake() takes it.';
+comment on type messages.lake_report is
+  'One lake as messages.lakes() reports it; obstacle: why the next export will fail.';
+comment on type notifyq.rollup_report is
+  'One group as notifyq.rollup_summary() reports it; what it was not grouped by is null.';
+comment on type notifyq.error_report is 'One fingerprint as notifyq.rollup_errors() reports it.';
+comment on type notifyq.worker_report is 'One worker as notifyq.rollup_workers() reports it.';
 comment on type notifyq.hour_report is
   'One hour of one queue as notifyq.archive_hours() reports it.';

@@ -15,16 +15,14 @@ create table if not exists messages.audit (
 create index if not exists audit_acted_at_idx on messages.audit (acted_at);
 
 comment on table messages.audit is
-  'What people have done with the dashboard and other tools, each in the transaction that did it.';
-comment on column messages.audit.acted_at is 'When.';
+  'What people did with the dashboard and other tools, each in the transaction that did it.';
+comment on column messages.audit.acted_at is 'When it was done.';
 comment on column messages.audit.role is 'The role of the database that did it.';
-comment on column messages.audit.actor is 'Who was logged in, as the tool says.';
-comment on column messages.audit.action is 'What: queue.pause, message.retry.';
-comment on column messages.audit.subject is 'Which: the name of a queue, the id of a message.';
-comment on column messages.audit.origin is 'From where: the address of a browser, the tool.';
-comment on column messages.audit.details is 'More: counts, what was changed; never payloads.';
-
--- Worker: who works here now, and the rows in which functions report how the installation is.
+comment on column messages.audit.actor is 'The person who was logged in to the tool.';
+comment on column messages.audit.action is 'What was done, such as queue.pause or message.retry.';
+comment on column messages.audit.subject is 'The name of a queue, the id of a message.';
+comment on column messages.audit.origin is 'The address of a browser, or the tool.';
+comment on column messages.audit.details is 'Counts and changed values; never payloads.';
 
 create table if not exists notifyq.worker (
   started_at timestamptz not null,
@@ -40,7 +38,7 @@ create table if not exists notifyq.worker (
   queues text[] not null default '{}',
   streams text[] not null default '{}',
   constraint worker_name_pk primary key (name),
-  -- A worker writes what it likes about itself, but not at any length.
+  -- Workers report these texts themselves: a long one must not fill the table.
   constraint worker_length_ck check (
     octet_length(name) <= 500 and octet_length(host) <= 500 and octet_length(version) <= 100
     and cardinality(queues) <= 1000 and cardinality(streams) <= 1000
@@ -50,26 +48,20 @@ create table if not exists notifyq.worker (
     and array_position(queues, null) is null and array_position(streams, null) is null
   )
 ) with (
-  -- Each row is written again every ten seconds, and no index has what changes: HOT.
+  -- Each row is updated every ten seconds; no index has a column that changes: HOT.
   fillfactor = 50,
   autovacuum_vacuum_scale_factor = 0,
   autovacuum_vacuum_threshold = 500
 );
 
 comment on table notifyq.worker is
-  'One row for each worker that works, as it says itself; read it with messages.workers().';
-comment on column notifyq.worker.started_at is 'When it came first.';
-comment on column notifyq.worker.seen_at is 'When it came last.';
-comment on column notifyq.worker.session_pid is 'The server process of the session that it used.';
-comment on column notifyq.worker.pid is 'Its process on its own machine.';
-comment on column notifyq.worker.concurrency is 'How many messages it handles at a time, at most.';
-comment on column notifyq.worker.running is 'How many it handled when it came last.';
-comment on column notifyq.worker.is_stopping is 'Whether it claims no more.';
-comment on column notifyq.worker.name is 'The name that its locks have in locked_by.';
-comment on column notifyq.worker.host is 'The name of its machine.';
-comment on column notifyq.worker.version is 'The version of its package.';
-comment on column notifyq.worker.queues is 'The queues that it serves.';
-comment on column notifyq.worker.streams is 'The streams whose subscribers it serves.';
+  'One row for each worker, as reported by its heartbeats; read it with messages.workers().';
+comment on column notifyq.worker.started_at is 'When its first heartbeat came.';
+comment on column notifyq.worker.seen_at is 'When its last heartbeat came.';
+comment on column notifyq.worker.session_pid is 'The server process of that heartbeat''s session.';
+comment on column notifyq.worker.concurrency is 'How many messages it handles at once, at most.';
+comment on column notifyq.worker.running is 'How many it handled at the last heartbeat.';
+comment on column notifyq.worker.name is 'The value of locked_by in its locks.';
 
 do $$
 begin
@@ -170,25 +162,6 @@ begin
       unit text
     );
   end if;
-end;
-$$;
-
-comment on type messages.backlog_report is 'One queue as messages.backlog() reports it.';
-comment on type messages.throughput_report is
-  'What was finished in one step of time, as messages.throughput() reports it.';
-comment on type notifyq.held_message is 'A message that a worker has locked.';
-comment on type messages.presence_report is 'One worker as messages.workers() reports it.';
-comment on type messages.session_report is
-  'What holds an old snapshot, as messages.holders() reports it, or a session in a transaction, as '
-  'messages.activity() does.';
-comment on type messages.cron_report is
-  'One entry of pg_cron that is ours, as messages.cron_entries() reports it.';
-comment on type messages.figure is 'One number as messages.health() reports it, with its unit.';
-
--- Search: what is looked for, and what is found, as the pages for people on call show it.
-
-do $$
-begin
   if to_regtype('notifyq.search_conditions') is null then
     create type notifyq.search_conditions as (
       state text,
@@ -244,8 +217,8 @@ begin
     create type messages.step_report as (
       found bigint,
       done bigint,
-      place_at timestamptz,
-      place_id bigint,
+      position_at timestamptz,
+      position_id bigint,
       is_over boolean
     );
   end if;
@@ -261,15 +234,25 @@ begin
 end;
 $$;
 
+comment on type messages.backlog_report is 'One queue as messages.backlog() reports it.';
+comment on type messages.throughput_report is
+  'Messages finished in one step of time, as messages.throughput() reports them.';
+comment on type notifyq.held_message is 'A message that a worker has locked.';
+comment on type messages.presence_report is 'One worker as messages.workers() reports it.';
+comment on type messages.session_report is
+  'A session in a transaction, as messages.activity() reports it, or a holder of an old snapshot, '
+  'as messages.activity(holding => true) does.';
+comment on type messages.cron_report is
+  'One entry of pg_cron for notifyq, as messages.cron_entries() reports it.';
+comment on type messages.figure is 'One number as messages.health() reports it, with its unit.';
 comment on type notifyq.search_conditions is
-  'What search_live(), search_archive() and those beside them take as JSON: each is null or must '
-  'hold.';
+  'Conditions that search_live(), search_archive() and dead_groups() take as JSON; null: any.';
 comment on type notifyq.found_message is
-  'A message as search_live() and search_archive() give it: state is that of a live one or the '
-  'status of a finished one, message is null where the payload is long.';
+  'A message as search_live() and search_archive() report it: state is that of a live message or '
+  'the status of a finished one, message is null where the payload is long.';
 comment on type notifyq.dead_group is
   'Dead messages whose errors have the same fingerprint, as notifyq.dead_groups() reports them.';
 comment on type messages.step_report is
-  'What one step of an action over many dead messages did, and where the next one begins.';
+  'The result of one step of an action over many dead messages, and where the next one begins.';
 comment on type notifyq.relative_report is
-  'A message that has to do with another one, as notifyq.message_relatives() reports it.';
+  'A related message, as notifyq.message_relatives() reports it.';

@@ -1,13 +1,13 @@
--- Queue: the registry of queues, their grants, and the state of their limits.
+-- Queue: queues, their grants and weights, and the state of their limits.
 
 create table if not exists messages.queue (
   name text not null,
   created_at timestamptz not null default clock_timestamp(),
-  lock_timeout interval not null default interval '1 minute',
+  lock_duration interval not null default interval '1 minute',
   max_attempts integer not null default 1,
   backoff interval not null default interval '2 seconds',
   backoff_max interval not null default interval '5 minutes',
-  bell text not null default 'auto',
+  notify text not null default 'auto',
   paused boolean not null default false,
   retention interval not null default interval '30 days',
   max_bytes integer not null default 1048576,
@@ -31,17 +31,19 @@ create table if not exists messages.queue (
   payload_schema text,
   durable boolean not null default true,
   retention_dead interval,
+  resumes_at timestamptz,
+  has_key_limits boolean not null default false,
   constraint queue_name_pk primary key (name),
-  -- A bell's payload is `<queue>:<ids>` in less than 8000 bytes; bytes count, not characters.
+  -- A notification has less than 8000 bytes, the name of its queue among them.
   constraint queue_name_ck check (
     octet_length(name) between 1 and 200
     and name !~ '[:[:cntrl:]]'
     and name = btrim(name)
   ),
-  constraint queue_lock_timeout_ck check (lock_timeout > interval '0'),
+  constraint queue_lock_duration_ck check (lock_duration > interval '0'),
   constraint queue_max_attempts_ck check (max_attempts between 1 and 1000),
   constraint queue_backoff_ck check (backoff >= interval '0' and backoff_max >= backoff),
-  constraint queue_bell_ck check (bell in ('auto', 'always', 'off')),
+  constraint queue_notify_ck check (notify in ('auto', 'always', 'off')),
   constraint queue_retention_ck check (retention > interval '0'),
   constraint queue_retention_dead_ck check (retention_dead > interval '0'),
   constraint queue_max_bytes_ck check (max_bytes between 4096 and 268435456),
@@ -69,67 +71,73 @@ create table if not exists messages.queue (
   constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'))
 );
 
-comment on table messages.queue is 'Registry of queues; change it through the queue functions.';
+comment on table messages.queue is 'Registry of queues; change it with the queue functions.';
 comment on column messages.queue.name is
-  '1 to 200 bytes, without a colon, control characters or outer blanks.';
-comment on column messages.queue.lock_timeout is
-  'How long a claim holds a message unless it is extended.';
+  '1 to 200 bytes, no colon, no control characters, no blank at either end.';
+comment on column messages.queue.lock_duration is
+  'How long a claim locks a message; a worker may extend the lock.';
 comment on column messages.queue.max_attempts is
-  'Claims that a message may use up: with 1, a failure or an expired lock archives at once.';
+  'How often a message may be claimed; with 1, a failure or an expired lock archives it.';
 comment on column messages.queue.backoff is
-  'Delay before the second attempt; it doubles with every attempt, less up to half at random.';
+  'Delay before the second attempt; it doubles with each attempt, less a random part of up to a '
+  'half.';
 comment on column messages.queue.backoff_max is 'Upper bound of the delay between attempts.';
-comment on column messages.queue.bell is
-  'auto: a statement that publishes rings new_message once, unless a busy worker attends; always: '
-  'it rings whoever attends; off: workers find messages by polling.';
+comment on column messages.queue.notify is
+  'auto: a statement that publishes sends one notification on new_message, unless a worker '
+  'suppresses notifications; always: it sends one even then; off: workers find messages by '
+  'polling.';
 comment on column messages.queue.paused is
-  'A paused queue takes messages but hands none out and rings no bell.';
+  'A paused queue accepts messages, but hands none out and sends no notifications.';
+comment on column messages.queue.resumes_at is
+  'When a paused queue resumes by itself; null: not before resume_queue().';
 comment on column messages.queue.retention is
-  'How long the archive keeps its messages; from a day on, whole days are removed.';
+  'How long the archive keeps its messages; from one day on, whole days are removed.';
 comment on column messages.queue.retention_dead is
-  'The same for those that did not succeed; null: as retention.';
+  'How long it keeps messages that did not succeed; null: as retention.';
 comment on column messages.queue.max_bytes is
-  'Most bytes of a message and its headers together, as JSON text.';
+  'Maximum size of a message and its headers together, in bytes of JSON text.';
 comment on column messages.queue.concurrency is
-  'Most messages of the queue that are locked at a time, in the whole fleet; null: no limit.';
+  'Maximum of messages of the queue that are locked at a time, by all workers; null: no limit.';
 comment on column messages.queue.key_concurrency is
-  'Most messages of one key that are locked at a time; null: no limit.';
+  'Maximum of messages of one key that are locked at a time; null: no limit.';
 comment on column messages.queue.rate is
-  'Most messages handed out in each rate_period, in the whole fleet; null: no limit.';
-comment on column messages.queue.rate_period is 'The time that rate is for.';
+  'Maximum of messages claimed in each rate_period, by all workers; null: no limit.';
+comment on column messages.queue.rate_period is 'The period of rate.';
 comment on column messages.queue.rate_burst is
-  'Most messages handed out at once after a lull; null: a tenth of a second''s worth, at least 1.';
+  'Maximum of messages claimed at once after a pause; null: those of a tenth of a second, at '
+  'least 1.';
 comment on column messages.queue.key_rate is
-  'Most messages of one key handed out in each key_rate_period; null: no limit.';
-comment on column messages.queue.key_rate_period is 'The time that key_rate is for.';
+  'Maximum of messages of one key claimed in each key_rate_period; null: no limit.';
+comment on column messages.queue.key_rate_period is 'The period of key_rate.';
 comment on column messages.queue.key_rate_burst is 'As rate_burst, for each key.';
 comment on column messages.queue.ordered is
-  'Whether a message waits until all earlier ones of its key are archived.';
+  'Whether a message waits until all earlier messages of its key are archived.';
 comment on column messages.queue.fair is
-  'Whether keys have equal shares, or those of messages.share, whatever waits of each.';
+  'Whether claims go round the keys, by the weights in messages.share, however many messages each '
+  'has.';
 comment on column messages.queue.capacity is
-  'Most messages that wait or are scheduled; null: no limit.';
+  'Maximum of messages that wait or are scheduled; null: no limit.';
 comment on column messages.queue.overflow is
-  'What happens beyond capacity. reject: publishing fails; drop_oldest: the oldest of the lowest '
-  'priority are archived as rejected.';
-comment on column messages.queue.is_limited is 'Whether claims must go by limits, order or shares.';
+  'What happens beyond capacity. reject: publishing fails; drop_oldest: the oldest messages of '
+  'the lowest priority are archived as rejected.';
+comment on column messages.queue.is_limited is
+  'Whether claims have to follow limits, order or shares.';
+comment on column messages.queue.has_key_limits is
+  'Whether keys have limits of their own, in messages.queue_limit.';
 comment on column messages.queue.payload_type is
-  'The type whose values its messages are, each as its text in a JSON string; null: any JSON.';
+  'The type of its messages: each is the text of a value, as a JSON string; null: any JSON.';
 comment on column messages.queue.payload_schema is
   'The JSON Schema that its messages must satisfy, as text; null: any JSON.';
 comment on column messages.queue.durable is
-  'Whether its messages outlive a crash of the server; else they are in message_volatile.';
+  'Whether its messages survive a crash of the server; else they are in notifyq.message_unlogged.';
 
 insert into messages.queue (name)
 values ('default')
 on conflict on constraint queue_name_pk do nothing;
 
--- Queue grant and flow: who may use a queue, and what is kept for one that has limits or order.
-
 create table if not exists messages.queue_grant (
   queue text not null,
-  -- A name and no oid: restored into a server that lacks the role, a grant to it still keeps the
-  -- queue from everybody else.
+  -- A name, not an oid: a grant to a role that a restored server lacks must still close the queue.
   role text not null,
   granted_at timestamptz not null default clock_timestamp(),
   may_publish boolean not null,
@@ -137,166 +145,15 @@ create table if not exists messages.queue_grant (
   constraint queue_grant_queue_role_pk primary key (queue, role),
   constraint queue_grant_may_ck check (may_publish or may_consume)
 );
-
 comment on table messages.queue_grant is
-  'Which roles may use a queue; one without a row here is open to all who may publish or work.';
+  'Which roles may use a queue; a queue without a row here is open to all publishers and workers.';
 comment on column messages.queue_grant.queue is 'Name of the queue.';
 comment on column messages.queue_grant.role is
-  'The role, by its name; what it may, all of its members may.';
+  'Name of the role; its members have the same rights.';
 comment on column messages.queue_grant.granted_at is 'When it was granted, or last changed.';
 comment on column messages.queue_grant.may_publish is 'Whether it may put messages in.';
 comment on column messages.queue_grant.may_consume is
   'Whether it may claim, take and settle messages.';
-
--- Its rows are locks: whoever hands out or publishes what is limited holds one to the end of the
--- transaction. They hardly ever change, so that they are found at once whatever vacuum is held by.
-create table if not exists notifyq.flow (
-  queue text not null,
-  part text not null,
-  is_held boolean not null default false,
-  held_at timestamptz,
-  constraint flow_queue_part_pk primary key (queue, part),
-  constraint flow_part_ck check (part in ('claim', 'publish'))
-);
-
-comment on table notifyq.flow is
-  'One row for each queue with limits and each end of it: taken by one transaction at a time.';
-comment on column notifyq.flow.queue is 'Name of the queue.';
-comment on column notifyq.flow.part is
-  'claim: of those who hand out; publish: of those who fill a queue that has a capacity.';
-comment on column notifyq.flow.is_held is
-  'Whether something waits for a limit, so that whoever ends a lock rings.';
-comment on column notifyq.flow.held_at is 'When that was so last.';
-
--- In the tables below a change raises the number, and the largest is read: while vacuum is
--- held up old versions gather, and they lie behind the present one.
-create table if not exists notifyq.flow_state (
-  queue text not null,
-  number bigint not null,
-  natural_look integer not null default 10000,
-  paid_at timestamptz not null default '-infinity',
-  counted_at timestamptz not null default '-infinity',
-  running bigint[] not null default '{}',
-  kept integer not null default 0,
-  walk_at timestamptz not null default '-infinity',
-  place bigint[],
-  round bigint not null default 0,
-  had integer not null default 0,
-  unlisted integer not null default 0,
-  most integer not null default 1000000000,
-  charged bigint not null default 0,
-  booked bigint not null default 0,
-  keys_paid_at timestamptz not null default '-infinity',
-  booked_paid_at timestamptz not null default '-infinity',
-  after_lane bigint,
-  constraint flow_state_queue_number_pk primary key (queue, number)
-);
-
--- Each claim may write it: to compress it would cost more than to write it as it is.
-alter table notifyq.flow_state
-  alter column running set storage external;
-
-comment on table notifyq.flow_state is 'What the claims of a queue with limits leave to the next.';
-comment on column notifyq.flow_state.queue is 'Name of the queue.';
-comment on column notifyq.flow_state.number is 'Rises with every change.';
-comment on column notifyq.flow_state.natural_look is
-  'How many messages to look at in their order before the keys are gone through.';
-comment on column notifyq.flow_state.paid_at is 'When the bucket of the rate is full again.';
-comment on column notifyq.flow_state.counted_at is 'When all locked messages were counted last.';
-comment on column notifyq.flow_state.running is
-  'Ids that were handed out; those of them that are locked still are what the limits count.';
-comment on column notifyq.flow_state.kept is
-  'How many of them were left when those that are locked no more were last taken out.';
-comment on column notifyq.flow_state.walk_at is
-  'When to look again for messages of a fair queue without a key.';
-comment on column notifyq.flow_state.place is
-  'The priority and the id behind which to look for messages without a key.';
-comment on column notifyq.flow_state.round is
-  'How many times all keys of a fair queue have had their share.';
-comment on column notifyq.flow_state.had is
-  'How much of its share the key of after_lane has had in this round.';
-comment on column notifyq.flow_state.unlisted is
-  'How many more were handed out, at a time when that was far from the limits.';
-comment on column notifyq.flow_state.most is
-  'No key has more of running than this; a large number: that is not known.';
-comment on column notifyq.flow_state.charged is 'The number of the last row of flow_charge.';
-comment on column notifyq.flow_state.booked is
-  'The number of the last of them that the buckets of flow_key have paid.';
-comment on column notifyq.flow_state.keys_paid_at is
-  'No bucket of a key is full again later than this, once all of flow_charge is paid.';
-comment on column notifyq.flow_state.booked_paid_at is
-  'No bucket in flow_key is full again later than this.';
-comment on column notifyq.flow_state.after_lane is
-  'The lane (see notifyq.key_hash()) of the key at which the next look begins; null: the first.';
-
-do $$
-begin
-  if to_regtype('notifyq.flow_pick') is null then
-    create type notifyq.flow_pick as (
-      ids bigint[],
-      state notifyq.flow_state,
-      is_blocked boolean
-    );
-  end if;
-end;
-$$;
-comment on type notifyq.flow_pick is
-  'Messages that a claim may have, what the next one goes by, and whether others wait for a lock.';
-
-create table if not exists notifyq.flow_key (
-  queue text not null,
-  key text not null,
-  number bigint not null,
-  paid_at timestamptz not null,
-  constraint flow_key_queue_key_number_pk primary key (queue, key, number)
-);
-
-comment on table notifyq.flow_key is
-  'How far a key is ahead of its rate; it goes when it is not.';
-comment on column notifyq.flow_key.queue is 'Name of the queue.';
-comment on column notifyq.flow_key.key is 'The key of messages.';
-comment on column notifyq.flow_key.number is 'Rises with every change.';
-comment on column notifyq.flow_key.paid_at is 'When the bucket of the rate is full again.';
-
-create table if not exists notifyq.flow_charge (
-  queue text not null,
-  number bigint not null,
-  charged_at timestamptz not null,
-  each double precision not null,
-  keys text[] not null,
-  tokens integer[] not null,
-  constraint flow_charge_queue_number_pk primary key (queue, number)
-);
-
--- Written with each claim, as flow_state.
-alter table notifyq.flow_charge
-  alter column keys set storage external,
-  alter column tokens set storage external;
-
-comment on table notifyq.flow_charge is
-  'What keys have had that is not in flow_key yet: one row for each claim well within their rate.';
-comment on column notifyq.flow_charge.queue is 'Name of the queue.';
-comment on column notifyq.flow_charge.number is
-  'Rises with every claim, by the number of its keys.';
-comment on column notifyq.flow_charge.charged_at is 'When the messages were handed out.';
-comment on column notifyq.flow_charge.each is 'How long a bucket took for one token, in seconds.';
-comment on column notifyq.flow_charge.keys is 'Keys of these messages.';
-comment on column notifyq.flow_charge.tokens is 'How many messages of each of them.';
-
-create table if not exists notifyq.flow_room (
-  queue text not null,
-  number bigint not null,
-  room bigint not null,
-  constraint flow_room_queue_number_pk primary key (queue, number)
-);
-
-comment on table notifyq.flow_room is
-  'How many messages may surely be published before those that are there are counted again.';
-
-comment on column notifyq.flow_room.queue is 'Name of the queue.';
-comment on column notifyq.flow_room.number is 'Rises with every change.';
-comment on column notifyq.flow_room.room is
-  'Messages; what was promised to a transaction is taken off already.';
 
 create table if not exists messages.share (
   queue text not null,
@@ -305,24 +162,118 @@ create table if not exists messages.share (
   constraint share_queue_key_pk primary key (queue, key),
   constraint share_weight_ck check (weight between 0.001 and 1000000)
 );
-
 comment on table messages.share is
-  'Keys of a fair queue that get more or less than others, which have the weight 1.';
-
+  'Weights of keys of a fair queue; a key without a row here has the weight 1.';
 comment on column messages.share.queue is 'Name of the queue.';
 comment on column messages.share.key is 'The key of messages.';
-comment on column messages.share.weight is 'How many times as many as without it.';
+comment on column messages.share.weight is
+  'How many messages of the key are claimed for each message of a key with the weight 1.';
 
--- The first column is notifyq.key_hash(), which who inserts need not have the right to call.
--- Messages without a key are in neither.
-create index if not exists message_key_waiting_idx
-  on messages.message (
-    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1),
-    priority desc, id
+create table if not exists messages.queue_limit (
+  queue text not null,
+  key text not null,
+  concurrency integer,
+  rate integer,
+  constraint queue_limit_queue_key_pk primary key (queue, key),
+  constraint queue_limit_ck check (
+    coalesce(concurrency, rate) is not null and least(concurrency, rate) > 0
+    and greatest(concurrency, rate) <= 1000000000
   )
-  where state = 'waiting' and key is not null;
-create index if not exists message_key_idx
-  on messages.message (
-    (hashtextextended(queue, 0) << 40 | (hashtextextended(key, 0) & 1099511627775) | 1), id
-  )
-  where key is not null;
+);
+comment on table messages.queue_limit is
+  'Limits of single keys; a key without a row here has those of its queue.';
+comment on column messages.queue_limit.queue is 'Name of the queue.';
+comment on column messages.queue_limit.key is 'The key of messages.';
+comment on column messages.queue_limit.concurrency is
+  'Instead of key_concurrency of the queue; null: as that.';
+comment on column messages.queue_limit.rate is
+  'Instead of key_rate of the queue, in the same period; null: as that.';
+
+-- State of limits.
+
+-- A claim or a publisher locks its row until the end of the transaction. Rows hardly ever change:
+-- they are found at once even while an old snapshot holds vacuum back.
+create table if not exists notifyq.limit_turn (
+  queue text not null,
+  part text not null,  -- claim, or publish where the queue has a capacity
+  is_blocked boolean not null default false,  -- messages wait for the end of a lock: it must notify
+  blocked_at timestamptz,  -- when is_blocked was last set
+  constraint limit_turn_queue_part_pk primary key (queue, part),
+  constraint limit_turn_part_ck check (part in ('claim', 'publish'))
+);
+comment on table notifyq.limit_turn is
+  'Locks of queues with limits: one transaction at a time claims, or publishes, in its turn.';
+
+-- In this table and the next ones a change raises the number, and readers take the largest number:
+-- while vacuum is held back, old versions gather, and an index scan comes to them last.
+create table if not exists notifyq.limit_state (
+  queue text not null,
+  number bigint not null,
+  scan_size integer not null default 10000,  -- messages to read in queue order before going by keys
+  paid_at timestamptz not null default '-infinity',  -- when the bucket of the rate is full again
+  counted_at timestamptz not null default '-infinity',  -- last count of all locked messages
+  running bigint[] not null default '{}',  -- claimed ids; those that are still locked count
+  kept integer not null default 0,  -- how many of them were left when finished ones were removed
+  keyless_scan_at timestamptz not null default '-infinity',  -- next scan for messages without a key
+  position bigint[],  -- priority and id after which that scan goes on
+  round bigint not null default 0,  -- rounds that all keys of a fair queue have had
+  served integer not null default 0,  -- messages that after_key_hash has had in this round
+  unlisted integer not null default 0,  -- messages claimed far from the limits, not in running
+  max_per_key integer not null default 1000000000,  -- upper bound of running messages of one key
+  charged bigint not null default 0,  -- number of the last row of limit_charge
+  booked bigint not null default 0,  -- number of the last row that limit_key includes
+  keys_paid_at timestamptz not null default '-infinity',  -- when all buckets of keys are full again
+  booked_paid_at timestamptz not null default '-infinity',  -- the same for limit_key alone
+  after_key_hash bigint,  -- notifyq.key_hash() after which the next claim goes on; null: the first
+  constraint limit_state_queue_number_pk primary key (queue, number)
+);
+comment on table notifyq.limit_state is 'State that claims of a queue with limits hand on.';
+
+-- Claims write it often: compression would cost more than it saves.
+alter table notifyq.limit_state alter column running set storage external;
+
+do $$
+begin
+  if to_regtype('notifyq.limit_selection') is null then
+    create type notifyq.limit_selection as (
+      ids bigint[],
+      state notifyq.limit_state,
+      is_blocked boolean
+    );
+  end if;
+end;
+$$;
+comment on type notifyq.limit_selection is
+  'Messages that a claim may have, the state after it, and whether others wait for a lock.';
+
+create table if not exists notifyq.limit_key (
+  queue text not null,
+  key text not null,
+  number bigint not null,
+  paid_at timestamptz not null,  -- when the bucket of the key is full again
+  constraint limit_key_queue_key_number_pk primary key (queue, key, number)
+);
+comment on table notifyq.limit_key is 'Token buckets of keys that are not full.';
+
+create table if not exists notifyq.limit_charge (
+  queue text not null,
+  number bigint not null,  -- rises with every claim, by the number of its keys
+  charged_at timestamptz not null,  -- when the messages were claimed
+  each double precision not null,  -- seconds in which a bucket gained one token
+  keys text[] not null,
+  tokens integer[] not null,  -- messages of each of keys
+  constraint limit_charge_queue_number_pk primary key (queue, number)
+);
+comment on table notifyq.limit_charge is
+  'Tokens that keys have spent and limit_key does not include yet: one row for each claim.';
+alter table notifyq.limit_charge
+  alter column keys set storage external, alter column tokens set storage external;
+
+create table if not exists notifyq.limit_room (
+  queue text not null,
+  number bigint not null,
+  room bigint not null,  -- without what transactions have reserved
+  constraint limit_room_queue_number_pk primary key (queue, number)
+);
+comment on table notifyq.limit_room is
+  'How many messages may be published before those in the queue are counted again.';

@@ -1,4 +1,4 @@
--- Schedule: what is published again and again, by the clock.
+-- Schedule: messages that are published by the clock.
 
 create table if not exists messages.schedule (
   name text not null,
@@ -40,37 +40,37 @@ create table if not exists messages.schedule (
 create index if not exists schedule_next_idx on messages.schedule (next_at) where enabled;
 
 comment on table messages.schedule is
-  'What is published again and again; change it through the schedule functions.';
+  'Recurring messages; change it through the schedule functions.';
 comment on column messages.schedule.name is
   '1 to 200 bytes, without control characters or outer blanks.';
 comment on column messages.schedule.created_at is 'When it was first defined.';
 comment on column messages.schedule.cron is
-  'When: five fields, six with leading seconds, @daily and the like, or @every with an interval.';
+  'Five fields, six with leading seconds, @daily and similar names, or @every with an interval.';
 comment on column messages.schedule.timezone is
-  'The time zone whose clocks the expression means, as pg_timezone_names has it.';
-comment on column messages.schedule.queue is 'Where its messages go.';
-comment on column messages.schedule.message is 'The payload of each.';
+  'The time zone of the expression, as pg_timezone_names lists it.';
+comment on column messages.schedule.queue is 'The queue of its messages.';
+comment on column messages.schedule.message is 'Payload of each message.';
 comment on column messages.schedule.headers is
-  'Headers of each, beside `schedule` (the name) and `due` (the time it was meant for).';
-comment on column messages.schedule.type is 'Type of each.';
-comment on column messages.schedule.priority is 'Priority of each.';
-comment on column messages.schedule.key is 'Key of each.';
+  'Headers of each message, beside `schedule` (the name) and `due` (the time of the run).';
+comment on column messages.schedule.type is 'Type of each message.';
+comment on column messages.schedule.priority is 'Priority of each message.';
+comment on column messages.schedule.key is 'Key of each message.';
 comment on column messages.schedule.max_attempts is
-  'Claims that each may use up; null: as many as its queue says.';
+  'Most claims of each message; null: as many as the queue allows.';
 comment on column messages.schedule.jitter is
-  'Each becomes available up to this much later, at random.';
+  'Each message becomes available up to this much later, at random.';
 comment on column messages.schedule.overlap is
-  'allow: messages may pile up; skip_waiting: a run is left out while the last one waits to be '
-  'claimed; skip: a run is left out while the last one is live.';
+  'allow: messages may pile up; skip_waiting: skip a run while the last message waits to be '
+  'claimed; skip: skip a run while the last message is live.';
 comment on column messages.schedule.backfill is
-  'How many runs at most are made up for after nobody was there to fire them; the latest count.';
-comment on column messages.schedule.grace is 'A run that is late by less was not missed.';
-comment on column messages.schedule.enabled is 'A disabled schedule does not fire.';
+  'How many missed runs at most are made up for; the latest ones.';
+comment on column messages.schedule.grace is 'A run that is less late than this was not missed.';
+comment on column messages.schedule.enabled is 'A disabled schedule does not run.';
 comment on column messages.schedule.next_at is 'The time of the next run.';
-comment on column messages.schedule.last_at is 'The time that the last run was meant for.';
+comment on column messages.schedule.last_at is 'The time of the last run.';
 comment on column messages.schedule.last_id is 'The message of the last run.';
 comment on column messages.schedule.skipped_at is
-  'The last run that was left out: missed, or because of an earlier one, see backfill and overlap.';
+  'The last run that was skipped, see backfill and overlap.';
 comment on column messages.schedule.failed_at is
-  'When it could last not be fired; it is tried again every minute. Null: all is well.';
-comment on column messages.schedule.last_error is 'Why not.';
+  'When publishing failed last; it is tried again every minute. Null: it works.';
+comment on column messages.schedule.last_error is 'Why publishing failed.';

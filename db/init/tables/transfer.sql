@@ -1,4 +1,4 @@
--- Transfer: where this database comes from, receipts of relays, and loads.
+-- Transfer: the origin of this database, receipts of relays, loads and replays.
 
 create table if not exists notifyq.origin (
   epoch integer not null,
@@ -10,37 +10,35 @@ create table if not exists notifyq.origin (
 );
 
 comment on table notifyq.origin is
-  'The lives of this database: one row for each epoch and timeline; the largest epoch is in force.';
+  'One row for each epoch and timeline of this database; the largest epoch is in force.';
 comment on column notifyq.origin.epoch is
-  'Raised by messages.adopt(): the database came from another server, with its positions.';
+  'Raised by messages.adopt(), when the database came from another server with its positions.';
 comment on column notifyq.origin.system_identifier is
-  'The server as initdb named it; its physical copies have the same.';
+  'The server as initdb named it; physical copies have the same.';
 comment on column notifyq.origin.timeline is
-  'Of the write-ahead log; each promotion of a standby and each restore to a moment begins one.';
+  'Timeline of the write-ahead log; each promotion and each point-in-time restore begins one.';
 comment on column notifyq.origin.reached is
-  'All smaller numbers were given to transactions on this timeline, or before it.';
-comment on column notifyq.origin.noted_at is 'When that was so; the upkeep notes it.';
+  'All smaller transaction ids were given on this timeline or before it.';
 
 create table if not exists notifyq.relay_receipt (
   source text not null,
-  place text not null,
+  position text not null,
   received_at timestamptz not null default clock_timestamp(),
   message_id bigint,
   forget_at timestamptz not null default now() + interval '90 days',
-  constraint relay_receipt_source_place_pk primary key (source, place)
+  constraint relay_receipt_source_position_pk primary key (source, position)
 );
 
 create index if not exists relay_receipt_forget_at_idx on notifyq.relay_receipt (forget_at);
 
 comment on table notifyq.relay_receipt is
-  'One row for each message received from elsewhere, written with it: what comes again is known.';
+  'One row for each received message, written with it: a message that comes again is recognised.';
 comment on column notifyq.relay_receipt.source is
-  'Where it came from: a table of a database, or a database as its relay_source() says.';
-comment on column notifyq.relay_receipt.place is 'Which one it was there.';
-comment on column notifyq.relay_receipt.received_at is 'When it was received.';
-comment on column notifyq.relay_receipt.message_id is 'The message that it was published as.';
+  'Where the messages come from: a table of a database, or the relay_source() of a database.';
+comment on column notifyq.relay_receipt.position is 'Identifies the message within its source.';
+comment on column notifyq.relay_receipt.message_id is 'The message as it was published here.';
 comment on column notifyq.relay_receipt.forget_at is
-  'When the receipt goes; what comes again after that is received again.';
+  'When the receipt is deleted; a message that comes later is received again.';
 
 create table if not exists notifyq.relay_self (
   is_here boolean not null default true,
@@ -50,28 +48,24 @@ create table if not exists notifyq.relay_self (
 );
 
 comment on table notifyq.relay_self is
-  'By which name relays know this database: one row, made by the first of them. A copy that is '
-  'restored has the same name, as it has the same messages.';
+  'The name by which relays identify this database: one row, created by the first relay. A '
+  'restored copy has the same name, as it has the same messages.';
 
 create table if not exists notifyq.relay_mark (
   target text not null,
   source text not null,
-  place text not null,
+  position text not null,
   noted_at timestamptz not null default clock_timestamp(),
-  constraint relay_mark_target_source_place_pk primary key (target, source, place)
+  constraint relay_mark_target_source_position_pk primary key (target, source, position)
 );
 
 comment on table notifyq.relay_mark is
-  'What a target has received last from here: it must have the receipts, or it was restored.';
-comment on column notifyq.relay_self.is_here is 'True: there is one row at most.';
-comment on column notifyq.relay_self.name is 'The name, drawn by lot.';
-comment on column notifyq.relay_mark.target is 'The database, as its relay_target() says.';
+  'What a target received last from here. If it lacks the receipts, it was restored.';
+comment on column notifyq.relay_mark.target is 'The relay_target() of the database.';
 comment on column notifyq.relay_mark.source is 'As in the receipt.';
-comment on column notifyq.relay_mark.place is 'As in the receipt.';
+comment on column notifyq.relay_mark.position is 'As in the receipt.';
 comment on column notifyq.relay_mark.noted_at is
-  'When the message was finished here; of each pair the latest ones are kept.';
-
--- Load: rows that are published all together, from outside, and what was published again.
+  'When the message was finished here; the latest ones of each pair are kept.';
 
 create table if not exists notifyq.load (
   name text not null,
@@ -88,16 +82,12 @@ create table if not exists notifyq.load (
 
 comment on table notifyq.load is
   'Loads: each name is published once, however often it is tried; see notifyq.begin_load().';
-comment on column notifyq.load.name is 'Its name.';
-comment on column notifyq.load.created_at is 'When it was begun.';
-comment on column notifyq.load.owner is 'The role that has begun it; no other may go on with it.';
-comment on column notifyq.load.used_at is 'When anything was done for it last.';
-comment on column notifyq.load.committed_at is 'When it was published last; null: not yet.';
+comment on column notifyq.load.owner is 'The role that began it; only this role may continue it.';
+comment on column notifyq.load.committed_at is 'When it was last published; null: not yet.';
 comment on column notifyq.load.epoch is
-  'The last part that was published of a load that goes on; null for one that ends.';
-comment on column notifyq.load.published is 'Messages and events published.';
+  'The last epoch that was published; null: the load has none.';
 comment on column notifyq.load.merged is
-  'Rows that were not, as a live message had their dedup_key.';
+  'Rows that were not published, because a live message had their dedup_key.';
 
 create table if not exists notifyq.load_attempt (
   id bigint not null,
@@ -108,12 +98,11 @@ create table if not exists notifyq.load_attempt (
 create index if not exists load_attempt_load_idx on notifyq.load_attempt (load);
 
 comment on table notifyq.load_attempt is
-  'Attempts to stage rows, until their load is over; then the rows are removed.';
-comment on column notifyq.load_attempt.id is 'At random, so that nobody else can add rows to it.';
-comment on column notifyq.load_attempt.load is 'What it is for.';
-comment on column notifyq.load_attempt.begun_at is 'When it began.';
+  'Attempts to stage rows. They end with their load; then the rows are deleted.';
+comment on column notifyq.load_attempt.id is
+  'A random number: other roles cannot add rows to the attempt.';
 
--- Unlogged: what is staged is cheap to stage again, and commit_load() counts what is there.
+-- Unlogged: a crash only costs staging again, and commit_load() counts the rows.
 create unlogged table if not exists notifyq.load_row (
   attempt bigint not null,
   position bigint not null,
@@ -135,19 +124,16 @@ create unlogged table if not exists notifyq.load_row (
   autovacuum_vacuum_threshold = 10000,
   autovacuum_vacuum_cost_delay = 0
 );
--- It is read once, so to compress it is a waste.
+-- Rows are read once: compression would not pay.
 alter table notifyq.load_row alter column message set storage external;
 
 comment on table notifyq.load_row is
-  'Rows that are staged for a load, and those of attempts that are over until they are removed.';
-comment on column notifyq.load_row.attempt is 'The number that notifyq.begin_attempt() gave.';
-comment on column notifyq.load_row.position is 'Its place in the attempt.';
+  'Rows that are staged for a load, and rows of ended attempts until they are deleted.';
 comment on column notifyq.load_row.available_at is 'When it is due; null: see delay.';
-comment on column notifyq.load_row.origin_id is 'The archived message that it was; of replays.';
-comment on column notifyq.load_row.delay is 'Seconds from the publication on.';
-comment on column notifyq.load_row.queue is 'The queue, or the stream.';
-comment on column notifyq.load_row.message is 'The JSON, as text.';
-comment on column notifyq.load_row.headers is 'A JSON object, as text.';
+comment on column notifyq.load_row.origin_id is
+  'The archived message that a replay publishes again.';
+comment on column notifyq.load_row.delay is 'Seconds after the publication.';
+comment on column notifyq.load_row.queue is 'The queue or stream.';
 
 create table if not exists notifyq.replay (
   id bigint generated always as identity,
@@ -166,19 +152,13 @@ create table if not exists notifyq.replay (
 
 comment on table notifyq.replay is
   'Replays: each publishes an archived message once; see notifyq.begin_replay().';
-comment on column notifyq.replay.id is 'Its number.';
-comment on column notifyq.replay.name is 'Its name.';
-comment on column notifyq.replay.created_at is 'When it was begun.';
-comment on column notifyq.replay.owner is
-  'The role that has begun it; no other may go on with it.';
+comment on column notifyq.replay.owner is 'The role that began it; only this role may continue it.';
 comment on column notifyq.replay.target is
-  'The queue or stream that it publishes into; null: each message into the queue that it was of.';
-comment on column notifyq.replay.used_at is 'When it published last.';
+  'The queue or stream that it publishes into; null: each message into its own queue.';
 comment on column notifyq.replay.due_at is
-  'When the last message is due that it published under a rate.';
-comment on column notifyq.replay.published is 'Messages and events published.';
+  'When the last message that it published at a rate is due.';
 comment on column notifyq.replay.is_closed is
-  'Whether it is forgotten which messages those were, so that it cannot go on.';
+  'Whether it has forgotten which messages it published; it cannot be continued.';
 
 create table if not exists notifyq.replayed (
   replay bigint not null,
@@ -188,9 +168,8 @@ create table if not exists notifyq.replayed (
 );
 
 comment on table notifyq.replayed is
-  'What a replay has published, until 30 days after it was used last.';
-comment on column notifyq.replayed.replay is 'Number of the replay.';
-comment on column notifyq.replayed.archive_id is 'The message, by its id in the archive.';
+  'Messages that a replay has published, kept for 30 days after its last use.';
+comment on column notifyq.replayed.archive_id is 'Id of the message in the archive.';
 
 do $$
 begin
@@ -204,9 +183,7 @@ begin
       committed_at timestamptz
     );
     comment on type notifyq.load_report is
-      'What became of a load. is_new: whether this call has published it, or is to.';
-  end if;
-  if to_regtype('notifyq.load_reject') is null then
+      'The result of a load. is_new: whether this call has published it, or must.';
     create type notifyq.load_reject as (
       attempt bigint,
       "position" bigint,
@@ -215,8 +192,6 @@ begin
       reason text
     );
     comment on type notifyq.load_reject is 'A staged row that cannot be published, and why.';
-  end if;
-  if to_regtype('notifyq.replay_report') is null then
     create type notifyq.replay_report as (
       published bigint,
       known bigint,
@@ -226,10 +201,8 @@ begin
       last_id bigint
     );
     comment on type notifyq.replay_report is
-      'What a step of a replay has published, what it knew already, what the replay has published '
-      'in all, when the last is due, and where the next step begins.';
-  end if;
-  if to_regtype('notifyq.replay_count') is null then
+      'What a step of a replay published, what was known already, what the replay published in '
+      'total, when the last message is due, and where the next step begins.';
     create type notifyq.replay_count as (
       queue text,
       type text,
@@ -239,7 +212,7 @@ begin
       known bigint
     );
     comment on type notifyq.replay_count is
-      'How many messages a replay would publish, and how many of these it, or another, has.';
+      'How many messages a replay would publish, and how many were published already.';
   end if;
 end;
 $$;

@@ -1,34 +1,40 @@
 -- Load: publish many rows, all or none.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ020 stream
--- not found, NQ024 stream paused, NQ035 not begun, or by another role, NQ036 rows are missing,
--- NQ035 load of another role
+-- not found, NQ024 stream paused, NQ035 not begun, or by another role, NQ036 rows are missing
 
--- Whoever loads begins, stages rows by COPY into load_row under numbers that begin_attempt() gives,
--- each task its own, and commits with those numbers that count. What a task has staged that failed,
--- was killed, or was run twice is in no commit; a commit that is repeated finds the name, and does
--- nothing.
+-- A load is begun, its rows are staged by COPY into load_row under numbers of begin_attempt(), one
+-- for each task, and it is committed with the numbers that count. Rows of tasks that failed, were
+-- killed or ran twice are in no commit; a repeated commit finds the name and does nothing.
 
 create or replace function notifyq.check_load_owner(what text, name text, owner text)
-  returns void
-  language plpgsql
-  stable
+  returns void language plpgsql stable
 as $$
 begin
-  if notifyq.has_role(owner) or notifyq.has_role('notifyq_admin') then
-    return;
+  if owner is null then
+    raise exception using
+      errcode = 'NQ035',
+      message = format('%s %L was not begun', what, name),
+      hint = format('call notifyq.begin_%s() first', what);
+  elsif not (notifyq.has_role(owner) or notifyq.has_role('notifyq_admin')) then
+    raise exception using
+      errcode = 'NQ035',
+      message = format('%s %L belongs to role %I', what, name, owner),
+      hint = 'use another name';
   end if;
-  raise exception using
-    errcode = 'NQ035',
-    message = format('%s %L belongs to role %I', what, name, owner),
-    hint = 'take another name';
 end;
 $$;
 
--- An error where the caller cannot publish there.
+-- Whether a load, or this epoch of it, is not published yet.
+create or replace function notifyq.is_unpublished(load notifyq.load, epoch bigint)
+  returns boolean language sql immutable
+as $$
+  select load.committed_at is null or coalesce(epoch > load.epoch, false);
+$$;
+
+-- Raise an error if the caller cannot publish there.
 create or replace function notifyq.check_target(queue text)
-  returns void
-  language plpgsql
+  returns void language plpgsql
 as $$
 declare
   v_stream messages.stream;
@@ -46,9 +52,7 @@ end;
 $$;
 
 create or replace function notifyq.check_targets(queues text[])
-  returns void
-  language plpgsql
-  security definer
+  returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -56,19 +60,16 @@ begin
 end;
 $$;
 comment on function notifyq.check_targets(text[]) is
-  'See to it that whoever calls could publish into each of these queues and streams now. Raises '
-  'NQ001 for an unknown one, NQ007 for one without the right to, and NQ024 for a paused stream.';
+  'Check that the caller could publish into each of these queues and streams now. Raises NQ001 '
+  'for an unknown one, NQ007 for one without the right to, and NQ024 for a paused stream.';
 
 create or replace function notifyq.begin_load(name text, epoch bigint default null)
-  returns notifyq.load_report
-  language plpgsql
-  security definer
+  returns notifyq.load_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
   v_load notifyq.load;
-  v_is_done boolean;
 begin
   if begin_load.name is null or octet_length(begin_load.name) not between 1 and 200 then
     perform notifyq.raise_invalid('the name of a load must have 1 to 200 bytes');
@@ -77,109 +78,83 @@ begin
   on conflict on constraint load_name_pk do nothing;
   select l.* into v_load from notifyq.load as l where l.name = begin_load.name for update;
   perform notifyq.check_load_owner('load', begin_load.name, v_load.owner);
-  v_is_done := v_load.committed_at is not null
-    and (begin_load.epoch is null or v_load.epoch is null or begin_load.epoch <= v_load.epoch);
   update notifyq.load as l set used_at = clock_timestamp() where l.name = begin_load.name;
   return (
-    v_load.name, v_load.epoch, not v_is_done, v_load.published, v_load.merged, v_load.committed_at
+    v_load.name, v_load.epoch, notifyq.is_unpublished(v_load, begin_load.epoch), v_load.published,
+    v_load.merged, v_load.committed_at
   )::notifyq.load_report;
 end;
 $$;
 comment on function notifyq.begin_load(text, bigint) is
-  'Begin a load, or go on with one: is_new is false where it was published already, and there is '
-  'nothing to do. epoch numbers the parts of one that goes on, each larger than the one before. A '
-  'name is remembered for 400 days after its last use. Raises NQ003 for an impossible name, and '
-  'NQ035 for the load of another role.';
+  'Begin a load, or continue one; is_new is false if it was published already. epoch numbers the '
+  'parts of a load that continues, each larger than the one before. A name is kept for 400 days '
+  'after its last use. Raises NQ003 for an invalid name, and NQ035 for the load of another role.';
 
 create or replace function notifyq.begin_attempt(load text)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  -- At random, so that nobody else finds it.
+  -- A random number: no other role can guess it.
   v_id bigint := ('x' || left(replace(gen_random_uuid()::text, '-', ''), 16))::bit(64)::bigint;
-  v_owner text;
 begin
   -- Not locked: all tasks begin at the same time.
-  select l.owner into v_owner from notifyq.load as l where l.name = begin_attempt.load;
-  if not found then
-    raise exception using
-      errcode = 'NQ035',
-      message = format('load %L was not begun', begin_attempt.load),
-      hint = 'notifyq.begin_load() begins it';
-  end if;
-  perform notifyq.check_load_owner('load', begin_attempt.load, v_owner);
+  perform notifyq.check_load_owner(
+    'load', load, (select l.owner from notifyq.load as l where l.name = begin_attempt.load)
+  );
   insert into notifyq.load_attempt (id, load) values (v_id, begin_attempt.load);
   return v_id;
 end;
 $$;
 comment on function notifyq.begin_attempt(text) is
-  'A number under which rows of this load may be copied into notifyq.load_row, at positions that '
-  'rise. They are kept until the load is committed or dropped, or a day has passed in which '
-  'nothing was begun for it. Raises NQ035 for a load that was not begun, or by another role.';
+  'A number under which rows of this load may be copied into notifyq.load_row, at rising '
+  'positions. They are kept until the load is committed or dropped, or no attempt was begun for '
+  'it for a day. Raises NQ035 for a load that was not begun, or by another role.';
 
 create or replace function notifyq.commit_load(
-  name text,
-  attempts bigint[],
-  counts bigint[],
-  epoch bigint default null
+  name text, attempts bigint[], counts bigint[], epoch bigint default null
 )
-  returns notifyq.load_report
-  language plpgsql
-  security definer
+  returns notifyq.load_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
   v_load notifyq.load;
+  v_is_new boolean;
   v_rows bigint;
   v_published bigint;
 begin
   select l.* into v_load from notifyq.load as l where l.name = commit_load.name for update;
-  if not found then
-    raise exception using
-      errcode = 'NQ035',
-      message = format('load %L was not begun', commit_load.name),
-      hint = 'notifyq.begin_load() begins it';
-  end if;
   perform notifyq.check_load_owner('load', commit_load.name, v_load.owner);
-  if v_load.committed_at is not null
-    and (commit_load.epoch is null or v_load.epoch is null or commit_load.epoch <= v_load.epoch)
-  then
-    return (
-      v_load.name, v_load.epoch, false, v_load.published, v_load.merged, v_load.committed_at
-    )::notifyq.load_report;
+  v_is_new := notifyq.is_unpublished(v_load, commit_load.epoch);
+  if v_is_new then
+    v_rows := notifyq.check_staged(commit_load.name, commit_load.attempts, commit_load.counts);
+    v_published := notifyq.publish_staged(commit_load.attempts);
+    delete from notifyq.load_attempt as t where t.load = commit_load.name;
+    update notifyq.load as l
+    set used_at = clock_timestamp(),
+      committed_at = clock_timestamp(),
+      epoch = commit_load.epoch,
+      published = l.published + v_published,
+      merged = l.merged + v_rows - v_published
+    where l.name = commit_load.name
+    returning l.* into v_load;
   end if;
-  v_rows := notifyq.check_staged(commit_load.name, commit_load.attempts, commit_load.counts);
-  v_published := notifyq.publish_staged(commit_load.attempts);
-  delete from notifyq.load_attempt as t where t.load = commit_load.name;
-  update notifyq.load as l
-  set used_at = clock_timestamp(),
-    committed_at = clock_timestamp(),
-    epoch = commit_load.epoch,
-    published = l.published + v_published,
-    merged = l.merged + v_rows - v_published
-  where l.name = commit_load.name
-  returning l.* into v_load;
   return (
-    v_load.name, v_load.epoch, true, v_load.published, v_load.merged, v_load.committed_at
+    v_load.name, v_load.epoch, v_is_new, v_load.published, v_load.merged, v_load.committed_at
   )::notifyq.load_report;
 end;
 $$;
 comment on function notifyq.commit_load(text, bigint[], bigint[], bigint) is
-  'Publish what was staged under these numbers, in their order, all or nothing, with one bell for '
-  'each queue; counts says how many rows each must have. A load that was published already, or '
-  'whose epoch was, is left as it is, and is_new is false. published and merged add up over all '
-  'epochs. Raises NQ035 for a load that was not begun, or by another role, NQ036 where rows are '
-  'missing, as the server has crashed meanwhile, and what a publication raises: then nothing is '
-  'published, and load_rejects() tells which rows are to blame.';
+  'Publish the rows staged under these numbers, in their order, all or none, with one '
+  'notification for each queue; counts has the number of rows of each. A load or epoch that was '
+  'published already is not changed, and is_new is false. published and merged are sums of all '
+  'epochs. Raises NQ035 for a load that was not begun, or by another role, NQ036 if rows are '
+  'missing, as after a crash of the server, and the errors of publish(): then nothing is '
+  'published, and load_rejects() returns the rows to blame.';
 
 create or replace function notifyq.drop_attempts(load text, attempts bigint[])
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -196,20 +171,16 @@ begin
 end;
 $$;
 comment on function notifyq.drop_attempts(text, bigint[]) is
-  'Give up attempts of a load, whose rows the upkeep then removes; return how many there were. '
+  'Give up attempts of a load; maintenance deletes their rows. Returns how many there were. '
   'Raises NQ035 for the load of another role.';
 
--- Loads: which of their rows cannot be published, forgetting them, and their upkeep.
-
--- Why these rows cannot be published, null where they can: it is tried, and undone.
+-- Why these rows cannot be published, or null: publishes them and rolls back.
 create or replace function notifyq.try_staged(attempt bigint, first bigint, last bigint)
-  returns text
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns text language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
-  -- Others may try theirs at the same time.
+  -- Other sessions may try the same rows.
   v_trial bigint := (random() * 9e18)::bigint;
 begin
   begin
@@ -228,7 +199,7 @@ begin
   exception
     when assert_failure then
       return null;
-    -- What is wrong with the row itself. Anything else ends the search.
+    -- Errors of the row itself; others end the search.
     when sqlstate 'NQ001' or sqlstate 'NQ003' or sqlstate 'NQ008' or sqlstate 'NQ030'
       or data_exception or datatype_mismatch or integrity_constraint_violation
     then
@@ -238,16 +209,11 @@ end;
 $$;
 
 create or replace function notifyq.load_rejects(
-  load text,
-  attempts bigint[],
-  quantity integer default 1000000
+  load text, attempts bigint[], quantity integer default 1000000
 )
-  returns setof notifyq.load_reject
-  language plpgsql
-  security definer
+  returns setof notifyq.load_reject language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set jit = off
+  set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -303,15 +269,13 @@ begin
 end;
 $$;
 comment on function notifyq.load_rejects(text, bigint[], integer) is
-  'Take out up to quantity of the rows that were staged under these numbers and cannot be '
-  'published, and return them with the reason: commit what is left, or roll back to only see '
-  'them. It takes about as long as the publication. A queue that is full or must not be '
-  'published into is no fault of a row: that is raised.';
+  'Delete up to quantity of the rows staged under these numbers that cannot be published, and '
+  'return them with the reason: commit the others, or roll back to only see them. It takes about '
+  'as long as the publication. A queue that is full or closed to the caller is not the fault of a '
+  'row: the error is raised.';
 
 create or replace function notifyq.drop_load(name text)
-  returns boolean
-  language plpgsql
-  security definer
+  returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -324,17 +288,13 @@ begin
 end;
 $$;
 comment on function notifyq.drop_load(text) is
-  'Forget a load: what it has staged goes, what it has published stays, and its name may be used '
+  'Forget a load: its staged rows are deleted, published messages stay, and its name can be used '
   'again. False: there is none. Raises NQ035 for the load of another role.';
 
--- Remove up to quantity staged rows that no open load has.
+-- Delete up to quantity staged rows of no open load.
 create or replace function notifyq.sweep_loads(quantity bigint)
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set enable_sort = off
-  set jit = off
-  set lock_timeout = '50ms'
+  returns bigint language plpgsql
+  set enable_seqscan = off set enable_sort = off set jit = off set lock_timeout = '50ms'
 as $$
 declare
   v_day timestamptz := clock_timestamp() - interval '1 day';
@@ -351,7 +311,7 @@ begin
     return 0::bigint;
   end if;
   if not exists (select from notifyq.load_attempt) then
-    -- All at once, if nobody begins one meanwhile.
+    -- All at once, unless an attempt begins meanwhile.
     begin
       lock table notifyq.load_attempt in share row exclusive mode;
       if not exists (select from notifyq.load_attempt) then

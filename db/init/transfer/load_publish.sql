@@ -1,14 +1,11 @@
 -- Publish: the rows of a load become messages, in bounded steps.
 --
--- raises: NQ003 invalid argument, NQ036 rows are missing, and what a publication raises, what a
--- publication raises
+-- raises: NQ003 invalid argument, NQ036 rows are missing, and the errors of publish()
 
--- How many rows there are, which must be as many as were staged: load_row is empty after a crash.
+-- The number of staged rows, which must be as expected: load_row is empty after a crash.
 create or replace function notifyq.check_staged(load text, attempts bigint[], counts bigint[])
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns bigint language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_found bigint;
@@ -36,21 +33,18 @@ begin
     raise exception using
       errcode = 'NQ036',
       message = format(
-        'of the %s rows staged for load %L only %s are there', v_expected, load, v_found
+        'load %L has staged %s rows, and only %s exist', load, v_expected, v_found
       ),
-      hint = 'the server has crashed, or the attempts were dropped: stage them again';
+      hint = 'the server has crashed, or attempts were dropped: stage the rows again';
   end if;
   return v_found;
 end;
 $$;
 
--- One after the other in the order of the attempts: of equal options those that follow each other
--- are one publication.
+-- In the order of the attempts; consecutive rows with equal options are one publication.
 create or replace function notifyq.publish_staged_events(stream text, attempts bigint[])
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set jit = off
+  returns bigint language plpgsql
+  set enable_seqscan = off set jit = off
 as $$
 declare
   v_attempt bigint;
@@ -98,7 +92,7 @@ begin
         group by s.number
         order by s.number
       loop
-        perform notifyq.check_plain(0, v_run.is_more, false, null) where v_run.is_more;
+        perform notifyq.check_event_options(0, v_run.is_more, false, null) where v_run.is_more;
         v_published := v_published + cardinality(
           notifyq.publish_events(
             stream, v_run.messages, v_run.keys, v_run.type, v_run.headers::jsonb
@@ -112,24 +106,18 @@ begin
 end;
 $$;
 
--- Publish staged: the rows of a load become messages and events.
-
--- One statement for all, so that each queue has one bell.
+-- One statement for all rows, so that each queue gets one notification.
 create or replace function notifyq.publish_staged(attempts bigint[])
-  returns bigint
-  language plpgsql
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_hashjoin = off
-  set enable_mergejoin = off
-  set jit = off
+  returns bigint language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+  set enable_mergejoin = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_targets text[];
   v_with_keys text[];
   v_streams text[];
-  v_volatile text[];
+  v_unlogged text[];
   v_plain text[];
   v_queue text;
   v_published bigint := 0::bigint;
@@ -148,19 +136,19 @@ begin
   v_streams := array(
     select s.name from messages.stream as s where s.name = any (v_targets) order by s.name
   );
-  v_volatile := array(
+  v_unlogged := array(
     select q.name from messages.queue as q
     where q.name = any (v_targets) and not q.durable and q.name <> all (v_streams)
     order by q.name
   );
   v_plain := array(
     select u.queue from unnest(v_targets) as u (queue)
-    where u.queue <> all (v_streams || v_volatile || coalesce(v_with_keys, '{}'))
+    where u.queue <> all (v_streams || v_unlogged || coalesce(v_with_keys, '{}'))
   );
   foreach v_queue in array v_streams loop
     v_published := v_published + notifyq.publish_staged_events(v_queue, attempts);
   end loop;
-  -- The nested loop gives them in their order, without a sort.
+  -- The nested loop returns them in order, without a sort.
   insert into messages.message as m
     (queue, message, priority, available_at, type, headers, key, max_attempts)
   select
@@ -178,7 +166,7 @@ begin
   where v_plain <> '{}';
   get diagnostics v_rows = row_count;
   v_published := v_published + v_rows;
-  -- Keys in their order, as everybody takes them.
+  -- Dedup keys in order, as all publishers lock them.
   insert into messages.message as m
     (queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts)
   select
@@ -191,12 +179,12 @@ begin
   join notifyq.load_row as r on r.attempt = u.id
   where v_with_keys is not null
     and r.queue = any (v_with_keys)
-    and r.queue <> all (v_streams || v_volatile)
+    and r.queue <> all (v_streams || v_unlogged)
   order by r.queue, r.dedup_key, u.number, r.position
   on conflict (queue, dedup_key) where dedup_key is not null do nothing;
   get diagnostics v_rows = row_count;
   v_published := v_published + v_rows;
-  insert into notifyq.message_volatile as m
+  insert into notifyq.message_unlogged as m
     (id, queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts)
   select
     nextval('messages.message_id_seq'), o.*
@@ -209,8 +197,8 @@ begin
       r.type, coalesce(r.headers::jsonb, '{}'), r.dedup_key, r.key, r.max_attempts
     from unnest(attempts) with ordinality as u (id, number)
     join notifyq.load_row as r on r.attempt = u.id
-    where v_volatile <> '{}'
-      and r.queue = any (v_volatile)
+    where v_unlogged <> '{}'
+      and r.queue = any (v_unlogged)
     order by r.queue, r.dedup_key, u.number, r.position
   ) as o
   on conflict (queue, dedup_key) where dedup_key is not null do nothing;

@@ -1,15 +1,14 @@
--- Relay: the side of the database that messages leave. See transfer/receive.sql for the other one.
+-- Relay: the database that messages leave. See transfer/receive.sql for the other one.
 --
 -- A relay claims here, has the messages received there with a receipt for each, and finishes them
--- here. Whichever step it dies behind, another one claims them again, and what has a receipt is
--- only finished. A message is told by its id and the instant when it was made, so one that a
--- restored backup brings back is known, and a new one that got the same id is not.
+-- here. If it ends in between, another relay claims them again and only finishes those with a
+-- receipt. The id and the creation time identify a message: one that a restored backup brings back
+-- is known, and a new one with the same id is not.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue
 
 create or replace function notifyq.own_relay()
-  returns uuid
-  language plpgsql
+  returns uuid language plpgsql
 as $$
 begin
   if not exists (select from notifyq.relay_self) then
@@ -20,49 +19,36 @@ end;
 $$;
 
 create or replace function notifyq.relay_source()
-  returns text
-  language plpgsql
-  security definer
+  returns text language sql security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return notifyq.own_relay()::text;
-end;
+  select notifyq.own_relay()::text;
 $$;
 comment on function notifyq.relay_source() is
-  'The name under which the receipts for messages of this database are kept elsewhere. It stays '
-  'the same through dump and restore. Who knows it could forge receipts: so it is for workers '
-  'only.';
+  'The name under which other databases keep the receipts for messages of this one. It survives '
+  'dump and restore. For workers only: with it a role could forge receipts.';
 
 create or replace function notifyq.relay_target()
-  returns text
-  language plpgsql
-  security definer
+  returns text language sql security definer
   set search_path = pg_catalog, pg_temp
 as $$
-begin
-  return md5(notifyq.own_relay()::text);
-end;
+  select md5(notifyq.own_relay()::text);
 $$;
 comment on function notifyq.relay_target() is
-  'The name under which other databases keep what this one has received last; see relay_marks(). '
-  'It stays the same through dump and restore.';
+  'The name under which other databases record what this one received last; see relay_marks(). It '
+  'survives dump and restore.';
 
 create or replace function notifyq.relay_claim(
   queues text[],
   quantity integer,
-  lock_timeout interval,
+  lock_duration interval,
   worker text,
   filter jsonpath default null,
-  thorough boolean default false
+  full_scan boolean default false
 )
-  returns setof messages.message
-  language plpgsql
-  security definer
+  returns setof messages.message language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_message messages.message;
@@ -71,12 +57,12 @@ begin
   for v_message in
     select c.*
     from messages.claim(
-      relay_claim.queues, relay_claim.quantity, relay_claim.lock_timeout, relay_claim.worker,
-      relay_claim.filter, relay_claim.thorough,
+      relay_claim.queues, relay_claim.quantity, relay_claim.lock_duration, relay_claim.worker,
+      relay_claim.filter, relay_claim.full_scan,
       array_fill(1000, array[cardinality(relay_claim.queues)])
     ) as c
   loop
-    -- Its own limit is for its handler, whom a relay that dies has not called.
+    -- The limit of the message is for its handler, which the relay has not called.
     if v_message.max_attempts is not null then
       update messages.message as m set handler_attempts = -1000 where m.id = v_message.id;
     end if;
@@ -85,13 +71,13 @@ begin
 end;
 $$;
 comment on function notifyq.relay_claim(text[], integer, interval, text, jsonpath, boolean) is
-  'Claim as claim() does, for a relay: one that dies again and again uses up no attempts that a '
-  'message, its queue or its handler allows. Raises NQ001 and NQ007 as claim() does.';
+  'Claim as claim() does, for a relay: a relay that ends again and again uses up no attempts of '
+  'the message, its queue or its handler. Raises NQ001 and NQ007 as claim() does.';
 
 create or replace function notifyq.relay_finish(
   target text,
   source text,
-  place text,
+  "position" text,
   ids bigint[],
   lock_tokens bigint[],
   created bigint[],
@@ -99,24 +85,21 @@ create or replace function notifyq.relay_finish(
   details text[] default null,
   results jsonb[] default null
 )
-  returns setof bigint
-  language plpgsql
-  security definer
+  returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_ids bigint[];
 begin
-  if relay_finish.place is not null then
-    insert into notifyq.relay_mark as k (target, source, place)
-    values (relay_finish.target, relay_finish.source, relay_finish.place)
-    on conflict on constraint relay_mark_target_source_place_pk
+  if relay_finish.position is not null then
+    insert into notifyq.relay_mark as k (target, source, position)
+    values (relay_finish.target, relay_finish.source, relay_finish.position)
+    on conflict on constraint relay_mark_target_source_position_pk
     do update set noted_at = excluded.noted_at;
   end if;
-  -- A database that was restored meanwhile may have given the id and the token to another message.
+  -- A database that was restored meanwhile may have given the id and the token to another
+  -- message.
   v_ids := array(
     select (
       select m.id
@@ -140,21 +123,18 @@ $$;
 comment on function notifyq.relay_finish(
   text, text, text, bigint[], bigint[], bigint[], messages.message_status[], text[], jsonb[]
 ) is
-  'Finish messages that a target has received, as finish_many() does, and note that it has: place '
-  'is the receipt of the last one, null if there is none. created has the instants when they were '
-  'made, in microseconds since 1970. Returns the ids that were still held.';
+  'Finish messages that a target has received, as finish_many() does, and record that in '
+  'relay_mark: position is the receipt of the last one, null: none. created has the creation '
+  'times in microseconds since 1970. Returns the ids that were still held.';
 
 create or replace function notifyq.relay_marks(target text, source text, within interval)
-  returns setof text
-  language plpgsql
-  stable
-  security definer
+  returns setof text language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform notifyq.check_duration('within', relay_marks.within);
   return query
-  select k.place
+  select k.position
   from notifyq.relay_mark as k
   where k.target = relay_marks.target
     and k.source = relay_marks.source
@@ -162,13 +142,11 @@ begin
 end;
 $$;
 comment on function notifyq.relay_marks(text, text, interval) is
-  'The places of messages that the target has received last, not longer ago than within: it must '
-  'have their receipts, else it was restored to a state before.';
+  'The positions of messages that the target received last, not longer ago than within: if it '
+  'lacks their receipts, it was restored to an earlier state.';
 
 create or replace function notifyq.relay_forget(target text)
-  returns bigint
-  language plpgsql
-  security definer
+  returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -180,5 +158,5 @@ begin
 end;
 $$;
 comment on function notifyq.relay_forget(text) is
-  'Forget what the target has received last, as it was restored and is taken as it is. Returns how '
-  'many marks there were.';
+  'Forget what the target received last, because it was restored and its state is accepted. '
+  'Returns how many marks there were.';

@@ -2,12 +2,10 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ020 stream
 -- not found, NQ035 not begun, or by another role, NQ036 rows are missing, NQ037 closed, or into
--- another target, NQ037 closed, and what a publication raises
+-- another target, and the errors of publish()
 
 create or replace function notifyq.begin_replay(name text, target text default null)
-  returns notifyq.replay_report
-  language plpgsql
-  security definer
+  returns notifyq.replay_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -28,13 +26,13 @@ begin
       errcode = 'NQ037',
       message = case
         when v_replay.is_closed
-        then format('replay %L was used last at %s, and is over', v_replay.name, v_replay.used_at)
+        then format('replay %L is closed: it was last used at %s', v_replay.name, v_replay.used_at)
         else format(
           'replay %L publishes into %s', v_replay.name,
-          coalesce(quote_literal(v_replay.target), 'the queues that messages were of')
+          coalesce(quote_literal(v_replay.target), 'the queues of the messages')
         )
       end,
-      hint = 'take another name';
+      hint = 'use another name';
   end if;
   update notifyq.replay as p set used_at = clock_timestamp() where p.id = v_replay.id;
   -- Its rows are staged as those of a load.
@@ -43,23 +41,17 @@ begin
 end;
 $$;
 comment on function notifyq.begin_replay(text, text) is
-  'Begin a replay, or go on with one, into a queue or stream; null: each message into the queue '
-  'that it was of. What it has published it knows until 30 days after its last use; then it is '
-  'closed. Raises NQ001 for an unknown target, NQ035 for the replay of another role, and NQ037 '
-  'for one that is closed or has another target.';
+  'Begin a replay, or continue one, into a queue or stream; null: each message into its own '
+  'queue. It remembers what it has published until 30 days after its last use; then it is closed. '
+  'Raises NQ001 for an unknown target, NQ035 for the replay of another role, and NQ037 for one '
+  'that is closed or has another target.';
 
 -- Publish the staged rows that this replay has not published yet.
 create or replace function notifyq.replay_staged(
-  name text,
-  attempt bigint,
-  rate double precision,
-  redrive boolean
+  name text, attempt bigint, rate double precision, redrive boolean
 )
-  returns notifyq.replay_report
-  language plpgsql
-  set enable_seqscan = off
-  set enable_nestloop = on
-  set jit = off
+  returns notifyq.replay_report language plpgsql
+  set enable_seqscan = off set enable_nestloop = on set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -75,13 +67,7 @@ begin
   from notifyq.replay as p
   where p.name = replay_staged.name
   for update;
-  if not found then
-    raise exception using
-      errcode = 'NQ035',
-      message = format('replay %L was not begun', replay_staged.name),
-      hint = 'notifyq.begin_replay() begins it';
-  end if;
-  perform notifyq.check_load_owner('replay', v_replay.name, v_replay.owner);
+  perform notifyq.check_load_owner('replay', replay_staged.name, v_replay.owner);
   if rate not between 1e-9 and 1e9 then
     perform notifyq.raise_invalid(
       format('rate must be between 1e-9 and 1e9 a second, not %s', rate)
@@ -90,11 +76,11 @@ begin
   if redrive and v_replay.target is not null then
     perform notifyq.raise_invalid(
       format('replay %L publishes into %L', v_replay.name, v_replay.target),
-      'only into the queues that messages were of are they published again in their place'
+      'redrive works without a target, into the queues of the messages'
     );
   end if;
   if redrive then
-    -- As redrive() does: none of these may be published again by another session meanwhile.
+    -- As in redrive(): no other session may publish one of these again meanwhile.
     lock table notifyq.redrive in share row exclusive mode;
     delete from notifyq.load_row as r
     using notifyq.redrive as d
@@ -122,9 +108,9 @@ begin
   where r.attempt = replay_staged.attempt
     and r.position not in (select c.position from chosen as c);
   if rate is not null then
-    -- On from where the last step has come, so that steps together keep the rate as well.
+    -- Continue after the last step, so that all steps together keep the rate.
     v_due := greatest(v_replay.due_at, clock_timestamp());
-    with paced as (
+    with scheduled as (
       update notifyq.load_row as r
       set available_at = least(
         v_due + make_interval(secs => least(o.number / rate, 31557600000)),
@@ -139,7 +125,7 @@ begin
         and r.position = o.position
       returning r.available_at
     )
-    select coalesce(max(p.available_at), v_replay.due_at) into v_due from paced as p;
+    select coalesce(max(s.available_at), v_replay.due_at) into v_due from scheduled as s;
   end if;
   v_before := nextval('messages.message_id_seq');
   v_published := notifyq.publish_staged(array[attempt]);
@@ -176,9 +162,7 @@ create or replace function notifyq.replay_rows(
   rate double precision default null,
   redrive boolean default false
 )
-  returns notifyq.replay_report
-  language plpgsql
-  security definer
+  returns notifyq.replay_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 begin
@@ -187,14 +171,12 @@ begin
 end;
 $$;
 comment on function notifyq.replay_rows(text, bigint, bigint, double precision, boolean) is
-  'Publish what was staged under this number as rows of a load named ''replay '' and the name, '
-  'each with the id of an archived message as origin_id: those that the replay has not published '
-  'yet. rate: that many a second are due, on from the last that it has published; null: all at '
-  'once. redrive: leave out what was published again since, and count these as such. Raises NQ036 '
-  'where there are not count rows, NQ035 and NQ037 as begin_replay() does, and what a '
-  'publication raises; then nothing is published.';
-
--- Replay the archive: what of it is published again, without a lake.
+  'Publish the rows staged under this number as a load named ''replay '' and the name, each with '
+  'the id of an archived message as origin_id, without those that the replay has published '
+  'already. rate: so many are due per second, after the last that it has published; null: all at '
+  'once. redrive: leave out messages that were redriven since, and count the others as redriven. '
+  'Raises NQ036 if there are not count rows, NQ035 and NQ037 as begin_replay() does, and the '
+  'errors of publish(); then nothing is published.';
 
 create or replace function notifyq.replay_archive(
   name text,
@@ -209,14 +191,9 @@ create or replace function notifyq.replay_archive(
   rate double precision default null,
   redrive boolean default false
 )
-  returns notifyq.replay_report
-  language plpgsql
-  security definer
+  returns notifyq.replay_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
-  set enable_bitmapscan = off
-  set enable_sort = off
-  set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -245,7 +222,7 @@ begin
       and (replay_archive.since is null or a.archived_at >= replay_archive.since)
       and (replay_archive.until is null or a.archived_at < replay_archive.until)
       and (replay_archive.match is null or a.message @> replay_archive.match)
-      -- A dead event was of one subscriber: dead_retry() gives it to that one again.
+      -- A dead event belongs to one subscriber: dead_retry() delivers it to that one again.
       and (a.subscriber is null or v_target is not null and a.event_id is not null)
     order by a.id
     limit replay_archive.quantity
@@ -263,12 +240,12 @@ comment on function notifyq.replay_archive(
   text, integer, bigint, text, messages.message_status[], text, timestamptz, timestamptz, jsonb,
   double precision, boolean
 ) is
-  'Publish up to quantity archived messages again that a replay has not yet, in the order of '
-  'their ids from after_id on, and only those of a queue, of some statuses, of a type, archived '
-  'since and before until, whose message contains match. Headers replay and replay_of say where '
-  'they come from. last_id is where the next call goes on; null: there is nothing more. rate '
-  'and redrive are those of replay_rows(). Dead events go into another queue or stream only. '
-  'Raises NQ035 and NQ037 as begin_replay() does, which comes first.';
+  'Publish up to quantity archived messages that a replay has not published yet, in the order of '
+  'their ids from after_id on: of a queue, of some statuses, of a type, archived since and before '
+  'until, whose message contains match. Headers replay and replay_of record their origin. last_id '
+  'is where the next call continues; null: there are no more. rate and redrive are those of '
+  'replay_rows(). Dead events go into another queue or stream only. Call begin_replay() first; '
+  'raises NQ035 and NQ037 as that does.';
 
 create or replace function notifyq.replay_counts(
   name text,
@@ -280,10 +257,7 @@ create or replace function notifyq.replay_counts(
   match jsonb default null,
   redrive boolean default false
 )
-  returns setof notifyq.replay_count
-  language plpgsql
-  stable
-  security definer
+  returns setof notifyq.replay_count language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set timezone = 'UTC'
 as $$
@@ -318,13 +292,12 @@ $$;
 comment on function notifyq.replay_counts(
   text, text, messages.message_status[], text, timestamptz, timestamptz, jsonb, boolean
 ) is
-  'What replay_archive() would publish under these conditions, by queue, type, status and day (of '
-  'UTC): messages, and how many of these are known, as they were published already.';
+  'What replay_archive() would publish under these conditions, by queue, type, status and day '
+  '(UTC): messages, and how many of them were published already (known).';
 
--- Names that nobody has used for long, and which messages a replay has published.
+-- Delete old names, and which messages a closed replay has published.
 create or replace function notifyq.forget_loads(quantity bigint)
-  returns void
-  language plpgsql
+  returns void language plpgsql
   set jit = off
 as $$
 declare

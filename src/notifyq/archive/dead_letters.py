@@ -1,4 +1,4 @@
-"""Following dead messages: the bell says when to look, the archive says what there is."""
+"""Follow dead messages: a notification wakes the reader, which reads the archive."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from notifyq.archive.reader import Archive
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import ForeignPositionError
-from notifyq.notify.shared import Listening
+from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import Database
     from notifyq.models.message import ArchivedMessage
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 
 class DeadLetters:
-    """Every message that dies after a position, once, in batches, whatever happens to the server.
+    """Yields each dead message after a position once, also across restarts of the server.
 
-    `seen` is a position up to which all were handed out, where another process left off; `since`
-    is an instant to begin at instead. With neither it begins now.
+    Start at `seen`, the last position of an earlier process, or at the instant `since`; by default
+    now.
     """
 
     def __init__(
@@ -34,55 +34,55 @@ class DeadLetters:
         seen: str | None = None,
         since: datetime | None = None,
         poll: float = 5,
-        sink: Sink,
+        telemetry: TelemetryHandler,
     ) -> None:
         self._database = database
         self._archive = Archive(database)
         self._queue = queue
         self._poll = poll
-        self._sink = sink
+        self._telemetry = telemetry
         self._wake = Wake()
         self._from: str | datetime | None = since or seen
-        self._handed = seen
+        self._yielded = seen
+        """The last position that the caller has got."""
 
     async def batches(self) -> AsyncGenerator[tuple[list[ArchivedMessage], str], None]:
-        """Dead messages as they come, for ever, each time with the position that follows them.
+        """Yield dead messages as they come, without end, with the position that follows them.
 
-        The first look is handed out even if it found nothing, so that its position can be kept.
-        Raises DatabaseUnavailableError when the server stays away for longer than the retries,
-        ForeignPositionError when it is another one. On a standby that took over, what died in the
-        last moments before may be handed out again.
+        The first batch may be empty: it has the position to store. Raises DatabaseUnavailableError
+        when the server is away for longer than the retries, and ForeignPositionError on another
+        server. After a failover, messages of the last moments may come again.
         """
         first = True
         if self._from is None:
-            self._from = self._handed = await self._archive.position()
-        async with Listening(
+            self._from = self._yielded = await self._archive.position()
+        async with Listener(
             self._database,
             [sql.DEAD_MESSAGE],
             lambda _channel, _payload: self._wake.set(),
             name="notifyq dead watch",
-            sink=self._sink,
+            telemetry=self._telemetry,
         ) as listener:
             while True:
-                # Cleared before the look: a bell that rings during it causes another look.
+                # Clear first: a notification during the poll causes another one.
                 self._wake.clear()
-                seen, dead = await self._look(self._from)
+                seen, dead = await self._poll_once(self._from)
                 self._from = seen
                 if dead or first:
                     first = False
-                    self._handed = seen
+                    self._yielded = seen
                     yield dead, seen
                 listener.check()
                 if not dead:
                     await self._wake.rest(self._poll)
 
-    async def _look(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
+    async def _poll_once(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
         if isinstance(start, datetime):
             return await self._archive.dead_from(start, self._queue)
         try:
             return await self._archive.dead_since(start, self._queue)
         except ForeignPositionError:
-            # A standby that took over may lack the last seconds. From what was handed out last up
-            # to here nothing died: if it knows that position, it is as good.
-            known = await self._archive.known_position(self._handed or start)
+            # A promoted standby may lack the last seconds. No message failed between the last
+            # position that was yielded and this one: go on from there if the standby knows it.
+            known = await self._archive.known_position(self._yielded or start)
             return await self._archive.dead_since(known, self._queue)

@@ -1,13 +1,23 @@
-"""Reading and clearing what is live and what is finished; dead messages above all."""
+"""Read live and finished messages; retry and delete dead ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
-from notifyq.database import sql
-from notifyq.models.message import ArchivedMessage, Attempt, Dependency, Message
+from notifyq.arguments import instant, integer, of_type
+from notifyq.database import statements as sql
+from notifyq.models.message import (
+    ArchivedMessage,
+    Attempt,
+    Dependency,
+    Message,
+    ParkedMessage,
+    RecordedStep,
+)
+from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,16 +27,19 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import Database
 
+_SAME: Final = object()
+"""A payload that stays as it is."""
+
 
 class Archive:
-    """Messages by id, by queue and by how they ended."""
+    """Live and finished messages, by id, queue and status."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def find(self, message_id: int) -> Message | ArchivedMessage | None:
         """The message with this id, live or finished."""
-        # The archive is looked at first and last: a message may move between two looks.
+        # The archive first and last: a message may move there between two statements.
         for statement in (sql.ARCHIVE_FIND, sql.MESSAGE_FIND, sql.ARCHIVE_FIND):
             rows = await self._database.fetch(statement, message_id)
             if rows:
@@ -53,26 +66,36 @@ class Archive:
         return [ArchivedMessage.from_row(row) for row in rows]
 
     async def attempts(self, message_id: int) -> list[Attempt]:
-        """The attempts of a message that did not succeed, the first one first."""
+        """The failed attempts of a message, the first one first."""
         rows = await self._database.fetch(sql.ATTEMPTS, message_id)
         return [Attempt.from_row(row) for row in rows]
 
-    async def dependencies(self, message_id: int) -> list[Dependency]:
-        """What a message waits for, or has waited for, in the order in which it was published.
+    async def steps(self, message_id: int) -> list[RecordedStep]:
+        """The recorded steps of a live or finished message, in their order."""
+        rows = await self._database.fetch(sql.STEPS, message_id)
+        return [RecordedStep.from_row(row) for row in rows]
 
-        A message that has succeeded has none any more.
+    async def parked(self, queue: str | None = None, quantity: int = 100) -> list[ParkedMessage]:
+        """Messages that wait for a sleep, a signal or other messages, the longest first."""
+        rows = await self._database.fetch(sql.PARKED, queue, quantity)
+        return [ParkedMessage.from_row(row) for row in rows]
+
+    async def dependencies(self, message_id: int) -> list[Dependency]:
+        """The messages that a message waits or waited for, in publishing order.
+
+        A message that succeeded has none.
         """
         rows = await self._database.fetch(sql.DEPENDENCIES, message_id)
         return [Dependency.from_row(row) for row in rows]
 
     async def unblock(self, message_id: int) -> bool:
-        """Make a message due whatever it waits for; false if it waits for nothing."""
+        """Drop the dependencies of a message, so that it is due. False: it waits for nothing."""
         return bool(await self._database.value(sql.UNBLOCK, message_id))
 
     async def summary(
         self, queue: str | None = None, since: datetime | None = None
     ) -> list[asyncpg.Record]:
-        """Counts and percentiles by queue and status; status None is the queue as a whole."""
+        """Counts and percentiles by queue and status; status None is the whole queue."""
         return await self._database.fetch(sql.ARCHIVE_SUMMARY, queue, since)
 
     async def export(
@@ -87,11 +110,11 @@ class Archive:
         until: datetime | None = None,
         force: bool = False,
     ) -> ExportedArchive:
-        """Write finished messages into a file, or with `by_day` into a folder, a file for each day.
+        """Write finished messages into a file, or with `by_day` into a folder of daily files.
 
-        The format is `parquet`, `csv` or `jsonl`, else that of the name, as in `messages.csv.gz`.
-        All of one snapshot; files have their names when all are complete. Raises
-        ConfigurationError where a file is there already, unless `force` is given.
+        The format is `parquet`, `csv` or `jsonl`; by default that of the name, as in
+        `messages.csv.gz`. One snapshot is written, and files get their names when all are complete.
+        Raises ConfigurationError for an existing file, unless `force` is given.
         """
         choice = ExportChoice(
             path=Path(path),
@@ -114,24 +137,24 @@ class Archive:
     ) -> list[ArchivedMessage]:
         """Dead messages and events that were not retried, the latest first.
 
-        Of one queue or stream, and of one subscriber, where they are given.
+        All, or those of one queue or stream, and of one subscriber.
         """
         rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip, subscriber)
         return [ArchivedMessage.from_row(row) for row in rows]
 
     async def dead_count(self, queue: str | None = None, subscriber: str | None = None) -> int:
-        """How many dead messages and events were not retried."""
+        """Count the dead messages and events that were not retried."""
         return int(await self._database.value(sql.DEAD_COUNT, queue, subscriber))
 
     async def dead_retry(self, ids: Sequence[int]) -> list[int]:
         """Publish dead messages again, each at most once; return the new ids.
 
-        A dead event is delivered again under its own id, to its subscriber alone.
+        A dead event keeps its id and is delivered again to its subscriber only.
         """
         return [row[0] for row in await self._database.fetch(sql.DEAD_RETRY, ids)]
 
     async def dead_delete(self, ids: Sequence[int]) -> int:
-        """Delete dead messages for good; return how many were."""
+        """Delete dead messages; return how many were deleted."""
         return int(await self._database.value(sql.DEAD_DELETE, ids))
 
     async def redrive(
@@ -143,7 +166,7 @@ class Archive:
         quantity: int = 1000,
         subscriber: str | None = None,
     ) -> int:
-        """Retry a slice of the dead messages, the oldest first; return how many."""
+        """Retry some of the dead messages, the oldest first; return how many."""
         return int(
             await self._database.value(
                 sql.REDRIVE, queue, status, since, until, quantity, subscriber
@@ -151,7 +174,7 @@ class Archive:
         )
 
     async def position(self) -> str:
-        """What is committed now, on this server: the start for `dead_since`.
+        """The current position of this server, a start for `dead_since`.
 
         Raises RestoredDatabaseError in a database that was restored and not adopted.
         """
@@ -162,10 +185,10 @@ class Archive:
         await self._database.value(sql.SNAPSHOT_OF, position)
 
     async def known_position(self, position: str) -> str:
-        """Where to go on from a position: there, or before it, where a standby has taken over.
+        """The position to continue at: this one, or after a failover the last one in common.
 
-        That is as far as both servers are the same: what came since then is read again. Raises
-        ForeignPositionError if it is of another server, or RestoredDatabaseError.
+        What was committed after that one is read again. Raises ForeignPositionError if the position
+        is of another server, or RestoredDatabaseError.
         """
         [row] = await self._database.persist(sql.KNOWN_POSITION, position)
         return str(row[0])
@@ -173,26 +196,58 @@ class Archive:
     async def dead_since(
         self, seen: str, queue: str | None = None
     ) -> tuple[str, list[ArchivedMessage]]:
-        """Dead messages whose archiving was not committed at position `seen`, and the next one.
+        """Dead messages that were archived after position `seen`, and the next position.
 
-        By id or by time a message that is committed late would be missed; by positions none is.
-        Raises ForeignPositionError where the position means nothing: on another server, after a
-        restore, or ahead of a standby that took over.
+        Ids or times would miss a message that is committed late; positions do not. Raises
+        ForeignPositionError for a position of another server, from before a restore, or newer than
+        a promoted standby.
         """
-        return _followed(await self._database.persist(sql.DEAD_SINCE, seen, queue))
+        return _with_position(await self._database.persist(sql.DEAD_SINCE, seen, queue))
 
     async def dead_from(
         self, since: datetime, queue: str | None = None
     ) -> tuple[str, list[ArchivedMessage]]:
         """Dead messages that were archived at `since` or later, and the position after them."""
-        return _followed(await self._database.persist(sql.DEAD_FROM, since, queue))
+        return _with_position(await self._database.persist(sql.DEAD_FROM, since, queue))
 
-    async def cancel(self, message_id: int) -> bool:
-        """Archive a message that nobody handles yet as rejected."""
-        return bool(await self._database.value(sql.CANCEL, message_id))
+    async def cancel(
+        self, message_id: int, *, running: bool = False, children: bool = False
+    ) -> bool:
+        """Archive a live message as rejected, unless a worker has locked it.
+
+        `running`: also then; its handler is cancelled, and what it does with its lock is refused.
+        `children`: also what it has published by steps, all the way down.
+        """
+        return bool(await self._database.value(sql.CANCEL_ALSO, message_id, running, children))
+
+    async def amend(
+        self,
+        message_id: int,
+        *,
+        payload: Any = _SAME,
+        priority: int | None = None,
+        available_at: datetime | None = None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Change what is given of a message that no worker has locked. False: one has.
+
+        Raises InvalidArgumentError for more than the priority of a message with recorded steps.
+        """
+        return bool(
+            await self._database.value(
+                sql.AMEND,
+                message_id,
+                None if payload is _SAME else encode(payload),
+                None if priority is None else integer("priority", priority),
+                instant("available_at", available_at),
+                None
+                if headers is None
+                else encode(of_type("headers", headers, Mapping, "a mapping")),
+            )
+        )
 
 
-def _followed(rows: list[asyncpg.Record]) -> tuple[str, list[ArchivedMessage]]:
-    # Where nothing is dead there is one row, which has the position only.
+def _with_position(rows: list[asyncpg.Record]) -> tuple[str, list[ArchivedMessage]]:
+    # Without dead messages there is one row, which has only the position.
     dead = [ArchivedMessage.from_row(row) for row in rows if row["id"] is not None]
     return rows[0]["position"], dead

@@ -1,1 +1,1 @@
-"""Faults on purpose: a server, workers and publishers of its own, and a checker of what is left."""
+"""Fault injection: private servers, workers and publishers, and a checker of the results."""

@@ -1,4 +1,4 @@
-"""A clock that processes see instead of the machine's: libfaketime, steered by a file."""
+"""A clock for processes in place of the machine's: libfaketime, set by a file."""
 
 from __future__ import annotations
 
@@ -8,34 +8,30 @@ import sys
 from pathlib import Path
 
 _CACHE_SECONDS = 0
-"""Whole seconds that must be over, beyond the one that runs, before a process looks again."""
-_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux keeps what processes share by name
+"""Full seconds, besides the current one, before a process reads the file again."""
+_MEMORY = Path("/dev/shm")  # noqa: S108  POSIX shared memory of Linux
 _MEMORY_BYTES = 4096
 
 
 def library() -> Path | None:
-    """Return libfaketime in its edition for programs with threads, if it is installed."""
+    """Return libfaketime for programs with threads, if it is installed."""
     if not sys.platform.startswith("linux"):
         return None
-    places = [
-        *Path("/usr/lib").glob("*/faketime"),
-        Path("/usr/lib/faketime"),
-        Path("/usr/lib64/faketime"),
-        Path("/usr/local/lib/faketime"),
-    ]
-    files = [place / "libfaketimeMT.so.1" for place in places]
+    folders = [*Path("/usr/lib").glob("*/faketime")]
+    folders += [Path(it) / "faketime" for it in ("/usr/lib", "/usr/lib64", "/usr/local/lib")]
+    files = [folder / "libfaketimeMT.so.1" for folder in folders]
     return next((file for file in files if file.is_file()), None)
 
 
 def lacking() -> str | None:
-    """Say what keeps this machine from having such clocks."""
+    """Return why this machine cannot have such clocks; None if it can."""
     return None if library() else "needs libfaketime (Debian: apt install faketime)"
 
 
 class Clock:
-    """The clock of all processes started with `environment`, right until it is stepped.
+    """The clock of all processes started with `environment`; correct until it is stepped.
 
-    Only the calendar is faked: monotonic time and what files say of theirs stay true.
+    Only the wall clock is faked: monotonic time and file times stay correct.
     """
 
     def __init__(self, file: Path) -> None:
@@ -44,27 +40,27 @@ class Clock:
 
     @property
     def settles(self) -> float:
-        """Seconds after which all of them have seen a step."""
+        """Seconds until all processes see a step."""
         return _CACHE_SECONDS + 1.1
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which a process sees this clock."""
+        """Variables that give a process this clock."""
         return {
             "LD_PRELOAD": str(library() or ""),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
             "FAKETIME_CACHE_DURATION": str(_CACHE_SECONDS),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            # The library would turn monotonic deadlines into others, and threads wait for too long.
+            # Else the library changes monotonic deadlines, and threads wait too long.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "NO_FAKE_STAT": "1",
-            # Else each process makes these for itself: not to be opened by the user that it becomes
-            # when it gives up root, and left behind by a kill -9.
+            # Else each process makes its own, which it cannot open after giving up root, and which
+            # a kill -9 leaves behind.
             "FAKETIME_SHARED": f"/{self._semaphore} /{self._file.name}",
         }
 
     def make(self) -> None:
-        """Make the files of a clock that is right."""
+        """Make the files of a correct clock."""
         self.step(0)
         memory = _MEMORY / self._file.name
         memory.write_bytes(bytes(_MEMORY_BYTES))
@@ -72,18 +68,18 @@ class Clock:
         sem_open = ctypes.CDLL(None).sem_open
         sem_open.restype = ctypes.c_void_p
         if not sem_open(f"/{self._semaphore}".encode(), os.O_CREAT, 0o666, 1):
-            raise OSError("no semaphore can be made")
+            raise OSError("sem_open failed: no semaphore for libfaketime")
         (_MEMORY / f"sem.{self._semaphore}").chmod(0o666)
 
     def step(self, seconds: float) -> None:
-        """Set the clock to so many seconds after the machine's; negative: before it."""
+        """Set the clock so many seconds after the machine's; negative: behind it."""
         partial = self._file.with_name(f"{self._file.name}.partial")
         partial.write_text(f"{seconds:+.0f}\n")
         partial.chmod(0o644)  # the server runs as another user
-        os.replace(partial, self._file)  # noqa: PTH105  in one step: a process may be reading it
+        os.replace(partial, self._file)  # noqa: PTH105  atomic: a process may be reading it
 
     def remove(self) -> None:
-        """Delete the files; what still runs keeps the step that it has seen."""
+        """Delete the files; running processes keep the last step that they saw."""
         for name in (self._file.name, f"sem.{self._semaphore}"):
             (_MEMORY / name).unlink(missing_ok=True)
         self._file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What ends a run of faults before its end."""
+"""The error that ends a fault early."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from notifyq.errors import NotifyqError
 
 
 class ChaosError(NotifyqError):
-    """The rig itself has failed: nothing is known about the queue."""
+    """The test rig failed; this proves nothing about the queue."""

@@ -1,62 +1,84 @@
-"""What the database holds at the end of a run: every live message, and every archived one."""
+"""The final state of the database: every live and every archived message, also kept as a file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.history import digest
-from notifyq.database import sql
+from notifyq.chaos.history import HistoryError, digest
+from notifyq.database import statements as sql
 from notifyq.models.message import decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import asyncpg
 
-# Read from the tables: a function that hid a row would hide it from its judge as well.
+# Read from the tables: a function that hid a row from clients would hide it from the checker too.
 _LIVE = """
-select id, queue, state, lock_token, attempts, dedup_key, message from messages.message
+select id, queue, state, null as status, lock_token, attempts, dedup_key, message
+from messages.message
 """
 _ARCHIVED = """
-select id, queue, status, lock_token, attempts, dedup_key, message from messages.message_archive
+select id, queue, null as state, status, lock_token, attempts, dedup_key, message
+from messages.message_archive
 """
+_FILE = "final.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A message as it was found."""
+    """A message in one of the two tables."""
 
     id: int
     queue: str
     lock_token: int
     attempts: int
     key: str | None = None
-    """What ties it to its publication; None if the payload has none or cannot be decoded."""
+    """Identifies its publication; None if the payload has no key or cannot be decoded."""
     digest: str | None = None
     """That of the payload; None if it cannot be decoded."""
     dedup_key: str | None = None
     status: str | None = None
-    """How it ended; None while it is live."""
+    """Its status in the archive; None while it is live."""
     state: str | None = None
-    """Where it stands; None if it has ended."""
+    """Its state while it is live; None in the archive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """The database at the end, after healing and a full drain."""
+    """All messages after the fault is healed and the queues are drained."""
 
     live: Sequence[Row] = ()
     archive: Sequence[Row] = ()
     max_attempts: Mapping[str, int] = field(default_factory=dict)
     """By queue."""
 
+    def write(self, folder: Path) -> None:
+        """Write it beside the history in `folder`."""
+        (folder / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Final:
+        """Read what `write` wrote; raises HistoryError where there is nothing to read."""
+        try:
+            kept = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            return cls(
+                live=[Row(**row) for row in kept["live"]],
+                archive=[Row(**row) for row in kept["archive"]],
+                max_attempts=kept["max_attempts"],
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HistoryError(f"{folder} has no complete history: {error}") from error
+
 
 async def read_final(connection: asyncpg.Connection[asyncpg.Record]) -> Final:
-    """Read all messages of all queues, in one snapshot."""
+    """Read all messages of all queues in one snapshot."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        live = [_row(row, state=row["state"]) async for row in connection.cursor(_LIVE)]
-        archive = [_row(row, status=row["status"]) async for row in connection.cursor(_ARCHIVED)]
+        live = [_row(row) async for row in connection.cursor(_LIVE)]
+        archive = [_row(row) async for row in connection.cursor(_ARCHIVED)]
         queues = await connection.fetch(sql.QUEUE_INFO, None)
     return Final(
         live=live,
@@ -65,24 +87,15 @@ async def read_final(connection: asyncpg.Connection[asyncpg.Record]) -> Final:
     )
 
 
-def _row(row: asyncpg.Record, *, status: str | None = None, state: str | None = None) -> Row:
-    key, fingerprint = _identify(row["message"])
-    return Row(
-        id=row["id"],
-        queue=row["queue"],
-        lock_token=row["lock_token"],
-        attempts=row["attempts"],
-        key=key,
-        digest=fingerprint,
-        dedup_key=row["dedup_key"],
-        status=status,
-        state=state,
-    )
+def _row(row: asyncpg.Record) -> Row:
+    fields = dict(row)
+    key, fingerprint = _identify(fields.pop("message"))
+    return Row(**fields, key=key, digest=fingerprint)
 
 
 def _identify(message: Any) -> tuple[str | None, str | None]:
     try:
-        # The driver gives text, unless somebody has set a codec for the connection.
+        # The driver returns text unless the connection has a codec for jsonb.
         payload = decode(message) if isinstance(message, str) else message
         key = payload.get("key") if isinstance(payload, dict) else None
         return key, digest(payload)

@@ -1,8 +1,8 @@
-"""A history: what each client did and was told, one JSON object a line, one file a process.
+"""A history: what each client called and got back, one JSON object a line, one file a process.
 
-A call has an `invoke` line and at most one that ends it: `ok`, `fail` (it certainly did not happen)
-or `unknown` (nobody can say, as when the connection broke). One without an end is unknown too: its
-process was killed.
+A call has an `invoke` line and at most one line that ends it: `ok`, `fail` (it did not happen) or
+`unknown` (it may have happened, as when the connection broke). A call without an end is unknown
+too: its process was killed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -24,9 +25,10 @@ from notifyq.chaos.errors import ChaosError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-
+LOCK_FIELDS = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
+"""What a claim records of each message."""
 _ALWAYS = ("fault", "drain")
-"""Calls that a brief history has, too."""
+"""Calls that a brief history records too."""
 
 
 class HistoryError(ChaosError):
@@ -34,17 +36,17 @@ class HistoryError(ChaosError):
 
 
 def digest(message: Any) -> str:
-    """Fingerprint a JSON value, whatever the order of its keys and the blanks between them."""
+    """Hash a JSON value; the order of its keys and its white space do not count."""
     text = json.dumps(message, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class History:
-    """Writes the history of one process into a file of its own in `folder`, which is made.
+    """Writes the history of one process into a file of its own in `folder`, which is created.
 
-    `process` is its name, as in `publisher-1`; one that is started again under the same name gets
-    another file. What was written survives a kill -9. A brief one leaves out what is called for
-    each message: of hours that would be more than any judge can read.
+    `process` is its name, such as `publisher-1`; a restart under the same name gets another file.
+    Written lines survive a kill -9. A brief history leaves out the calls for single messages: after
+    hours they would be too many to check.
     """
 
     def __init__(self, folder: str | Path, process: str, *, is_brief: bool = False) -> None:
@@ -55,19 +57,19 @@ class History:
         self._file = _create(Path(folder), process)
 
     def invoke(self, op: str, /, **fields: Any) -> Invoked:
-        """Say that a call begins; what comes back is to be told how it ended."""
+        """Record that a call begins; its end is recorded through the result."""
         if self._is_brief and op not in _ALWAYS:
-            return Invoked(_untold)
+            return Invoked(lambda _type, _fields: None)
         number = next(self._numbers)
         self._write(op, number, "invoke", fields)
         return Invoked(partial(self._write, op, number))
 
     def note(self, op: str, /, **fields: Any) -> None:
-        """Say something that is true now."""
+        """Record a fact that is true now."""
         self._write(op, None, "ok", fields)
 
     def close(self) -> None:
-        """Close the file; nothing can be written any more."""
+        """Close the file."""
         os.close(self._file)
 
     def __enter__(self) -> History:
@@ -77,12 +79,12 @@ class History:
         self.close()
 
     def _write(self, op: str, call: int | None, type_: str, fields: dict[str, Any]) -> None:
-        # As keywords: a field under the name of one of these is an error, and overwrites nothing.
+        # Keywords, because a field with the name of one of these must fail and not overwrite it.
         line = dict(
             at=time.monotonic(), process=self._process, op=op, type=type_, call=call, **fields
         )
         text = f"{json.dumps(line, default=_plain)}\n".encode()
-        # One write, so that a kill cuts a line off at most at the end of the file.
+        # One write: a kill then truncates only the last line of the file.
         if os.write(self._file, text) != len(text):
             raise HistoryError(f"{self._process}: no space for the history")
 
@@ -94,15 +96,15 @@ class Invoked:
         self._end = end
 
     def ok(self, **fields: Any) -> None:
-        """It happened."""
+        """Record that it happened."""
         self._end("ok", fields)
 
     def fail(self, **fields: Any) -> None:
-        """It certainly did not happen; for an execution: the handler raised."""
+        """Record that it did not happen; for an execution: the handler raised."""
         self._end("fail", fields)
 
     def unknown(self, **fields: Any) -> None:
-        """Nobody can say whether it happened."""
+        """Record that it may have happened."""
         self._end("unknown", fields)
 
 
@@ -117,7 +119,7 @@ class Op:
     type: str
     """`invoke`, `ok`, `fail` or `unknown`."""
     call: int | None
-    """What ties an end to its start within `file`; None for a note."""
+    """Its number within `file`, the same at start and end; None for a note."""
     fields: dict[str, Any]
     file: str = ""
 
@@ -130,29 +132,35 @@ class Call:
     process: str
     began: float
     ended: float | None
-    """None: it has no end, so its outcome is unknown."""
+    """None if it has no end; its outcome is then unknown."""
     outcome: str
     """`ok`, `fail` or `unknown`."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Those of the start, and over them those of the end."""
+    """Those of the start, overwritten by those of the end."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages that a claim returned; none for another call."""
+        found: list[dict[str, Any]] = self.fields.get("messages", [])
+        return found
 
 
 def read(folder: str | Path) -> list[Op]:
-    """Give all lines of all processes in the order of time.
+    """Return all lines of all processes, ordered by time.
 
-    A line cut off at the end of a file is left out; raises HistoryError for any other broken one.
+    Skips a truncated line at the end of a file; raises HistoryError for any other broken line.
     """
     ops = [op for file in sorted(Path(folder).glob("*.jsonl")) for op in _read_file(file)]
     return sorted(ops, key=attrgetter("at"))
 
 
 def calls(ops: Iterable[Op]) -> list[Call]:
-    """Tie the ends to their starts; in the order of the starts."""
+    """Join each start with its end; in the order of the starts."""
     found: dict[tuple[object, ...], Call] = {}
-    for place, op in enumerate(ops):
+    for index, op in enumerate(ops):
         key = (op.file, op.process, op.call)
         if op.call is None:
-            found["note", place] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
+            found["note", index] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
         elif op.type == "invoke":
             if key in found:
                 raise HistoryError(f"{op.process}: call {op.call} begins twice")
@@ -176,24 +184,23 @@ def _create(folder: Path, process: str) -> int:
     raise AssertionError
 
 
-def _untold(_type: str, _fields: dict[str, Any]) -> None:
-    return
-
-
 def _plain(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+_BROKEN = (ValueError, KeyError, TypeError)
 
 
 def _read_file(file: Path) -> list[Op]:
     *whole, rest = file.read_bytes().split(b"\n")
     try:
         ops = [_parse(line, file) for line in whole]
-    except (ValueError, KeyError, TypeError) as error:
+    except _BROKEN as error:
         raise HistoryError(f"{file.name} has a broken line: {error}") from error
-    try:
-        return [*ops, _parse(rest, file)] if rest else ops
-    except (ValueError, KeyError, TypeError):
-        return ops
+    with suppress(*_BROKEN):
+        if rest:
+            ops.append(_parse(rest, file))
+    return ops
 
 
 def _parse(line: bytes, file: Path) -> Op:

@@ -1,5 +1,5 @@
--- What a role without any grant tries; {relation} stands for each table and view of the schema. All
--- of it must be refused, with insufficient_privilege.
+-- Statements of a role without grants; {relation} stands for each table and view of the schemas.
+-- Each must fail with insufficient_privilege.
 table {relation};
 select count(*) from {relation};
 insert into {relation} default values;

@@ -1,4 +1,4 @@
-"""The kinds of messages that flow through a fault: what the publishers and the workers agree on."""
+"""The kinds of messages of a run, shared by publishers and workers; each kind is a queue."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import random
 
+# Variables of a worker's environment.
 FOLDER = "NOTIFYQ_CHAOS_HISTORY"
-"""Variable of a worker's environment: the folder of the history."""
+"""The folder of the history."""
 PROCESS = "NOTIFYQ_CHAOS_PROCESS"
-"""Variable of a worker's environment: what it is called in the history."""
+"""The worker's name in the history."""
 BRIEF = "NOTIFYQ_CHAOS_BRIEF"
-"""Variable of a worker's environment: set where the history leaves out single messages."""
+"""Set where the history leaves out single messages."""
 
 LOCK = 2.0
 """Seconds that the locks of most kinds last."""
 SHORT_LOCK = 1.0
-"""Seconds that the locks of handlers last that are slower than that."""
+"""Seconds that locks last where the handler is slower."""
 
-_LONGEST = {"quick": 5, "slow": 400, "flaky": 20, "reject": 5}
-"""How long a handler of the kind takes at most, in milliseconds; others outlive their lock."""
+_LONGEST = {"quick": 5, "slow": 400, "flaky": 20, "reject": 5, "storm": 0, "steps": 300}
+"""The longest time of a handler in milliseconds; handlers of other kinds outlive their lock."""
 _PAST_THE_LOCK = int(SHORT_LOCK * 1500)
 _TEXTS = ("", "plain", "Grüße", "夜の列車", '\\"quoted\\"', "🦉 owl", "line\nline\ttab")
 
 
 def payload(chance: random.Random, kind: str) -> dict[str, Any]:
-    """Make a message of a kind, which no other is equal to."""
+    """Make a message of a kind; no two are equal."""
     return {
         "key": str(uuid.UUID(int=chance.getrandbits(128), version=4)),
         "milliseconds": chance.randint(0, _LONGEST[kind]) if kind in _LONGEST else _PAST_THE_LOCK,

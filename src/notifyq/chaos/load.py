@@ -1,4 +1,4 @@
-"""What goes on while a fault happens: publishers that publish, and a watch on dead messages."""
+"""The load during a fault: publishers, and a watcher of dead messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
-    from notifyq.telemetry import Event
-
+FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+"""Errors that a client gets while its database is harmed."""
 _PUBLISHERS = 2
 _PAUSE = 0.05
 """Seconds that a publisher waits after an error."""
@@ -36,44 +37,62 @@ _SETTINGS = DatabaseSettings(
 )
 
 
-class Load:
-    """Publishers and a watch; each keeps a history of its own in `folder`."""
+async def send(
+    history: History,
+    publisher: Publisher,
+    kind: str,
+    payloads: Sequence[dict[str, Any]],
+    **options: Any,
+) -> list[int]:
+    """Publish messages and record each; raises what the publisher raises."""
+    calls = [
+        history.invoke("publish", key=it["key"], queue=kind, digest=digest(it)) for it in payloads
+    ]
+    try:
+        if len(payloads) == 1:
+            ids = [await publisher.publish(kind, payloads[0], **options)]
+        else:
+            ids = await publisher.publish_many(kind, payloads, **options)
+    except FAILURES as error:
+        # The server may have committed before the connection broke.
+        for call in calls:
+            call.unknown(error=f"{type(error).__name__}: {error}")
+        raise
+    for call, id_ in zip(calls, ids, strict=True):
+        call.ok(id=id_)
+    return ids
 
-    def __init__(
-        self,
-        dsn: str,
-        folder: Path,
-        *,
-        seed: str,
-        mix: Mapping[str, int],
-        rate: float,
-        batches: Sequence[int],
-        is_brief: bool,
-    ) -> None:
-        self._dsn = dsn
-        self._folder = folder
-        self._seed = seed
-        self._mix = mix
-        self._batches = batches
-        self._is_brief = is_brief
-        self.rate = rate
-        """Messages a second of all publishers together."""
+
+@dataclass(kw_only=True)
+class Load:
+    """Publishers and a watcher; each writes a history of its own in `folder`."""
+
+    dsn: str
+    folder: Path
+    seed: str
+    mix: Mapping[str, int]
+    rate: float
+    """Messages a second of all publishers together."""
+    batches: Sequence[int]
+    is_brief: bool
+    published: int = 0
+    """Messages whose publication was acknowledged."""
+    failed: int = 0
+    """Messages whose publication was not acknowledged."""
+    dead: set[int] = field(default_factory=set)
+    """Ids that the watcher has reported."""
+
+    def __post_init__(self) -> None:
         self._stopping = asyncio.Event()
-        self._has_begun = asyncio.Event()
+        self._is_watching = asyncio.Event()
         self._publishers: list[asyncio.Task[None]] = []
-        self.published = 0
-        """Messages whose publication was acknowledged."""
-        self.failed = 0
-        """Messages whose publication failed, as far as the publisher knows."""
-        self.dead: set[int] = set()
-        """What the watch has been handed."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Publish and watch until the end of the block."""
         self._watching = asyncio.create_task(self._watch())
-        # What dies before it has its place it is not handed.
-        begun = asyncio.create_task(self._has_begun.wait())
+        # The watcher must have a position first: it does not see what failed before.
+        begun = asyncio.create_task(self._is_watching.wait())
         await asyncio.wait({begun, self._watching}, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         self._publishers = [
@@ -88,89 +107,74 @@ class Load:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def burst(self, kind: str, number: int) -> None:
-        """Publish so many at once."""
-        chance = random.Random(f"{self._seed}:burst")  # noqa: S311  a seed repeats it
-        async with Database(self._dsn, settings=_SETTINGS) as database:
-            with History(self._folder, "burst", is_brief=self._is_brief) as history:
+        """Publish so many messages at once."""
+        chance = random.Random(f"{self.seed}:burst")  # noqa: S311  a seed repeats it
+        async with Database(self.dsn, settings=_SETTINGS) as database:
+            with History(self.folder, "burst", is_brief=self.is_brief) as history:
                 payloads = [payload(chance, kind) for _ in range(number)]
                 await self._send(history, Publisher(database), kind, payloads)
 
     def has_reported(self, dead: int) -> bool:
-        """Whether the watch has been handed so many; raises what has ended it, if anything has."""
+        """Whether the watcher has reported so many; raises the error that ended it, if any."""
         if self._watching.done():
             self._watching.result()
         return len(self.dead) >= dead
 
     async def stop_publishing(self) -> None:
-        """Let the publishers end what they are at; the watch goes on."""
+        """Wait for publications in progress and stop; the watcher goes on."""
         self._stopping.set()
         await asyncio.gather(*self._publishers)
 
     async def _publish(self, number: int) -> None:
         name = f"publisher-{number}"
-        chance = random.Random(f"{self._seed}:{name}")  # noqa: S311  a seed repeats it
-        kinds, weights = list(self._mix), list(self._mix.values())
-        database = Database(self._dsn, settings=_SETTINGS, name="notifyq chaos publisher")
-        with History(self._folder, name, is_brief=self._is_brief) as history:
-            try:
-                due = time.monotonic()
+        chance = random.Random(f"{self.seed}:{name}")  # noqa: S311  a seed repeats it
+        kinds, weights = list(self.mix), list(self.mix.values())
+        async with Database(
+            self.dsn, settings=_SETTINGS, name="notifyq chaos publisher"
+        ) as database:
+            publisher, due = Publisher(database), time.monotonic()
+            with History(self.folder, name, is_brief=self.is_brief) as history:
                 while not self._stopping.is_set():
                     kind = chance.choices(kinds, weights)[0]
-                    batch = chance.choice(self._batches)
+                    batch = chance.choice(self.batches)
                     payloads = [payload(chance, kind) for _ in range(batch)]
-                    is_through = await self._send(history, Publisher(database), kind, payloads)
-                    # What could not be published in time is not made up for.
-                    pause = batch * _PUBLISHERS / self.rate if is_through else _PAUSE
+                    is_published = await self._send(history, publisher, kind, payloads)
+                    # A publisher that is late does not catch up.
+                    pause = batch * _PUBLISHERS / self.rate if is_published else _PAUSE
                     due = max(due + pause, time.monotonic())
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(due - time.monotonic()):
                             await self._stopping.wait()
-            finally:
-                await database.close()
 
     async def _send(
         self, history: History, publisher: Publisher, kind: str, payloads: list[dict[str, Any]]
     ) -> bool:
-        calls = [
-            history.invoke("publish", key=it["key"], queue=kind, digest=digest(it))
-            for it in payloads
-        ]
         try:
-            if len(payloads) == 1:
-                ids = [await publisher.publish(kind, payloads[0])]
-            else:
-                ids = await publisher.publish_many(kind, payloads)
-        except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            # Whether the server has heard it before the connection broke, nobody knows.
+            await send(history, publisher, kind, payloads)
+        except FAILURES:
             self.failed += len(payloads)
-            for call in calls:
-                call.unknown(error=f"{type(error).__name__}: {error}")
             return False
-        self.published += len(ids)
-        for call, number in zip(calls, ids, strict=True):
-            call.ok(id=number)
+        self.published += len(payloads)
         return True
 
     async def _watch(self) -> None:
-        async with Database(self._dsn, settings=_SETTINGS, name="notifyq chaos watch") as database:
-            with History(self._folder, "watch") as history:
+        async with Database(self.dsn, settings=_SETTINGS, name="notifyq chaos watch") as database:
+            with History(self.folder, "watch") as history:
                 began = await database.value("select clock_timestamp()")
                 history.note("watch")
                 since = None
                 while True:
-                    letters = DeadLetters(database, since=since, poll=1, sink=_ignore)
+                    letters = DeadLetters(
+                        database, since=since, poll=1, telemetry=lambda _event: None
+                    )
                     try:
                         async for messages, _seen in letters.batches():
-                            self._has_begun.set()
+                            self._is_watching.set()
                             for message in messages:
                                 history.note("dead", id=message.id)
                                 self.dead.add(message.id)
                     except (ForeignPositionError, DatabaseUnavailableError):
-                        # Another server took over, and says that it may lack what was seen; or it
-                        # is not there yet.
+                        # After a failover the new server may lack rows behind the position, or it
+                        # is not up yet.
                         since = began
                         await asyncio.sleep(_PAUSE)
-
-
-def _ignore(_event: Event) -> None:
-    return

@@ -1,4 +1,4 @@
-"""A disk that is small enough to be filled."""
+"""A small disk that a fault can fill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -17,7 +16,7 @@ _BLOCK = bytes(64 * 1024)
 
 @cache
 def lacking() -> str | None:
-    """Say what keeps this process from mounting a file system."""
+    """Return why this process cannot mount a file system; None if it can."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     if os.geteuid() != 0:
@@ -32,7 +31,7 @@ def lacking() -> str | None:
 
 
 class SmallDisk:
-    """A file system in memory of so many megabytes, mounted over an empty folder."""
+    """A tmpfs of so many megabytes, mounted over an empty folder."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         self._folder = folder
@@ -45,28 +44,28 @@ class SmallDisk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unmount it, and with that delete all that is on it."""
+        """Unmount it, which deletes its contents."""
         self.unmount()
 
     def mount(self) -> None:
-        """Mount it with the owner and the permissions that the folder has."""
+        """Mount it with the owner and the permissions of the folder."""
         was = self._folder.stat()
         options = f"size={self._size}m,mode={was.st_mode & 0o7777:o},uid={was.st_uid}"
         _run("mount", "-t", "tmpfs", "-o", f"{options},gid={was.st_gid}", "tmpfs", self._folder)
 
     def unmount(self) -> None:
-        """Unmount it if it is mounted, also while somebody still has files of it open."""
+        """Unmount it if it is mounted, also while files on it are open."""
         if self._folder.is_mount():
             _run("umount", "--lazy", self._folder)
 
     @property
     def free(self) -> int:
-        """Bytes that are left."""
+        """Bytes of free space."""
         found = os.statvfs(self._folder)
         return found.f_bavail * found.f_frsize
 
     def fill(self) -> None:
-        """Take all that is left, and what has been freed since the last call."""
+        """Fill all free space."""
         with self._ballast.open("ab", buffering=0) as ballast:
             try:
                 while True:
@@ -76,14 +75,11 @@ class SmallDisk:
                     raise
 
     def relieve(self) -> None:
-        """Give back what `fill()` has taken."""
+        """Free what `fill()` took."""
         self._ballast.unlink(missing_ok=True)
 
 
 def _run(*command: str | Path) -> None:
-    with suppress(FileNotFoundError):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if done.returncode:
-            raise OSError(done.stderr.strip() or f"{command[0]}: exit code {done.returncode}")
-        return
-    raise OSError(f"there is no program {command[0]}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise OSError(done.stderr.strip() or f"{command[0]}: exit code {done.returncode}")

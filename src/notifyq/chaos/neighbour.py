@@ -1,6 +1,6 @@
-"""A database beside the one under test, to measure in: it leaves no mark in any history.
+"""A second database on the server, to measure in: its messages are in no history.
 
-Sessions of both share the server with its locks, but neither tables nor listeners.
+It shares the server and its locks with the database under test, but no tables and no listeners.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from notifyq import schema
+from notifyq.chaos.server import session
 from notifyq.config import DatabaseSettings, with_database
-from notifyq.database.pool import Database, connect
+from notifyq.database.pool import Database
 from notifyq.models.outcome import Success
 from notifyq.queues.admin import Admin, Policy
 from notifyq.queues.claim_client import ClaimClient
@@ -22,55 +23,46 @@ from notifyq.queues.publisher import Publisher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from notifyq.queues.admin import Bell
+    from notifyq.queues.admin import Notify
 
 _NAME = "neighbour"
 _QUEUE = "default"
 _BATCH = 10
 _COLD = 5
-"""Claims of a fresh session that do not count: it has no plans yet."""
+"""Claims of a new session that do not count: its plans are not cached yet."""
 
 
 @asynccontextmanager
 async def neighbour(dsn: str) -> AsyncIterator[str]:
-    """Make the database on the server of `dsn`, give its address, and drop it."""
+    """Create the database on the server of `dsn`, give its DSN, and drop it."""
     address = with_database(dsn, _NAME)
-    owner = await connect(dsn, name="neighbour")
-    try:
-        await owner.execute(f"drop database if exists {_NAME} with (force)")
-        await owner.execute(f"create database {_NAME} template template0")
+    async with session(dsn, _NAME) as owner:
         try:
-            connection = await connect(address, name="neighbour")
-            try:
+            await owner.execute(f"drop database if exists {_NAME} with (force)")
+            await owner.execute(f"create database {_NAME} template template0")
+            async with session(address, _NAME) as connection:
                 await schema.install(connection)
-            finally:
-                connection.terminate()
             yield address
         finally:
             await owner.execute(f"drop database if exists {_NAME} with (force)")
-    finally:
-        owner.terminate()
 
 
 @asynccontextmanager
-async def attended(dsn: str) -> AsyncIterator[None]:
-    """Attend the queue, as a worker under load does, so that publishers need not ring."""
-    session = await connect(dsn, name="neighbour")
-    try:
-        await session.fetchval("select notifyq.suppress($1)", _QUEUE)
+async def suppressed(dsn: str) -> AsyncIterator[None]:
+    """Suppress notifications of the queue, as a worker under load does."""
+    async with session(dsn, _NAME) as connection:
+        await connection.fetchval("select notifyq.suppress($1)", _QUEUE)
         yield
-    finally:
-        session.terminate()
 
 
-async def set_bell(dsn: str, bell: Bell) -> None:
-    """Make the queue's bell auto, always or off."""
+async def set_notify(dsn: str, notify: Notify) -> None:
+    """Set the queue option `notify`."""
     async with _database(dsn, 1) as database:
-        await Admin(database).alter_queue(_QUEUE, Policy(bell=bell))
+        await Admin(database).alter_queue(_QUEUE, Policy(notify=notify))
 
 
 async def publish_rate(dsn: str, publishers: int, seconds: float) -> float:
-    """Let so many sessions publish one message after the other; return how many a second."""
+    """Let so many sessions publish single messages; return messages a second."""
     async with _database(dsn, publishers) as database:
         publisher = Publisher(database)
         published = 0
@@ -81,7 +73,7 @@ async def publish_rate(dsn: str, publishers: int, seconds: float) -> float:
                 await publisher.publish(_QUEUE, 1)
                 published += 1
 
-        # Once each, so that all are connected when it counts.
+        # First a short run that does not count: it connects all sessions.
         await asyncio.gather(*(publish_until(time.monotonic() + 0.1) for _ in range(publishers)))
         published, began = 0, time.monotonic()
         await asyncio.gather(*(publish_until(began + seconds) for _ in range(publishers)))
@@ -89,26 +81,26 @@ async def publish_rate(dsn: str, publishers: int, seconds: float) -> float:
 
 
 async def work_through(dsn: str, seconds: float) -> list[float]:
-    """Publish, claim and finish in batches for so long; return how long each claim took."""
+    """Publish, claim and finish batches for so long; return the seconds of each claim."""
     async with _database(dsn, 1) as database:
-        publisher, inbox = Publisher(database), ClaimClient(database, "neighbour")
+        publisher, client = Publisher(database), ClaimClient(database, _NAME)
         claims: list[float] = []
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline or len(claims) <= _COLD:
             await publisher.publish_many(_QUEUE, [1] * _BATCH)
             began = time.monotonic()
-            messages = await inbox.claim([_QUEUE], _BATCH)
+            messages = await client.claim([_QUEUE], _BATCH)
             claims.append(time.monotonic() - began)
-            await asyncio.gather(*(inbox.settle(message, Success()) for message in messages))
-        await inbox.close()
+            await asyncio.gather(*(client.settle(message, Success()) for message in messages))
+        await client.close()
         return claims[_COLD:]
 
 
 def _database(dsn: str, sessions: int) -> Database:
     settings = DatabaseSettings.load(pool_size=sessions)
-    return Database(dsn, settings=settings, name="neighbour")
+    return Database(dsn, settings=settings, name=_NAME)
 
 
 def p99(values: list[float]) -> float:
-    """The value that one in a hundred exceeds; of fewer than two, the greatest."""
+    """The 99th percentile; of fewer than two values, the greatest."""
     return max(values) if len(values) < 2 else statistics.quantiles(values, n=100)[98]

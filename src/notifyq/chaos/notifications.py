@@ -1,11 +1,11 @@
-"""The server's notification queue: how to fill it, and who keeps it from emptying."""
+"""The server's notification queue: ways to fill it, and sessions that keep it full."""
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from notifyq.database.pool import connect
+from notifyq.chaos.server import session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Connection
 
 _PAYLOAD = 7900
-"""Bytes of a payload that has a page of the queue to itself; 8000 are refused."""
+"""Bytes of a payload that fills a page of the queue; 8000 are refused."""
 _PAGE = 8192
 _BATCH = 2000
-"""Notifications of one transaction: it keeps all of them in memory until it commits."""
+"""Notifications of a transaction, which keeps them in memory until it commits."""
 
 
 async def notify(connection: Connection, channel: str, megabytes: float) -> None:
-    """Send so much through the queue, as fast as one session can."""
+    """Send so many megabytes of notifications, as fast as one session can."""
     left = max(1, round(megabytes * 1024 * 1024 / _PAGE))
     while left > 0:
-        # Equal payloads of one transaction are sent once: each has a number.
+        # Each payload has a number, because a transaction sends equal payloads only once.
         await connection.execute(
             "select pg_notify($1, rpad(n::text, $2, '.')) from generate_series(1, $3::int) as n",
             channel,
@@ -34,7 +34,7 @@ async def notify(connection: Connection, channel: str, megabytes: float) -> None
 
 
 async def usage(connection: Connection) -> float:
-    """Return the share of the queue that is taken."""
+    """Return the share of the queue that is used."""
     share: float = await connection.fetchval("select pg_notification_queue_usage()")
     return share
 
@@ -46,27 +46,21 @@ async def capacity(connection: Connection) -> float:
 
 
 @asynccontextmanager
-async def hoarder(dsn: str) -> AsyncIterator[Connection]:
-    """Hold a session that listens in an open transaction: nothing leaves the queue meanwhile."""
-    connection = await connect(dsn, name="hoarder")
-    try:
+async def hoarder(dsn: str) -> AsyncIterator[None]:
+    """Hold a session that listens in an open transaction: the queue keeps all notifications."""
+    async with session(dsn, "hoarder") as connection:
         await connection.execute("listen hoarded")
         await connection.execute("begin; select")
-        yield connection
-    finally:
-        connection.terminate()
+        yield
 
 
 @asynccontextmanager
 async def listeners(dsn: str, count: int) -> AsyncIterator[list[Connection]]:
-    """Hold so many idle sessions, each of which listens to a channel of its own."""
-    opened: list[Connection] = []
-    try:
+    """Hold so many idle sessions, each listening to a channel of its own."""
+    async with AsyncExitStack() as stack:
+        opened = []
         for number in range(count):
-            connection = await connect(dsn, name="idle listener")
-            opened.append(connection)
+            connection = await stack.enter_async_context(session(dsn, "idle listener"))
             await connection.execute(f"listen idle_{number}")
+            opened.append(connection)
         yield opened
-    finally:
-        for connection in opened:
-            connection.terminate()

@@ -1,44 +1,41 @@
-"""A TCP proxy in front of a server, for everything that a network does to a connection."""
+"""A TCP proxy in front of a server that harms connections as a network does."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NOTIFICATION = ord("A")
 _ENCRYPTION = (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", b"\x00\x00\x00\x08\x04\xd2\x16\x30")
-"""What a client asks before it logs in, SSL or GSS; the answer is one byte and no message."""
+"""Requests for SSL and GSS encryption before the login; the answer is one byte and no message."""
 
 
-class Muffler:
-    """Follows what a server says, message by message, and takes the notifications out."""
+class NotificationFilter:
+    """Parses the server's messages and can drop notifications."""
 
     def __init__(self) -> None:
-        self.heard = 0
-        """Notifications so far, taken out or not."""
-        self._asked = 0
+        self.seen = 0
+        """Notifications so far, dropped or not."""
+        self._requests = 0
         self._is_encrypted = False
         self._head = b""
         self._left = 0
         self._drops = False
 
     def note_request(self, data: bytes) -> None:
-        """Learn what the client has sent."""
+        """Note a request for encryption in the client's bytes."""
         if data in _ENCRYPTION:
-            self._asked += 1
+            self._requests += 1
 
-    def pass_on(self, data: bytes, *, mute: bool) -> bytes:
-        """Return what is to go on to the client; of an encrypted connection that is everything."""
+    def pass_on(self, data: bytes, *, drop: bool) -> bytes:
+        """Return the bytes for the client; an encrypted connection passes unchanged."""
         passed = bytearray()
         at = 0
         while at < len(data) and not self._is_encrypted:
-            if self._asked:
-                self._asked -= 1
+            if self._requests:
+                self._requests -= 1
                 self._is_encrypted = data[at : at + 1] != b"N"
                 passed += data[at : at + 1]
                 at += 1
@@ -52,42 +49,55 @@ class Muffler:
                 piece = data[at : at + 5 - len(self._head)]
                 self._head += piece
                 at += len(piece)
-                passed += self._begin(mute=mute)
+                passed += self._begin(drop=drop)
         return bytes(passed) + data[at:]
 
-    def _begin(self, *, mute: bool) -> bytes:
-        """Begin a message if its type and length are there; return what of them goes on."""
+    def _begin(self, *, drop: bool) -> bytes:
+        """Begin a message once its head is complete; return the head unless it is dropped."""
         head = self._head
         if len(head) < 5:
             return b""
         self._head = b""
         self._left = int.from_bytes(head[1:]) - 4
-        is_bell = head[0] == _NOTIFICATION
-        self.heard += is_bell
-        self._drops = mute and is_bell
+        is_notification = head[0] == _NOTIFICATION
+        self.seen += is_notification
+        self._drops = drop and is_notification
         return b"" if self._drops else head
 
 
+class _Marker:
+    """Bytes to find once."""
+
+    def __init__(self) -> None:
+        self.wanted: bytes | None = None
+
+    def is_in(self, data: bytes) -> bool:
+        is_found = self.wanted is not None and self.wanted in data
+        if is_found:
+            self.wanted = None
+        return is_found
+
+
 class Proxy:
-    """Passes bytes on until told otherwise; `dsn` leads through it."""
+    """Passes bytes between clients and a server; clients connect to `dsn`."""
 
     def __init__(self, dsn: str) -> None:
         self._target = urlsplit(dsn)
         self._writers: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
-        self._asked: Callable[[bytes], bool] | None = None
-        self._answered: Callable[[bytes], bool] | None = None
+        self._request_marker = _Marker()
+        self._answer_marker = _Marker()
         self.lost = asyncio.Event()
-        """Set when the answer that should get lost has."""
+        """Set when the answer to lose is lost."""
         self.is_closed = False
         """Whether new connections are cut at once."""
-        self.is_mute = False
-        """Whether notifications are taken out; see that nobody asks for encryption."""
-        self.bells = 0
-        """Notifications that came from the server, passed on or not."""
-        self._silent: set[asyncio.StreamWriter] = set()
-        self._flow = asyncio.Event()
-        self._flow.set()
+        self.drops_notifications = False
+        """Whether notifications are dropped; an encrypted connection passes them."""
+        self.notifications = 0
+        """Notifications from the server, dropped or not."""
+        self._blackholed: set[asyncio.StreamWriter] = set()
+        self._is_open = asyncio.Event()
+        self._is_open.set()
 
     async def __aenter__(self) -> Self:
         """Open a port."""
@@ -99,8 +109,7 @@ class Proxy:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the port and all connections."""
-        # One that is being accepted as the server closes would be left half made: asyncio takes no
-        # account of it before the loop has gone round.
+        # Lets asyncio finish a connection that it is accepting: it would stay open otherwise.
         for _round in range(3):
             await asyncio.sleep(0)
         self._server.close()
@@ -113,49 +122,51 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections stand."""
+        """How many connections are open."""
         return len(self._writers) // 2
 
-    def redirect(self, dsn: str) -> None:
-        """Lead new connections to another server; those that stand stay where they are."""
+    def redirect(self, dsn: str, *, cut: bool = False) -> None:
+        """Lead new connections to another server; break open ones, or let them stay."""
         self._target = urlsplit(dsn)
+        if cut:
+            self.cut()
 
     def cut(self) -> None:
-        """Break all connections that stand."""
+        """Break all open connections."""
         for writer in self._writers:
             writer.transport.abort()
 
-    def silence(self) -> None:
-        """Pass nothing on any more on the connections that stand; new ones are not affected.
+    def blackhole(self) -> None:
+        """Drop all traffic of the open connections and keep them open; new ones work.
 
-        As where a host dies or a firewall forgets: nobody is told, and nothing comes back.
+        As when a host goes away or a firewall drops its state: neither side sees an error.
         """
-        self._silent |= self._writers
+        self._blackholed |= self._writers
 
     def hold(self) -> None:
-        """Hold all traffic back, that of new connections too, until `resume()` lets it go on.
+        """Hold all traffic back, also of new connections, until `resume()`.
 
-        As in a partition of the network that ends before the kernels give up: no byte is lost.
+        As in a network partition that ends before TCP gives up: no byte is lost.
         """
-        self._flow.clear()
+        self._is_open.clear()
 
     def resume(self) -> None:
-        """Let go on what `hold()` has held back."""
-        self._flow.set()
+        """Pass on all traffic that `hold()` held back."""
+        self._is_open.set()
 
     def lose_answer_to(self, marker: bytes) -> None:
-        """Cut the connection when the server answers the first request that has `marker` in it."""
+        """Cut the connection when the server answers the first request that contains `marker`."""
         self.lost.clear()
-        self._asked = lambda data: marker in data
+        self._request_marker.wanted = marker
 
     def lose_answer_with(self, marker: bytes) -> None:
-        """Cut the connection instead of passing on the first answer that has `marker` in it."""
+        """Cut the connection in place of the first answer that contains `marker`."""
         self.lost.clear()
-        self._answered = lambda data: marker in data
+        self._answer_marker.wanted = marker
 
     def lose_nothing(self) -> None:
-        """Take back what was to be lost and has not been."""
-        self._asked = self._answered = None
+        """Cancel `lose_answer_to` and `lose_answer_with`."""
+        self._request_marker.wanted = self._answer_marker.wanted = None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -163,10 +174,10 @@ class Proxy:
             writer.transport.abort()
             return
         self._links.add(task)
-        # The end of the proxy cancels it; asyncio would report that of a task of its own making.
+        # asyncio made this task and would report its cancellation at the end of the proxy.
         with suppress(asyncio.CancelledError):
             try:
-                await self._flow.wait()
+                await self._is_open.wait()
                 await self._link(reader, writer)
             finally:
                 writer.transport.abort()
@@ -174,64 +185,49 @@ class Proxy:
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            answers, asks = await asyncio.open_connection(self._target.hostname, self._target.port)
+            answers, requests = await asyncio.open_connection(
+                self._target.hostname, self._target.port
+            )
         except OSError:
             return
-        ends = {writer, asks}
+        ends = {writer, requests}
         self._writers |= ends
-        doomed = asyncio.Event()
-        muffler = Muffler()
-        flows = [
-            asyncio.create_task(self._forward(reader, asks, muffler, doomed)),
-            asyncio.create_task(self._backward(answers, writer, muffler, doomed)),
-        ]
+        is_doomed = False
+        notifications = NotificationFilter()
+
+        async def forward() -> None:
+            nonlocal is_doomed
+            while data := await _read(reader):
+                notifications.note_request(data)
+                is_doomed |= self._request_marker.is_in(data)
+                await self._pass(requests, data)
+
+        async def backward() -> None:
+            nonlocal is_doomed
+            while data := await _read(answers):
+                is_doomed |= self._answer_marker.is_in(data)
+                if is_doomed:
+                    self.lost.set()
+                    return
+                before = notifications.seen
+                data = notifications.pass_on(data, drop=self.drops_notifications)
+                self.notifications += notifications.seen - before
+                await self._pass(writer, data)
+
+        directions = [asyncio.create_task(forward()), asyncio.create_task(backward())]
         try:
-            await asyncio.wait(flows, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for end in ends:
-                end.transport.abort()
-            for flow in flows:
-                flow.cancel()
-            await asyncio.wait(flows)
+            requests.transport.abort()  # `_accept` aborts the other end
+            for direction in directions:
+                direction.cancel()
+            await asyncio.wait(directions)
             self._writers -= ends
-            self._silent -= ends
-
-    async def _forward(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        muffler: Muffler,
-        doomed: asyncio.Event,
-    ) -> None:
-        while data := await _read(reader):
-            muffler.note_request(data)
-            if self._asked is not None and self._asked(data):
-                self._asked = None
-                doomed.set()
-            await self._pass(writer, data)
-
-    async def _backward(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        muffler: Muffler,
-        doomed: asyncio.Event,
-    ) -> None:
-        while data := await _read(reader):
-            if self._answered is not None and self._answered(data):
-                self._answered = None
-                doomed.set()
-            if doomed.is_set():
-                self.lost.set()
-                return
-            before = muffler.heard
-            data = muffler.pass_on(data, mute=self.is_mute)
-            self.bells += muffler.heard - before
-            await self._pass(writer, data)
+            self._blackholed -= ends
 
     async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        await self._flow.wait()
-        if writer in self._silent:
+        await self._is_open.wait()
+        if writer in self._blackholed:
             return
         writer.write(data)
         with suppress(OSError):
@@ -239,7 +235,7 @@ class Proxy:
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return what there is to read, nothing at the end, also where that is an error."""
+    """Return the available bytes; none at the end or after an error."""
     with suppress(OSError):
         return await reader.read(65536)
     return b""

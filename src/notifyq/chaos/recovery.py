@@ -1,4 +1,4 @@
-"""How soon work went on after a fault, read from the history."""
+"""How soon work continued after a fault, and how long messages waited, read from the history."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from notifyq.chaos.history import Call
 
-_SETTLES = {"finish", "release", "retry"}
-
 
 def recoveries(history: Sequence[Call]) -> list[float]:
-    """Seconds until work went on, of each message that a victim held and of each outage.
+    """Seconds until work continued, for each message that a victim held and for each outage.
 
-    Of a victim: from the harm to the next execution of what it held. Of an outage: from when the
-    server answers again to the first messages that a worker claims.
+    A victim's messages: from the start of the fault to their next execution. An outage: from the
+    server's first answer to the first messages that a worker claims.
     """
-    found = [call.fields["seconds"] for call in history if call.op == "recovered"]
+    found: list[float] = []
     for fault in (call for call in history if call.op == "fault"):
         if victim := fault.fields.get("victim"):
             found += _taken_over(history, victim, fault.began)
@@ -28,8 +26,22 @@ def recoveries(history: Sequence[Call]) -> list[float]:
     return found
 
 
+def waits(history: Iterable[Call], since: float, until: float = float("inf")) -> list[float]:
+    """Seconds from each acknowledgement in this time to the first claim of the message."""
+    claimed: dict[int, float] = {}
+    published: dict[int, float] = {}
+    for call in history:
+        if call.ended is None or call.outcome != "ok":
+            continue
+        for message in call.messages:
+            claimed.setdefault(message["id"], call.ended)
+        if call.op == "publish" and since <= call.ended < until:
+            published[call.fields["id"]] = call.ended
+    return [max(0.0, claimed[it] - published[it]) for it in published.keys() & claimed.keys()]
+
+
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that this share of the values does not exceed; None if there is none."""
+    """The smallest value that this share of the values does not exceed; None without values."""
     if not values:
         return None
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
@@ -40,9 +52,8 @@ def _taken_over(history: Sequence[Call], victim: str, at: float) -> list[float]:
     for call in history:
         if call.process != victim or call.ended is None or call.ended > at:
             continue
-        if call.op == "claim" and call.outcome == "ok":
-            held |= {message["id"] for message in call.fields.get("messages", ())}
-        elif call.op in _SETTLES:
+        held |= {message["id"] for message in call.messages}
+        if call.op in {"finish", "release", "retry"}:
             held.discard(call.fields["id"])
     again: dict[int, float] = {}
     for call in history:
@@ -52,10 +63,5 @@ def _taken_over(history: Sequence[Call], victim: str, at: float) -> list[float]:
 
 
 def _resumed(history: Sequence[Call], at: float) -> list[float]:
-    claims = [
-        call.ended
-        for call in history
-        if call.op == "claim" and call.ended is not None and call.ended > at
-        if call.fields.get("messages")
-    ]
-    return [min(claims) - at] if claims else []
+    ends = [c.ended for c in history if c.messages and c.ended is not None and c.ended > at]
+    return [min(ends) - at] if ends else []

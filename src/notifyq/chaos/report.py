@@ -1,4 +1,4 @@
-"""What came out: a row for each fault, as text, JSON and Markdown."""
+"""The report of a run: a row for each fault, as text, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from notifyq.chaos.checker import Verdict
+    from notifyq.chaos.checker import CheckResult
 
 COLUMNS = (
     *("fault", "messages", "lost", "doubled archive", "doubled execution", "unexpected"),
-    *("false acks", "failed publishes", "p50 s", "p99 s", "max s", "figures", "verdict"),
+    *("false acks", "failed publishes", "p50 s", "p99 s", "max s", "figures", "result"),
 )
-"""Of the table; the times are those of recovery."""
-
-
+"""Columns of the table; the times are recovery times."""
 _FACTS = ("seed", "workers", "seconds", "machine", "ok")
 _COUNTS = (
     *("attempts", "lost", "doubled_archive", "doubled_execution"),
@@ -32,23 +30,22 @@ _COUNTS = (
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """What one fault did."""
+    """The result of one fault."""
 
     fault: str
     title: str
-    number: str
     seconds: float = 0
-    """From its workers' start to the verdict."""
-    verdict: Verdict | None = None
+    """From the start of its workers to the result."""
+    result: CheckResult | None = None
     failed_publishes: int = 0
-    """Of these some may have been published: the publisher was not told."""
+    """Publications without an acknowledgement; some may have succeeded."""
     recoveries: list[float] = field(default_factory=list)
     injections: list[dict[str, Any]] = field(default_factory=list)
-    """Each with its name, and what of it the seed decides."""
+    """Each with its name and the choices made by the seed."""
     figures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
-    """Every promise that was broken, in words."""
+    """Violations, and expectations of the fault that were not met."""
     skipped: str | None = None
     """Why this machine cannot do it."""
     history: str | None = None
@@ -56,14 +53,14 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether no promise was broken."""
+        """Whether there are no findings."""
         return not self.findings
 
     def cells(self) -> list[str]:
-        """The row of the table."""
+        """The cells of the table."""
         if self.skipped is not None:
             return [self.fault, *[""] * (len(COLUMNS) - 2), f"skipped: {self.skipped}"]
-        counts = [getattr(self.verdict, name, "") for name in _COUNTS]
+        counts = [getattr(self.result, name, "") for name in _COUNTS]
         times = [percentile(self.recoveries, share) for share in (0.5, 0.99, 1)]
         figures = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
         return [
@@ -76,7 +73,7 @@ class Row:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """The row as JSON has it."""
+        """The row for JSON."""
         facts = asdict(self)
         facts["recovery"] = {
             name: percentile(self.recoveries, share)
@@ -88,22 +85,22 @@ class Row:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What all faults of a run did."""
+    """The results of all faults of a run."""
 
     seed: int
     workers: int
     seconds: float
-    """How long each fault did harm."""
+    """How long each fault lasted."""
     machine: str
     rows: list[Row] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether no promise was broken."""
+        """Whether no fault has findings."""
         return all(row.ok for row in self.rows)
 
     def again(self, row: Row) -> str:
-        """The command that repeats one of the faults."""
+        """The command that repeats this fault."""
         return (
             f"notifyq chaos --seed {self.seed} --faults {row.fault} "
             f"--workers {self.workers} --minutes {self.seconds / 60:.3g}"
@@ -132,7 +129,7 @@ class Report:
 
 
 def machine(server: str) -> str:
-    """Where the figures were measured, in one line; `server` is its version."""
+    """Describe the machine in one line; `server` is the version of PostgreSQL."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
         f"PostgreSQL {server}, Python {platform.python_version()}, {os.cpu_count()} cores, "

@@ -1,16 +1,21 @@
-"""What a fault has at hand: a server, a proxy in front of it, workers, publishers, a history."""
+"""The test rig of a fault: a server behind a proxy, workers, publishers and a history."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
+import itertools
 import time
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.history import History, calls, read
-from notifyq.database import sql
+from notifyq.config import DatabaseSettings
+from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 
 if TYPE_CHECKING:
     import random
@@ -25,61 +30,52 @@ if TYPE_CHECKING:
     from notifyq.chaos.workers import WorkerProcess
     from notifyq.database.pool import Connection
 
-_LOOK = 0.02
-"""Seconds between two looks at a condition."""
+_POLL = 0.02
+"""Seconds between two checks of a condition."""
 _DRAIN_SECONDS = 60.0
 _WARM_SECONDS = 0.5
-"""How long messages flow before the fault."""
+"""How long messages are published before the fault."""
 
 
+@dataclass(kw_only=True)
 class Rig:
-    """One fault's world, from its workers' start to an empty queue."""
+    """The rig of one fault, from the start of its workers to empty queues."""
 
-    def __init__(
-        self,
-        server: Server,
-        proxy: Proxy,
-        folder: Path,
-        *,
-        chance: random.Random,
-        seconds: float,
-        workers: list[WorkerProcess],
-        load: Load,
-    ) -> None:
-        self.random = chance
-        """Where every choice of the fault is taken from."""
-        self.seconds = seconds
-        """How long the fault should do harm."""
-        self.server = server
-        """The primary; a fault that makes another server the primary says so here."""
-        self.proxy = proxy
-        """What workers and publishers connect through."""
-        self.folder = folder
-        """Where the history is, and what the workers log."""
-        self.history = History(folder, "rig")
-        self.workers = workers
-        """The worker processes, by place."""
-        self.load = load
-        self.notes: list[str] = []
-        self.figures: dict[str, float] = {}
-        self.findings: list[str] = []
-        """Promises that are not the checker's and were broken."""
+    server: Server
+    """The primary; a fault that promotes another server sets it."""
+    proxy: Proxy
+    """Workers and publishers connect through it."""
+    folder: Path
+    """The folder of the history and of the workers' logs."""
+    random: random.Random
+    """The source of every choice of the fault."""
+    seconds: float
+    """How long the fault should last."""
+    workers: list[WorkerProcess]
+    load: Load
+    notes: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    """Expectations of the fault that were not met, beside those of the checker."""
 
-    @property
-    def dsn(self) -> str:
-        """The address that workers and publishers use: that of the proxy."""
-        return self.proxy.dsn
+    def __post_init__(self) -> None:
+        self.history = History(self.folder, "rig")
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """Open a session of the superuser's, past the proxy."""
+        """Open a session of the superuser that does not use the proxy."""
         return self.server.connection()
 
+    def database(self, sessions: int = 1) -> Database:
+        """Return a database for clients of the fault, through the proxy."""
+        settings = DatabaseSettings.load(pool_size=sessions, connect_timeout=timedelta(seconds=5))
+        return Database(self.proxy.dsn, settings=settings, name="notifyq chaos client")
+
     def note(self, text: str) -> None:
-        """Say something that the report should tell."""
+        """Add a remark to the report."""
         self.notes.append(text)
 
     def figure(self, name: str, value: float) -> None:
-        """Add a number to the report; the name has its unit."""
+        """Add a number to the report; its name contains the unit."""
         self.figures[name] = value
 
     def require(self, condition: bool, finding: str) -> None:  # noqa: FBT001  as assert takes it
@@ -89,10 +85,10 @@ class Rig:
 
     @contextlib.contextmanager
     def injecting(self, name: str, **fields: Any) -> Iterator[None]:
-        """Write an injection down, from its beginning to the moment when it is healed.
+        """Record an injection from its start until it is healed.
 
-        With `victim`, the name of a worker's process, recovery is counted from the beginning to the
-        next execution of what that held; with `outage`, from the end to the first claim.
+        With `victim`, the name of a worker's process, recovery lasts from the start to the next
+        execution of the messages that it held; with `outage`, from the end to the first claim.
         """
         call = self.history.invoke("fault", name=name, **fields)
         try:
@@ -102,17 +98,13 @@ class Rig:
             raise
         call.ok()
 
-    def recovered(self, what: str, seconds: float) -> None:
-        """Add a time of recovery that the fault has measured itself."""
-        self.history.note("recovered", what=what, seconds=seconds)
-
     async def until(
         self,
         condition: Callable[[], bool | Awaitable[bool]],
         what: str,
         seconds: float = 30,
     ) -> None:
-        """Wait until the condition holds; raises ChaosError with `what` when the time is up."""
+        """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
         give_up = time.monotonic() + seconds
         while True:
             held = condition()
@@ -121,17 +113,17 @@ class Rig:
             if held:
                 return
             if time.monotonic() > give_up:
-                raise ChaosError(f"waited {seconds:.0f} s in vain: {what}")
-            await asyncio.sleep(_LOOK)
+                raise ChaosError(f"after {seconds:.0f} s still not true: {what}")
+            await asyncio.sleep(_POLL)
 
     async def pause(self, least: float, most: float | None = None) -> None:
-        """Let messages flow for a while, of a length that is drawn between the two."""
+        """Wait for a random time between the two."""
         await asyncio.sleep(least if most is None else self.random.uniform(least, most))
 
-    def lasting(self) -> Callable[[], bool]:
-        """Begin to count `seconds`; what is returned tells whether they are not over."""
+    def rounds(self) -> Iterator[int]:
+        """Yield 1, 2, 3 and so on for the next `self.seconds`."""
         end = time.monotonic() + self.seconds
-        return lambda: time.monotonic() < end
+        return itertools.takewhile(lambda _: time.monotonic() < end, itertools.count(1))
 
     def calls(self) -> list[Call]:
         """The history so far."""
@@ -139,7 +131,7 @@ class Rig:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Have workers, publishers and the watch at work; leave no process and no task."""
+        """Run workers, publishers and the watcher until the end of the block."""
         try:
             for worker in self.workers:
                 worker.start()
@@ -153,9 +145,9 @@ class Rig:
             self.history.close()
 
     async def settle(self) -> None:
-        """Heal what the fault may have left, drain to empty, and stop the workers.
+        """Resume or restart workers, drain the queues, and stop the workers.
 
-        Raises ChaosError where messages stay, or a worker does not stop.
+        Raises ChaosError if messages stay live or a worker does not stop.
         """
         for worker in self.workers:
             if worker.is_paused:
@@ -163,16 +155,16 @@ class Rig:
             if not worker.is_alive:
                 if not worker.was_ended:
                     code, words = worker.exit_code, worker.last_words()
-                    self.note(f"{worker.name} ended by itself with {code}: {words}")
+                    self.note(f"{worker.name} ended unexpectedly with {code}: {words}")
                 worker.start()
         await self.load.stop_publishing()
         drain = self.history.invoke("drain")
         try:
-            await self.until(self._is_drained, "messages are still live", _DRAIN_SECONDS)
+            await self.until(self._is_drained, "no message is live", _DRAIN_SECONDS)
             async with self.connection() as connection:
                 dead = await connection.fetchval(sql.DEAD_COUNT, None, None)
             await self.until(
-                lambda: self.load.has_reported(dead), "the watch has not reported all that died"
+                lambda: self.load.has_reported(dead), "the watcher reported all dead messages"
             )
         except ChaosError as error:
             drain.fail(error=str(error))
@@ -181,10 +173,11 @@ class Rig:
         await asyncio.gather(*(worker.terminate() for worker in self.workers))
 
     async def backlog(self) -> int:
-        """How many messages are live."""
+        """Return the number of live messages."""
         async with self.connection() as connection:
             queues = await connection.fetch(sql.QUEUE_INFO, None)
-        return sum(row["waiting"] + row["scheduled"] + row["locked"] for row in queues)
+        states = ("waiting", "scheduled", "parked", "locked")
+        return sum(row[state] for row in queues for state in states)
 
     async def _is_drained(self) -> bool:
         return await self.backlog() == 0

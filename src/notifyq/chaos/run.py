@@ -1,4 +1,4 @@
-"""A run: one fault after the other on private servers, each judged when its queue is empty."""
+"""A run: one fault after the other on private servers, each checked once its queues are empty."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import shutil
 import tempfile
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notifyq.chaos.counts import counted
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.final import read_final
-from notifyq.chaos.kept import findings, judge, keep
 from notifyq.chaos.kinds import BRIEF
 from notifyq.chaos.load import Load
 from notifyq.chaos.proxy import Proxy
 from notifyq.chaos.recovery import recoveries
 from notifyq.chaos.report import Report, Row, machine
+from notifyq.chaos.results import counted, findings, judge
 from notifyq.chaos.rig import Rig
 from notifyq.chaos.server import Server, programs
 from notifyq.chaos.workers import WorkerProcess
@@ -33,62 +33,55 @@ if TYPE_CHECKING:
     from notifyq.chaos.faults import Fault
 
 _WORKERS = {"NOTIFYQ_RETRY_FOR": "2m", "NOTIFYQ_GRACE": "5s"}
-"""Variables of the workers' environment, unless a fault has others."""
+"""Variables of the workers' environment; a fault may override them."""
 _EMPTY = "truncate messages.message, messages.message_archive, notifyq.redrive"
 
 
+@dataclass(kw_only=True)
 class Run:
-    """Runs faults; `tell` is called with each row as it is done.
+    """Runs faults and calls `report` with each row.
 
-    Histories of faults that broke a promise are kept in `kept`; all else that is made on disk is
-    deleted, and no process is left, however it ends.
+    It keeps the histories of faults with findings in `kept`, deletes all other files, and leaves no
+    process, even after an error.
     """
 
-    def __init__(
-        self,
-        faults: Sequence[Fault],
-        *,
-        seed: int,
-        seconds: float,
-        workers: int,
-        kept: Path,
-        tell: Callable[[Row], None],
-    ) -> None:
-        """Describe the run; `seconds` is how long each fault does harm."""
-        self._faults = faults
-        self._seed = seed
-        self._seconds = seconds
-        self._workers = workers
-        self._kept = kept
-        self._tell = tell
+    faults: Sequence[Fault]
+    seed: int
+    seconds: float
+    """How long each fault lasts."""
+    workers: int
+    kept: Path
+    report: Callable[[Row], None]
+
+    def __post_init__(self) -> None:
         self._server: Server | None = None
         self._cluster = contextlib.AsyncExitStack()
         self._clusters = 0
         self._binaries = programs()
 
     async def run(self) -> Report:
-        """Run all faults and return what came out."""
+        """Run all faults and return the report."""
         report = Report(
-            seed=self._seed,
-            workers=self._workers,
-            seconds=self._seconds,
+            seed=self.seed,
+            workers=self.workers,
+            seconds=self.seconds,
             machine=machine(version(self._binaries)),
         )
         with tempfile.TemporaryDirectory(prefix="notifyq-chaos-", ignore_cleanup_errors=True) as at:
             home = Path(at)
-            # Run by root, the server is another user's and must be able to enter.
+            # Under root, the server runs as another user and must be able to enter.
             home.chmod(0o711)
             try:
-                for fault in self._faults:
+                for fault in self.faults:
                     row = await self._one(fault, home)
                     report.rows.append(row)
-                    self._tell(row)
+                    self.report(row)
             finally:
                 await self._discard()
         return report
 
     async def _one(self, fault: Fault, home: Path) -> Row:
-        row = Row(fault=fault.name, title=fault.title, number=fault.number)
+        row = Row(fault=fault.name, title=fault.title)
         row.skipped = fault.lacking()
         if row.skipped is not None:
             return row
@@ -98,12 +91,12 @@ class Run:
         try:
             async with self._serving(fault, home) as server:
                 await self._judge(fault, server, history, row)
-        except Exception as error:  # noqa: BLE001  what goes wrong with one must not hide the others
+        except Exception as error:  # noqa: BLE001  the other faults still run
             (history / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             what = str(error) if isinstance(error, NotifyqError) else repr(error)
-            row.findings.append(f"the fault did not come to its end: {what}")
+            row.findings.append(f"the fault did not complete: {what}")
         if not row.ok:
-            kept = self._kept / fault.name
+            kept = self.kept / fault.name
             shutil.rmtree(kept, ignore_errors=True)
             shutil.copytree(history, kept)
             row.history = str(kept)
@@ -120,38 +113,38 @@ class Run:
                     await fault.inject(rig)
                     await rig.settle()
                 except ChaosError as error:
-                    # What is left is judged all the same: it may tell why.
+                    # The history so far is checked too: it may show the reason.
                     rig.findings.append(str(error))
             async with rig.connection() as connection:
                 if fault.is_brief:
-                    row.verdict = await counted(connection, rig.load.published, rig.load.failed)
+                    row.result = await counted(connection, rig.load.published, rig.load.failed)
                 else:
-                    keep(await read_final(connection), folder)
+                    (await read_final(connection)).write(folder)
         history = rig.calls()
         await fault.conclude(rig, history)
         row.injections = [call.fields for call in history if call.op == "fault"]
         row.recoveries = recoveries(history)
         row.failed_publishes = rig.load.failed
-        row.verdict = row.verdict or judge(folder)
-        row.findings += findings(row.verdict)
+        row.result = row.result or judge(folder)
+        row.findings += findings(row.result)
 
     def _rig(self, fault: Fault, server: Server, proxy: Proxy, folder: Path) -> Rig:
-        # By its name, too: so it does the same alone as in the middle of others.
-        seed = f"{self._seed}:{fault.name}"
-        places = range(1, (fault.workers or self._workers) + 1)
+        # With its name, so that a fault makes the same choices alone and among others.
+        seed = f"{self.seed}:{fault.name}"
+        numbers = range(1, (fault.workers or self.workers) + 1)
         variables = {**_WORKERS, **fault.worker_settings}
         if fault.is_brief:
             variables[BRIEF] = "1"
         return Rig(
-            server,
-            proxy,
-            folder,
-            chance=random.Random(seed),  # noqa: S311  a seed repeats the harm
-            seconds=self._seconds,
-            workers=[WorkerProcess(place, proxy.dsn, folder, variables) for place in places],
+            server=server,
+            proxy=proxy,
+            folder=folder,
+            random=random.Random(seed),  # noqa: S311  a seed repeats the harm
+            seconds=self.seconds,
+            workers=[WorkerProcess(number, proxy.dsn, folder, variables) for number in numbers],
             load=Load(
-                proxy.dsn,
-                folder,
+                dsn=proxy.dsn,
+                folder=folder,
                 seed=seed,
                 mix=fault.mix,
                 rate=fault.rate,
@@ -162,7 +155,7 @@ class Run:
 
     @contextlib.asynccontextmanager
     async def _serving(self, fault: Fault, home: Path) -> AsyncIterator[Server]:
-        """Have a server with the fault's settings and an empty queue."""
+        """Give a server with the fault's settings and empty queues."""
         is_own = fault.own_server or fault.synchronous
         if self._server is None or is_own:
             await self._discard()
@@ -173,7 +166,7 @@ class Run:
             await self._prepare(server, fault)
             yield server
         except BaseException:
-            is_own = True  # who knows what is left of it
+            is_own = True  # its state is unknown
             raise
         finally:
             if is_own:
@@ -191,7 +184,7 @@ class Run:
         server.create()
         self._cluster.push_async_callback(server.close)
         if not fault.own_server:
-            # With the usual settings, which pg_cron must be installed with.
+            # With the default settings: pg_cron can only be installed while it is loaded.
             await server.start()
             await self._install(server)
         self._server = server

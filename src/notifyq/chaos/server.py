@@ -1,4 +1,4 @@
-"""A private PostgreSQL that is there to be killed: started, ended, copied and looked into."""
+"""A private PostgreSQL to harm: it is started, killed, copied to a standby and inspected."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +20,17 @@ from urllib.parse import quote
 import asyncpg
 
 from notifyq.chaos.errors import ChaosError
-from notifyq.chaos.tied import tied
 from notifyq.database.pool import connect
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.server import cluster, debian_binaries, wheel_binaries
+from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.server.binaries import checked, clean_environment, has_cron, reachable
 from notifyq.server.folder import Folder
+from notifyq.server.launch import Account, Tie, launcher
+from notifyq.server.postmaster import create_data
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from notifyq.database.pool import Connection
 
@@ -37,22 +40,41 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "max_connections": "100",
     "shared_buffers": "64MB",
-    # Only the machine could lose what is not synced, and no fault stops that. Commits are waited
-    # for: an immediate stop loses what a session has not handed to the kernel.
+    # A lost sync only matters when the machine stops, which no fault does. Commits do wait: an
+    # immediate stop loses what a session has not written to the kernel.
     "fsync": "off",
     "synchronous_commit": "on",
-    # SQLSTATEs are counted in the log.
+    # `Server.logged` counts SQLSTATEs in the log.
     "log_line_prefix": "%m [%p] %e %a ",
 }
 _START_SECONDS = 60.0
-_LOOK = 0.01
-"""Seconds between two looks at a server on its way up or down."""
+_POLL = 0.01
+"""Seconds between two checks of a server that starts or stops."""
+
+
+def tied(command: Sequence[str | Path], account: Account | None = None) -> list[str]:
+    """Return the command line of a program that the kernel ends when this process is killed.
+
+    Only Linux can do that. A process in between would not work: signals are for the program.
+    """
+    is_linux = sys.platform == "linux"
+    return launcher(Tie.thread, account, command) if is_linux else [str(it) for it in command]
+
+
+@contextlib.asynccontextmanager
+async def session(dsn: str, name: str) -> AsyncIterator[Connection]:
+    """Open a session with this application_name; terminate it at the end of the block."""
+    connection = await connect(dsn, name=name)
+    try:
+        yield connection
+    finally:
+        connection.terminate()
 
 
 def programs() -> Path:
     """Return the server's programs: those in NOTIFYQ_PG_BIN, else Debian's, else the wheel's.
 
-    Debian's have what the wheel lacks: pg_cron, and pg_basebackup to make a standby with.
+    Unlike the wheel's, Debian's have pg_cron, and pg_basebackup to make a standby.
     """
     if chosen := os.environ.get("NOTIFYQ_PG_BIN"):
         return checked(Path(chosen))
@@ -63,22 +85,22 @@ def programs() -> Path:
 
 
 class Stop(enum.IntEnum):
-    """How a server is told to stop, as `pg_ctl stop -m` does."""
+    """The signals of `pg_ctl stop -m fast` and `-m immediate`."""
 
     FAST = signal.SIGINT
     IMMEDIATE = signal.SIGQUIT
 
 
 class Server:
-    """One cluster in a folder, always on the same port; all its methods wait for what they do."""
+    """One cluster in a folder, always on the same port; its methods return when they are done."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
         self.folder = folder
         self.binaries = binaries
         self.settings: dict[str, str] = {}
-        """Settings over those of every such server, at the next start."""
+        """Settings for the next start, over the defaults of this module."""
         self.environment: dict[str, str] = {}
-        """Variables of its environment, at the next start."""
+        """Variables of its environment, for the next start."""
         self.standby: Server | None = None
         self.port = _free_port()
         self._files = Folder(folder)
@@ -91,7 +113,7 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """Where the server and its sessions log."""
+        """The log of the server and its sessions."""
         return self._files.log
 
     @property
@@ -110,7 +132,7 @@ class Server:
         """Make the cluster."""
         self._files.claim()
         self.binaries = reachable(self.binaries, self._files.account())
-        cluster.create(self._files, self.binaries, _DATABASE, durable=False)
+        create_data(self._files, self.binaries, _DATABASE, durable=False)
 
     async def start(self) -> None:
         """Start the server and return when it accepts connections."""
@@ -119,17 +141,17 @@ class Server:
         await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Wait until the server answers, be it on its way up or in recovery from a crash."""
+        """Wait until the server answers, while it starts or recovers from a crash."""
         give_up = time.monotonic() + _START_SECONDS
         while not await self._answers():
             if self.pid is None:
                 raise ChaosError(f"the server did not start: {self._last_words()}")
             if time.monotonic() > give_up:
                 raise ChaosError(f"the server does not answer: {self._last_words()}")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
 
     async def stop(self, how: Stop = Stop.FAST) -> None:
-        """Stop the server and return when its last process has gone."""
+        """Stop the server and wait until its last process has ended."""
         for number, patience in ((how, 20.0), (Stop.IMMEDIATE, 10.0), (signal.SIGKILL, 10.0)):
             if self.pid is not None:
                 os.kill(self.pid, number)
@@ -141,23 +163,13 @@ class Server:
     async def close(self) -> None:
         """Stop the server and its standby."""
         if self.standby is not None:
-            # First, so that the primary need not wait for it.
+            # First: the primary waits for its standby.
             await self.standby.stop()
         await self.stop()
 
-    async def restart(self, how: Stop = Stop.FAST) -> None:
-        """Stop and start."""
-        await self.stop(how)
-        await self.start()
-
-    @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """Open a session of the superuser's, past the proxy."""
-        connection = await connect(self.dsn, name="notifyq chaos")
-        try:
-            yield connection
-        finally:
-            connection.terminate()
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Open a session of the superuser that does not use the proxy."""
+        return session(self.dsn, "notifyq chaos")
 
     async def backends(self, name: str = "notifyq%") -> list[int]:
         """Process ids of the client sessions whose application_name is like this, in order."""
@@ -176,7 +188,7 @@ class Server:
                 raise ChaosError(f"the standby was not promoted: {self._last_words()}")
 
     async def add_standby(self, folder: Path) -> Server:
-        """Make and start a standby; each commit waits for it from now on."""
+        """Make and start a standby; from then on each commit waits for it."""
         standby = Server(folder, self.binaries)
         standby.settings, standby.environment = dict(self.settings), dict(self.environment)
         self._copy_to(standby)
@@ -188,11 +200,11 @@ class Server:
         return standby
 
     def demote(self) -> None:
-        """Have the next start of a stopped server make it a standby that follows nobody."""
+        """Make the next start of a stopped server a standby without a primary."""
         (self.data / "standby.signal").touch()
 
     def logged(self, sqlstate: str, *applications: str) -> int:
-        """How often the server has logged this SQLSTATE, in all or for these application_names."""
+        """How often the server logged this SQLSTATE, of all or of these application_names."""
         names = "|".join(map(re.escape, applications)) or ".*?"
         marker = re.compile(rf"\] {sqlstate} (?:{names}) ERROR:")
         with self.log.open(encoding="utf-8", errors="replace") as lines:
@@ -234,7 +246,7 @@ class Server:
                     cwd=self.folder,
                     env={**clean_environment(), **self.environment},
                     pass_fds=[alive],
-                    start_new_session=True,  # a Ctrl-C in the terminal is ours
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the rig only
                 )
         finally:
             os.close(log)
@@ -245,7 +257,7 @@ class Server:
         return {
             "shared_preload_libraries": "pg_cron",
             "cron.database_name": _DATABASE,
-            "cron.use_background_workers": "on",  # its other way, a connection, knows no password
+            "cron.use_background_workers": "on",  # the alternative, connections, has no password
         }
 
     async def _answers(self) -> bool:
@@ -261,12 +273,12 @@ class Server:
         while self.pid is not None or self._files.in_use:
             if time.monotonic() > give_up:
                 return False
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
         return True
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return " / ".join(lines[-5:]) or "it has logged nothing"
+        return " / ".join(lines[-5:]) or "its log is empty"
 
 
 def _free_port() -> int:

@@ -1,4 +1,4 @@
-"""The app of the workers: handlers of several kinds, which write down what happens to a message."""
+"""The app of the workers: its workers and handlers record a history."""
 
 from __future__ import annotations
 
@@ -6,96 +6,92 @@ import asyncio
 import contextlib
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.app import App
-from notifyq.chaos.history import History, Invoked, digest
+from notifyq.chaos.history import LOCK_FIELDS, History, Invoked, digest
 from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
+from notifyq.durable.control import Parked
+from notifyq.durable.steps import Steps
 from notifyq.handlers.retries import Reject
+from notifyq.handlers.signature import Transaction
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.queues.claim_client import ClaimClient
-from notifyq.telemetry import Event, Sink, WorkerStarted, log_sink
+from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted, log_events
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 
+    from notifyq.database.pool import Database
     from notifyq.handlers.build import HandlerOptions
-    from notifyq.queues.batch_completer import Answer, Settled
+    from notifyq.queues.batch_completer import Answer, OnSettled
 
 
-class _Inbox(ClaimClient):
-    """An inbox that writes down what it asks for and what it is told.
+class _RecordingClient(ClaimClient):
+    """A client that records its calls and their answers.
 
-    A call begins before it is sent: a process that is paused or slow writes its end too late.
+    A call begins before it is sent: a process that is paused or slow records its end too late.
     """
 
-    history: History
     _is_claiming = False
 
+    def __init__(self, database: Database, worker: str, *, history: History) -> None:
+        super().__init__(database, worker)
+        self.history = history
+
     async def claim(self, queues: Sequence[str], quantity: int, **options: Any) -> list[Message]:
-        """Claim messages."""
-        if self._is_claiming:  # it claims again, in place of what could not be decoded
+        if self._is_claiming:  # the client claims again to replace what it could not decode
             return await super().claim(queues, quantity, **options)
         call = self.history.invoke("claim")
         self._is_claiming = True
         try:
-            messages = await super().claim(queues, quantity, **options)
-        except BaseException as error:
-            call.unknown(error=repr(error))
-            raise
+            with _unknown_on_error(call):
+                messages = await super().claim(queues, quantity, **options)
         finally:
             self._is_claiming = False
-        call.ok(messages=[_locked(message) for message in messages])
+        call.ok(messages=[{it: getattr(m, it) for it in LOCK_FIELDS} for m in messages])
         return messages
 
     def finish(
         self,
         message: Message,
         outcome: Success | Rejected | Failed | Released,
-        settled: Settled,
+        on_settled: OnSettled,
     ) -> None:
-        """Settle a message."""
         ops = {Failed: "retry", Released: "release"}
         call = self._begin(ops.get(type(outcome), "finish"), message, outcome.status)
 
-        def told(answer: Answer | BaseException) -> None:
+        def record(answer: Answer | BaseException) -> None:
             if isinstance(answer, BaseException):
                 call.unknown(error=repr(answer))
             else:
                 call.ok(held=bool(answer))
-            settled(answer)
+            on_settled(answer)
 
-        super().finish(message, outcome, told)
+        super().finish(message, outcome, record)
 
     async def settle(self, message: Message, outcome: Outcome) -> Answer:
-        """Write down how a handling ended."""
+        """Settle a message; `finish` records all outcomes but a failure."""
         if not isinstance(outcome, Failed):
             return await super().settle(message, outcome)
         call = self._begin("retry", message, outcome.status)
-        try:
+        with _unknown_on_error(call):
             answer = await super().settle(message, outcome)
-        except BaseException as error:
-            call.unknown(error=repr(error))
-            raise
         call.ok(held=bool(answer))
         return answer
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
-        """Give up locks."""
         held = list(messages)
         calls = [self._begin("release", message, "released") for message in held]
-        try:
-            kept = await super().release(held)
-        except BaseException as error:
-            for call in calls:
-                call.unknown(error=repr(error))
-            raise
+        with _unknown_on_error(*calls):
+            released = await super().release(held)
         for call, message in zip(calls, held, strict=True):
-            call.ok(held=message.id in kept)
-        return kept
+            call.ok(held=message.id in released)
+        return released
 
     def _begin(self, op: str, message: Message, status: str) -> Invoked:
         return self.history.invoke(
@@ -103,58 +99,53 @@ class _Inbox(ClaimClient):
         )
 
 
-def _locked(message: Message) -> dict[str, Any]:
-    names = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
-    return {name: getattr(message, name) for name in names}
-
-
-class _Worker(Worker):
-    """A worker with an inbox that writes down what it does."""
-
-    _inbox_type = _Inbox
-    _inbox: _Inbox
-
-    def __init__(self, *args: Any, history: History, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._inbox.history = history
+@contextlib.contextmanager
+def _unknown_on_error(*calls: Invoked) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        for call in calls:
+            call.unknown(error=repr(error))
+        raise
 
 
 class _App(App):
-    """An app whose workers keep a history, where the environment says."""
+    """An app whose workers record a history in the folder that the environment names."""
 
     history: History
 
     def worker(
         self,
         *,
-        queues: Sequence[str] = (),
+        queues: Sequence[str] | Mapping[str, int] = (),
+        strict: bool = False,
         streams: Sequence[str] = (),
-        sink: Sink | None = None,
+        telemetry: TelemetryHandler | None = None,
         **settings: Any,
     ) -> Worker:
-        """A worker with a history."""
         self.history = History(
             os.environ[FOLDER], os.environ[PROCESS], is_brief=BRIEF in os.environ
         )
 
-        def note(event: Event) -> None:
+        def note(event: TelemetryEvent) -> None:
             if isinstance(event, WorkerStarted):
                 self.history.note("started", worker=event.worker, pid=os.getpid())
-            (sink or log_sink)(event)
+            (telemetry or log_events)(event)
 
-        return _Worker(
+        return Worker(
             self.database,
             self.registry,
             settings=WorkerSettings.load(**settings),
             queues=queues,
+            strict=strict,
             streams=streams,
-            sink=note,
-            history=self.history,
+            telemetry=note,
+            claim_client=partial(_RecordingClient, history=self.history),
         )
 
     @contextlib.contextmanager
-    def executing(self, payload: dict[str, Any], message: Message) -> Iterator[None]:
-        """Write down that a handler runs, and how it ended."""
+    def executing(self, payload: dict[str, Any], message: Message) -> Iterator[float]:
+        """Record an execution and its end; gives the seconds that the handler should take."""
         call = self.history.invoke(
             "execute",
             id=message.id,
@@ -165,7 +156,7 @@ class _App(App):
             lock_expires_at=message.lock_expires_at,
         )
         try:
-            yield
+            yield payload["milliseconds"] / 1000
         except BaseException as error:
             call.fail(error=repr(error))
             raise
@@ -173,74 +164,80 @@ class _App(App):
 
 
 class FlakyError(Exception):
-    """What a flaky handler raises."""
+    """Raised by the handler of flaky messages."""
 
 
 app = _App()
 _policy: HandlerOptions = {
-    "lock_timeout": LOCK,
+    "lock_duration": LOCK,
     "max_attempts": 25,
     "backoff": 0.1,
     "backoff_max": 0.5,
 }
-_short: HandlerOptions = {**_policy, "lock_timeout": SHORT_LOCK, "max_attempts": 2}
+_short: HandlerOptions = {**_policy, "lock_duration": SHORT_LOCK, "max_attempts": 2}
 _outlived: HandlerOptions = {**_short, "heartbeat": False}
 
 
-@app.handler("quick", **_policy)
-async def quick(payload: dict[str, Any], message: Message) -> dict[str, Any]:
-    """Take some milliseconds."""
-    with app.executing(payload, message):
-        await asyncio.sleep(payload["milliseconds"] / 1000)
+async def handle(payload: dict[str, Any], message: Message) -> dict[str, Any]:
+    """Sleep, and fail the first attempts of a flaky message."""
+    with app.executing(payload, message) as seconds:
+        await asyncio.sleep(seconds)
+        if message.attempts <= payload["fails"]:
+            raise FlakyError(f"attempt {message.attempts}")
     return {"token": message.lock_token}
 
 
-@app.handler("slow", **_policy)
-async def slow(payload: dict[str, Any], message: Message) -> None:
-    """Take tenths of a second."""
-    with app.executing(payload, message):
-        await asyncio.sleep(payload["milliseconds"] / 1000)
+for _kind in ("quick", "slow", "flaky", "storm"):
+    app.handler(_kind, **_policy)(handle)
+app.handler("outlive", **_outlived)(handle)
 
 
-@app.handler("flaky", **_policy)
-async def flaky(payload: dict[str, Any], message: Message) -> None:
-    """Fail the first attempts."""
-    with app.executing(payload, message):
-        await asyncio.sleep(payload["milliseconds"] / 1000)
-        if message.attempts <= payload["fails"]:
-            raise FlakyError(f"attempt {message.attempts}")
+@app.handler("steps", **_policy)
+async def stepped(payload: dict[str, Any], message: Message, steps: Steps) -> None:
+    """Write a row in a step, sleep, and wait for a signal that another step has sent."""
+    with app.executing(payload, message) as seconds:
+        await steps.transaction("write", _write, payload["key"])
+        await _parking(message, steps.sleep("nap", seconds))
+        await steps.run("send", app.signal, payload["key"])
+        await _parking(message, steps.wait_for("answer", signal=payload["key"], timeout=60))
+
+
+async def _write(tx: Transaction, key: str) -> None:
+    await tx.execute("insert into public.chaos_effect (key) values ($1)", key)
+
+
+async def _parking(message: Message, waiting: Awaitable[Any]) -> None:
+    """Record that the lock is given back where the message is parked."""
+    call = app.history.invoke(
+        "release", id=message.id, lock_token=message.lock_token, status="released"
+    )
+    try:
+        await waiting
+    except Parked:
+        call.ok(held=True)
+        raise
+    except BaseException as error:
+        call.unknown(error=repr(error))
+        raise
+    call.fail(error="it goes on")
 
 
 @app.handler("reject", **_policy)
 async def reject(payload: dict[str, Any], message: Message) -> None:
-    """Reject everything."""
+    """Reject the message."""
     with app.executing(payload, message):
-        raise Reject("nobody wants this")
-
-
-@app.handler("storm", **_policy)
-async def storm(payload: dict[str, Any], message: Message) -> None:
-    """Take what the sessions of a fault have left."""
-    with app.executing(payload, message):
-        await asyncio.sleep(0)
-
-
-@app.handler("outlive", **_outlived)
-async def outlive(payload: dict[str, Any], message: Message) -> None:
-    """Take longer than the lock, which nobody extends."""
-    with app.executing(payload, message):
-        await asyncio.sleep(payload["milliseconds"] / 1000)
+        raise Reject("this kind is always rejected")
 
 
 @app.handler("blocking", **_short)
 async def blocking(payload: dict[str, Any], message: Message) -> None:
-    """Block the loop for longer than the lock."""
-    with app.executing(payload, message):
-        time.sleep(payload["milliseconds"] / 1000)  # noqa: ASYNC251  that is what it is for
+    """Block the event loop for longer than the lock."""
+    with app.executing(payload, message) as seconds:
+        time.sleep(seconds)  # noqa: ASYNC251  this kind exists to block the loop
 
 
 @app.handler("thread", **_short)
 def thread(payload: dict[str, Any], message: Message) -> None:
     """Block a thread for longer than the lock."""
-    with app.executing(payload, message):
-        time.sleep(payload["milliseconds"] / 1000)
+    with app.executing(payload, message) as seconds:
+        time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Real worker processes: started, killed, paused, and always cleaned up."""
+"""Worker processes: started, killed, paused, and always cleaned up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.kinds import FOLDER, PROCESS
-from notifyq.chaos.tied import tied
+from notifyq.chaos.server import tied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 _COMMAND = ["-P", "-m", "notifyq", "worker", "notifyq.chaos.work:app", "--log-level", "warning"]
 _START_SECONDS = 30.0
-_LOOK = 0.01
-"""Seconds between two looks at a process."""
+_POLL = 0.01
+"""Seconds between two checks of a process."""
 
 
 class WorkerProcess:
-    """A place for a worker: the process that runs there, and after its end the next one."""
+    """One of the workers of a run: its current process, and after a restart the next one."""
 
-    def __init__(self, place: int, dsn: str, folder: Path, variables: Mapping[str, str]) -> None:
-        self._place = place
+    def __init__(self, number: int, dsn: str, folder: Path, variables: Mapping[str, str]) -> None:
+        self._number = number
         self._folder = folder
         self._variables = {**variables, "NOTIFYQ_DSN": dsn, FOLDER: str(folder)}
         self._process: subprocess.Popen[bytes] | None = None
         self._generation = 0
         self.is_paused = False
         self.was_ended = False
-        """Whether we have killed the process, or asked it to stop."""
+        """Whether the rig killed the process or sent it a SIGTERM."""
 
     @property
     def name(self) -> str:
-        """What the process is called in the history, such as worker-2.1."""
-        return f"worker-{self._place}.{self._generation}"
+        """The name of the process in the history, such as worker-2.1."""
+        return f"worker-{self._number}.{self._generation}"
 
     @property
     def pid(self) -> int:
-        """The process id of the one that was started last."""
+        """The process id of the current process."""
         return self._running().pid
 
     @property
@@ -58,7 +58,7 @@ class WorkerProcess:
         return self._running().poll()
 
     def start(self) -> None:
-        """Start a process here; it needs some time until it claims."""
+        """Start the next process; `started` waits until it claims."""
         self._generation += 1
         self.is_paused = self.was_ended = False
         with (self._folder / f"{self.name}.log").open("wb") as log:
@@ -69,7 +69,7 @@ class WorkerProcess:
                 stderr=log,
                 cwd=self._folder,
                 env={**_environment(), **self._variables, PROCESS: self.name},
-                start_new_session=True,  # a Ctrl-C in the terminal is ours
+                start_new_session=True,  # a Ctrl-C in the terminal is for the rig only
             )
 
     async def started(self) -> None:
@@ -79,10 +79,10 @@ class WorkerProcess:
         while not (file.exists() and b'"op": "started"' in file.read_bytes()):
             if not self.is_alive or time.monotonic() > give_up:
                 raise ChaosError(f"{self.name} did not start: {self.last_words()}")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
 
     def kill(self) -> None:
-        """End the process at once; return when it has gone."""
+        """Kill the process and wait for its end."""
         process = self._running()
         self.was_ended = True
         process.kill()
@@ -90,19 +90,19 @@ class WorkerProcess:
         self.is_paused = False
 
     def pause(self) -> None:
-        """Stop the process where it is."""
+        """Stop the process by SIGSTOP."""
         self._running().send_signal(signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let a paused process go on, none the wiser."""
+        """Continue a paused process."""
         self._running().send_signal(signal.SIGCONT)
         self.is_paused = False
 
     async def terminate(self, seconds: float = 15) -> float:
-        """Ask the worker to stop and wait for it; return how many seconds it took.
+        """Send SIGTERM and wait for the end; return how many seconds it took.
 
-        Raises ChaosError where it had to be killed.
+        Raises ChaosError if the process had to be killed.
         """
         began = time.monotonic()
         self.was_ended = True
@@ -111,31 +111,31 @@ class WorkerProcess:
             if time.monotonic() - began > seconds:
                 self.kill()
                 raise ChaosError(f"{self.name} did not stop within {seconds:.0f} s of a SIGTERM")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL)
         return time.monotonic() - began
 
     def restart(self) -> None:
-        """Start the next process here; one that still runs is killed."""
+        """Start the next process; kill the current one if it still runs."""
         if self.is_alive:
             self.kill()
         self.start()
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Kill the process if there is one."""
         if self._process is not None:
             self.kill()
 
     def last_words(self) -> str:
-        """The end of what the process has logged."""
+        """The last lines of the process's log."""
         text = (self._folder / f"{self.name}.log").read_text(errors="replace")
-        return " / ".join(text.splitlines()[-3:]) or "it has logged nothing"
+        return " / ".join(text.splitlines()[-3:]) or "its log is empty"
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise ChaosError(f"there is no worker at place {self._place} yet")
+            raise ChaosError(f"worker {self._number} has not been started")
         return self._process
 
 
 def _environment() -> dict[str, str]:
-    """The environment without settings of notifyq that are somebody else's."""
+    """The environment without settings of notifyq: those of the caller must not apply."""
     return {name: value for name, value in os.environ.items() if not name.startswith("NOTIFYQ_")}

@@ -1,53 +1,45 @@
-"""`notifyq audit`: what people have done, with the dashboard, with `top` and from here."""
+"""`notifyq audit`: changes made with the dashboard, with `top` and with commands."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
 import typer
 
-from notifyq.cli.masking import HideOption, MaskOption, masks_of
-from notifyq.cli.output import (
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import (
     DsnOption,
+    HideOption,
     JsonOption,
-    instant,
-    open_database,
-    out,
-    print_json,
-    print_rows,
-    run,
+    MaskOption,
+    instant_option,
+    limit_option,
+    masks_of,
 )
-from notifyq.operations.monitor import AuditEntry, audit_entries
+from notifyq.cli.output import out, print_json, print_rows
+from notifyq.operations.monitor import audit_entries
 
 
-def audit(
-    since: Annotated[
-        Any, typer.Option(parser=instant, metavar="INSTANT", help="Done then or later.")
-    ] = None,
-    actor: Annotated[str | None, typer.Option(help="By this person.")] = None,
-    action: Annotated[
-        str | None, typer.Option(help="As queue.pause, or queue for all that begin so.")
-    ] = None,
-    subject: Annotated[
-        str | None, typer.Option(help="To this queue, stream, schedule or message.")
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=9999, help="At most.")] = 50,
+@sync
+async def audit(
+    since: datetime | None = instant_option("Done then or later."),
+    actor: str | None = typer.Option(None, help="By this person."),
+    action: str | None = typer.Option(None, help="As queue.pause, or queue for all that begin so."),
+    subject: str | None = typer.Option(None, help="To this queue, stream, schedule or message."),
+    limit: Annotated[int, limit_option(9999)] = 50,
     mask: MaskOption = None,
     hide_payloads: HideOption = False,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who did what, the latest first: with the dashboard, `top` and the command line."""
-
-    async def read() -> list[AuditEntry]:
-        async with open_database(dsn) as database:
-            return await audit_entries(
-                database, actor=actor, action=action, subject=subject, since=since, most=limit + 1,
-                masks=masks_of(mask, all_payloads=hide_payloads),
-            )  # fmt: skip
-
-    found = run(read())
+    """List changes and the people who made them."""
+    async with open_database(dsn) as database:
+        found = await audit_entries(
+            database, actor=actor, action=action, subject=subject, since=since, most=limit + 1,
+            masks=masks_of(mask, all_payloads=hide_payloads),
+        )  # fmt: skip
     rows = [asdict(it) for it in found[:limit]]
     if as_json:
         for row in rows:

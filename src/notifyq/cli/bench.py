@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.output import err, out, print_table, run
-from notifyq.errors import ConfigurationError
+from notifyq.cli.command import run
+from notifyq.cli.options import flag, repeated
+from notifyq.cli.output import err, out, print_table
+from notifyq.errors import ConfigurationError, NotifyqError
 
 bench = typer.Typer(name="bench", help="Measure notifyq and other queues on one server.")
 
@@ -31,54 +33,55 @@ def load(module: str) -> Any:
 @bench.callback(invoke_without_command=True)
 def measure(
     context: typer.Context,
-    case: Annotated[
-        list[str] | None, typer.Option("--case", help="Only this case; may be repeated.")
-    ] = None,
-    system: Annotated[
-        list[str] | None, typer.Option("--system", help="Only this system; may be repeated.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, max=100, help="Rounds.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One small round: a look.")] = False,
-    folder: Annotated[
-        Path, typer.Option("--output", metavar="FOLDER", help="Where results and charts go.")
-    ] = Path("bench-results"),
-    # Not NOTIFYQ_DSN: nobody shall load a server in earnest use because of a variable.
-    dsn: Annotated[
-        str | None,
-        typer.Option(metavar="DSN", help="A server to measure on; else one is made for the run."),
-    ] = None,
+    case: list[str] | None = repeated("Only this case", "--case"),
+    system: list[str] | None = repeated("Only this system", "--system"),
+    rounds: int | None = typer.Option(None, min=1, max=100, help="Rounds."),
+    quick: bool = flag("--quick", "One small round, as a try."),
+    folder: Path = typer.Option(
+        Path("bench-results"), "--output", metavar="FOLDER", help="Folder for results and charts."
+    ),
+    # Not NOTIFYQ_DSN: a variable must not put this load on a production server.
+    dsn: str | None = typer.Option(
+        None, metavar="DSN", help="A server to measure on; else one is made for the run."
+    ),
 ) -> None:
     """Measure, print tables, and keep the results as JSON and as charts.
 
-    Each system gets a database of its own on one server. With --dsn databases are created there,
+    Each system gets a database of its own on one server. With --dsn databases are created there
     and dropped in the end; settings of the server are changed for the case `flush`.
     """
     if context.invoked_subcommand is not None:
         return
     runner = load("run")
     sizes = runner.sizes(quick=quick, rounds=rounds)
-    cases, systems = runner.chosen_cases(case or ()), runner.chosen_systems(system or ())
+    cases, systems = runner.choose(case or (), system or ())
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.json"
-    results = run(runner.run(dsn, cases, systems, sizes, _say, lambda results: results.write(path)))
+
+    def report(what: str, step: int, steps: int) -> None:
+        err.print(f"[{step + 1}/{steps}] {what}")
+
+    results = run(
+        runner.run(dsn, cases, systems, sizes, report, lambda results: results.write(path))
+    )
     out.print()
     _show(results, path)
-
-
-def _say(what: str, step: int, steps: int) -> None:
-    err.print(f"[{step + 1}/{steps}] {what}")
+    if missing := results.not_measured():
+        raise NotifyqError(
+            f'not measured: {", ".join(missing)}; the list "not run" has the reasons'
+        )
 
 
 @bench.command()
 def report(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Results of a run, JSON.")],
 ) -> None:
-    """Print the tables of a run again and draw its charts beside the file."""
+    """Print the tables and draw the charts of a run again."""
     _show(load("results").Results.read(file), file)
 
 
 def _show(results: Any, file: Path) -> None:
-    """Print all that a run has found, and draw its charts into a folder beside its file."""
+    """Print the results of a run, and draw its charts into a folder beside its file."""
     report = load("report")
     out.print(report.machine_line(results))
     for table in report.tables(results):

@@ -1,76 +1,66 @@
-"""`notifyq broker`: call the procedures that were registered in the database."""
+"""`notifyq broker`: call the procedures that are registered in the database."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import asyncpg
 import typer
 
 from notifyq.broker import Broker
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
-from notifyq.cli.output import DsnOption, duration, resolve_dsn, run
-from notifyq.cli.worker import stop_signals
-from notifyq.config import (
-    BrokerSettings,
-    ScrapeSettings,
-    listen_dsn_from_environment,
-    with_user,
+from notifyq.cli.command import resolve_dsn, run
+from notifyq.cli.logs import configure_logging
+from notifyq.cli.metrics import serve_metrics
+from notifyq.cli.options import (
+    DsnOption,
+    GraceOption,
+    LogFormatOption,
+    LogLevelOption,
+    MetricsHostOption,
+    MetricsPortOption,
+    PollOption,
 )
+from notifyq.cli.signals import stop_signals
+from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment, with_user
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from notifyq.operations.metrics import BrokerMetrics
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 
 def broker(
-    autostart: Annotated[
-        str | None,
-        typer.Option(
-            metavar="USER:DATABASE,...",
-            help="A broker for each of these on the server of the DSN; else one for the DSN.",
-        ),
-    ] = None,
-    grace: Annotated[
-        Any,
-        typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for one."),
-    ] = None,
-    poll: Annotated[
-        Any,
-        typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
-    ] = None,
+    autostart: str | None = typer.Option(
+        None,
+        metavar="USER:DATABASE,...",
+        help="A broker for each of these on the server of the DSN; else one for the DSN.",
+    ),
+    grace: GraceOption = None,
+    poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
-    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
     dsn: DsnOption = None,
 ) -> None:
-    """Call registered procedures until SIGTERM, SIGINT or messages.stop_broker().
+    """Call registered procedures until a signal or stop_broker().
 
-    The first signal lets a running procedure end within the grace, the second rolls it back.
+    It stops for SIGTERM, SIGINT and messages.stop_broker(). The first signal lets a running
+    procedure end within the grace, the second rolls it back.
     """
     configure_logging(log_level, log_format)
     settings = BrokerSettings.load(autostart=autostart, grace=grace, poll=poll)
-    places = dict(_places(settings.autostart, listen_dsn_from_environment() or resolve_dsn(dsn)))
+    dsns = dict(_dsns(settings.autostart, listen_dsn_from_environment() or resolve_dsn(dsn)))
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
-    with serve_metrics(scrapes, _metrics) as metrics:
-        run(_serve(places, settings, metrics.beside(log_sink) if metrics else log_sink))
+    with serve_metrics(scrapes, "BrokerMetrics") as metrics:
+        run(_serve(dsns, settings, metrics.beside(log_events) if metrics else log_events))
 
 
-def _metrics() -> BrokerMetrics:
-    from notifyq.operations.metrics import BrokerMetrics
-
-    return BrokerMetrics()
-
-
-def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
+def _dsns(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
     """Each entry of the list with its DSN; without a list the DSN alone."""
     entries = [entry.strip() for entry in autostart.split(",") if entry.strip()]
     for entry in entries:
@@ -84,8 +74,12 @@ def _places(autostart: str, dsn: str) -> Iterator[tuple[str, str]]:
         yield "", dsn
 
 
-async def _serve(places: dict[str, str], settings: BrokerSettings, sink: Sink) -> None:
-    brokers = {entry: Broker(dsn, settings=settings, sink=sink) for entry, dsn in places.items()}
+async def _serve(
+    dsns: dict[str, str], settings: BrokerSettings, telemetry: TelemetryHandler
+) -> None:
+    brokers = {
+        entry: Broker(dsn, settings=settings, telemetry=telemetry) for entry, dsn in dsns.items()
+    }
 
     def stop() -> None:
         for each in brokers.values():

@@ -1,4 +1,4 @@
-"""`notifyq chaos`: faults on purpose, and a verdict on what is left."""
+"""`notifyq chaos`: inject faults, then check that no message was lost."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import logging
 import secrets
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from notifyq.cli.output import err, out, print_table, run
+from notifyq.cli.command import run
+from notifyq.cli.options import flag
+from notifyq.cli.output import err, out, print_table
 from notifyq.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,49 +24,46 @@ if TYPE_CHECKING:
     from notifyq.chaos.report import Report, Row
     from notifyq.chaos.run import Run
 
-# What it needs is imported when it is called: any other command, a worker too, would pay for it.
+# Imported when it is called: every other command would wait for these modules, a worker too.
 
 _SPARE = (11, 8, 9, 10, 7, 6)
-"""Columns of the report that a narrow terminal lacks first; the files have them."""
+"""Columns of the report that a narrow terminal drops first; the files have them."""
 _SHORTEST = 3.0
-"""Seconds that a fault does harm at least: less than a lock lasts would prove nothing."""
+"""Least seconds of a fault: a shorter one than a lock proves nothing."""
 
 
 def chaos(
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Repeats the choices of a run; else a new one.")
-    ] = None,
-    minutes: Annotated[
-        float,
-        typer.Option(min=0, help=f"Of all faults together, each at least {_SHORTEST:.0f} s."),
-    ] = 2,
-    faults: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="Only these; else those of --list.")
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List the faults and do nothing.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="For the report, and the histories of failures."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=2, max=64, help="Worker processes.")] = 3,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Judge a kept history again, only that.")
-    ] = None,
+    seed: int | None = typer.Option(None, min=0, help="Repeats the choices of a run; else random."),
+    minutes: float = typer.Option(
+        2, min=0, help=f"Of all faults together; each takes {_SHORTEST:.0f} s or more."
+    ),
+    faults: str | None = typer.Option(
+        None, metavar="NAME,NAME", help="Only these; else those of --list."
+    ),
+    listed: bool = flag("--list", "List the faults and do nothing."),
+    output: Path | None = typer.Option(
+        None, metavar="FOLDER", help="For the report, and the histories of failures."
+    ),
+    workers: int = typer.Option(3, min=2, max=64, help="Worker processes."),
+    check: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Only check a kept history again."
+    ),
 ) -> None:
-    """Break a private server, its workers and its network, and prove that nothing is lost.
+    """Inject faults and prove that no message is lost.
 
-    No database is used but those made for the run. Messages flow while a fault is injected; then
-    all is healed, the queue is drained, and the history of every publication, lock and execution is
-    checked against what the archive holds. Exit code 1: a promise was broken.
+    Faults break a private server, its workers and its network. It uses only databases made for the
+    run. Messages are published and handled during each fault; then the fault is undone, the queue
+    is drained, and the history of every publication, lock and execution is compared with the
+    archive. Exit code 1: a guarantee was broken.
     """
     if listed:
         _print_list()
     elif check is not None:
-        _judge_again(check)
+        _check_again(check)
     else:
         chosen = _choose(faults)
         seed = secrets.randbelow(2**31) if seed is None else seed
-        # First of all: whatever happens next, it can be repeated.
+        # Before anything can fail: a run can only be repeated with its seed.
         err.print(f"seed {seed}")
         seconds = max(minutes * 60 / len(chosen), _SHORTEST)
         report = _run(chosen, seed=seed, seconds=seconds, workers=workers, output=output)
@@ -100,15 +99,15 @@ def _print_list() -> None:
     print_table(["fault", "what happens", "", "cannot be done here"], rows)
 
 
-def _judge_again(folder: Path) -> None:
-    from notifyq.chaos.kept import findings, judge
+def _check_again(folder: Path) -> None:
+    from notifyq.chaos.results import findings, judge
 
-    verdict = judge(folder)
-    for finding in findings(verdict):
+    result = judge(folder)
+    for finding in findings(result):
         out.print(finding)
-    if not verdict.ok:
+    if not result.ok:
         raise typer.Exit(1)
-    out.print(f"ok: {verdict.attempts} messages, no promise broken")
+    out.print(f"ok: {result.attempts} messages, no guarantee broken")
 
 
 def _run(
@@ -118,29 +117,30 @@ def _run(
 
     with _kept(output) as kept, Progress("faults", total=len(faults), unit="faults") as progress:
 
-        def tell(row: Row) -> None:
+        def show(row: Row) -> None:
             if err.is_terminal:
                 progress.advance()
             what = f"skipped, {row.skipped}" if row.skipped else "ok" if row.ok else "BROKEN"
             err.print(f"{row.fault}: {what} ({row.seconds:.1f} s)")
 
-        command = Run(faults, seed=seed, seconds=seconds, workers=workers, kept=kept, tell=tell)
-        report = run(_unseen(command))
+        command = Run(
+            faults=faults, seed=seed, seconds=seconds, workers=workers, kept=kept, report=show
+        )
+        report = run(_without_logs(command))
     if output is not None:
         report.write(output)
     return report
 
 
-async def _unseen(command: Run) -> Report:
-    """Run it without what the library logs."""
-    # Lost connections are what this is about: they are in the history, not on the screen.
+async def _without_logs(command: Run) -> Report:
+    # Lost connections are expected here: they are in the history, not on the screen.
     logging.getLogger().addHandler(logging.NullHandler())
     return await command.run()
 
 
 @contextlib.contextmanager
 def _kept(output: Path | None) -> Iterator[Path]:
-    """Give a folder for the histories of failures; it is there afterwards if there was one."""
+    """Yield a folder for the histories of failures; it is removed if there were none."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         yield output / "histories"

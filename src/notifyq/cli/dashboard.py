@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from notifyq.cli.masking import HideOption, MaskOption, masks_of
-from notifyq.cli.output import DsnOption, err, open_database, out, resolve_dsn, run
+from notifyq.cli.command import open_database, resolve_dsn, run
+from notifyq.cli.options import DsnOption, HideOption, MaskOption, flag, masks_of, repeated
+from notifyq.cli.output import err, out
 from notifyq.config import exposure, from_environment, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
@@ -21,62 +21,47 @@ _SECRET = "NOTIFYQ_DASHBOARD_SECRET"  # noqa: S105  the name of a variable
 
 
 def dashboard(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
-    allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let it change things: pause, retry, discard.")
-    ] = False,
-    auth_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Who may enter, as --add-user writes it."),
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"File with one password for all; else {_VARIABLE}."),
-    ] = None,
+    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
+    port: int = typer.Option(8080, min=0, max=65535, help="Port; 0: a free one."),
+    allow_writes: bool = flag("--allow-writes", "Allow changes: pause, retry, delete."),
+    auth_file: Path | None = typer.Option(
+        None, metavar="FILE", help="Users and passwords, written by --add-user."
+    ),
+    password_file: Path | None = typer.Option(
+        None, metavar="FILE", help=f"File with one password for all; else {_VARIABLE}."
+    ),
     mask: MaskOption = None,
     hide_payloads: HideOption = False,
-    base_path: Annotated[
-        str, typer.Option(metavar="PATH", help="Below which a proxy serves it, like /notifyq.")
-    ] = "",
-    trusted_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A name under which browsers find it; repeatable."),
-    ] = None,
-    proxy: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESSES",
-            envvar="NOTIFYQ_DASHBOARD_PROXY",
-            show_default=False,
-            help="Proxies whose X-Forwarded headers are believed, as 10.0.0.5,10.1.0.0/16; "
-            "none unless given.",
-        ),
-    ] = "",
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help=f"File with the secret that signs sessions, else {_SECRET}; else a random one, "
-            "and a restart ends all sessions.",
-        ),
-    ] = None,
-    interval: Annotated[
-        float,
-        typer.Option(min=0.2, max=60, help="Seconds between live figures; a bell brings new ones."),
-    ] = 2.0,
-    add_user: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Ask for a password, write it to --auth-file, and end."),
-    ] = None,
-    viewer: Annotated[
-        bool, typer.Option("--viewer", help="With --add-user: one who may only read.")
-    ] = False,
+    base_path: str = typer.Option(
+        "", metavar="PATH", help="Path prefix at the proxy, like /notifyq."
+    ),
+    trusted_host: list[str] | None = repeated("A host name that browsers use", metavar="NAME"),
+    proxy: str = typer.Option(
+        "",
+        metavar="ADDRESSES",
+        envvar="NOTIFYQ_DASHBOARD_PROXY",
+        show_default=False,
+        help="Proxies whose X-Forwarded headers are trusted, as 10.0.0.5,10.1.0.0/16; "
+        "none unless given.",
+    ),
+    secret_file: Path | None = typer.Option(
+        None,
+        metavar="FILE",
+        help=f"File with the secret that signs sessions, else {_SECRET}; else a random one, "
+        "and a restart ends all sessions.",
+    ),
+    interval: float = typer.Option(
+        2.0, min=0.2, max=60, help="Seconds between updates; notifications update it, too."
+    ),
+    add_user: str | None = typer.Option(
+        None, metavar="NAME", help="Prompt for a password, write it to --auth-file, and end."
+    ),
+    viewer: bool = flag("--viewer", "With --add-user: a user who may only read."),
     dsn: DsnOption = None,
 ) -> None:
-    """Serve a web page: queues, messages, streams, workers and the health of the database.
+    """Serve queues, messages, workers and health as web pages.
 
-    It only reads unless --allow-writes is given. Off loopback it asks for a password.
+    It only reads unless --allow-writes is given. Outside of loopback it requires a password.
     """
     if add_user is not None:
         _add(auth_file, User(add_user, may_write=not viewer))
@@ -86,13 +71,13 @@ def dashboard(
         from notifyq.operations.dashboard.serve import (
             announce,
             bind,
-            check_place,
+            check_host,
             check_proxies,
             serve,
         )
     except ImportError as error:
         raise ConfigurationError(MISSING) from error
-    check_place(host, is_guarded=users is not None)
+    check_host(host, is_guarded=users is not None)
     proxies = check_proxies(proxy)
     app = create_app(
         resolve_dsn(dsn),
@@ -107,13 +92,13 @@ def dashboard(
         secret=_secret(secret_file),
     )
     listener = bind(host, port)
-    run(_look(dsn))
+    run(_check(dsn))
     out.print(announce(host, listener, base_path, allow_writes=allow_writes))
     serve(app, listener, proxies=proxies)
 
 
-async def _look(dsn: str | None) -> None:
-    """A wrong DSN or a schema that does not fit is said at once, not on each page."""
+async def _check(dsn: str | None) -> None:
+    """Fail now for a wrong DSN or another version of the schema, and not on each page."""
     async with open_database(dsn, serves=True):
         pass
 
@@ -121,7 +106,7 @@ async def _look(dsn: str | None) -> None:
 def _users(auth_file: Path | None, password_file: Path | None) -> Users | None:
     if auth_file is not None:
         if password_file is not None:
-            raise typer.BadParameter("--auth-file and --password-file: give one of them")
+            raise typer.BadParameter("--auth-file and --password-file exclude each other")
         return Users.of_file(auth_file)
     if password_file is not None:
         return Users.of_password_file(password_file)
@@ -140,7 +125,7 @@ def _secret(path: Path | None) -> str | None:
         raise ConfigurationError(f"--secret-file {path} cannot be read: {error}") from error
     if fault:
         raise ConfigurationError(
-            f"--secret-file {path} {fault.partition(chr(44))[0]}: `chmod 600` it, and own it"
+            f"--secret-file {path} {fault.partition(',')[0]}: `chmod 600` it, and own it"
         )
     return secret
 

@@ -1,4 +1,4 @@
-"""`notifyq dead`: list, show, watch, retry and delete dead messages."""
+"""`notifyq dead`: list, group, show, watch, retry and delete dead messages."""
 
 from __future__ import annotations
 
@@ -7,106 +7,155 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from pydantic import BaseModel, Field
 
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.cli.audited import acting
-from notifyq.cli.default_command import Listing
-from notifyq.cli.groups import FingerprintOption, act_on, groups
+from notifyq.cli.command import Listing, acting, noting, open_database, run, sync
 from notifyq.cli.hints import require_known
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.messages import LimitOption, show
-from notifyq.cli.output import (
+from notifyq.cli.logs import configure_logging
+from notifyq.cli.messages import show
+from notifyq.cli.options import (
     DsnOption,
     JsonOption,
+    LimitOption,
     QueueOption,
+    SubscriberOption,
+    flag,
+    instant_option,
+    limit_option,
+    masks_of,
+)
+from notifyq.cli.output import (
     cell,
     err,
-    instant,
-    message_json,
-    open_database,
     out,
     pick,
     print_json,
     print_rows,
     printable,
-    run,
+    row_json,
     when,
 )
-from notifyq.cli.watch_state import Bookmark
-from notifyq.cli.worker import stop_signals
-from notifyq.database import sql
+from notifyq.cli.signals import stop_signals
+from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
 from notifyq.models.message import ArchivedMessage, Status
-from notifyq.operations.monitor import Act, Conditions
-from notifyq.telemetry import log_sink
+from notifyq.operations import monitor
+from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
+from notifyq.telemetry import log_events
 
 dead = typer.Typer(name="dead", cls=Listing, help="List (ls), show, retry, delete dead messages.")
 dead.command("show")(show)
-dead.command("groups")(groups)
 
-SubscriberOption = Annotated[
-    str | None, typer.Option("--subscriber", help="Only events of this subscriber.")
+FingerprintOption = Annotated[
+    str | None,
+    typer.Option(
+        "--fingerprint", metavar="TEXT", help="Only of this group, see `notifyq dead groups`."
+    ),
 ]
-_HandOut = Callable[[ArchivedMessage], Awaitable[None]]
-
 MaybeIdsArgument = Annotated[
     list[int] | None,
     typer.Argument(metavar="ID...", min=1, max=2**63 - 1, show_default=False),
 ]
 
+_HandOut = Callable[[ArchivedMessage], Awaitable[None]]
+
 
 @dead.command()
-def ls(
+@sync
+async def ls(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
     limit: LimitOption = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List dead messages and events that were not retried, the latest first."""
-
-    async def list_dead() -> None:
-        async with open_database(dsn) as database:
-            archive = Archive(database)
-            found = await archive.dead(queue, limit, subscriber=subscriber)
-            total = await archive.dead_count(queue, subscriber)
-            if not found:
-                await require_known(database, queue, subscriber)
-        if as_json:
-            for message in found:
-                typer.echo(message_json(message))
-            return
-        names = ["id", "queue", "status", "archived_at", "details"]
-        if any(m.subscriber for m in found):
-            names[2:2] = ["subscriber", "event_id"]
-        print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
-        if total > len(found):
-            out.print(f"{total - len(found)} more: use --limit")
-
-    run(list_dead())
+    """List dead messages and events, the latest first. Retried ones are left out."""
+    async with open_database(dsn) as database:
+        archive = Archive(database)
+        found = await archive.dead(queue, limit, subscriber=subscriber)
+        total = await archive.dead_count(queue, subscriber)
+        if not found:
+            await require_known(database, queue, subscriber)
+    if as_json:
+        for message in found:
+            typer.echo(row_json(message))
+        return
+    names = ["id", "queue", "status", "archived_at", "details"]
+    if any(m.subscriber for m in found):
+        names[2:2] = ["subscriber", "event_id"]
+    print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
+    if total > len(found):
+        out.print(f"{total - len(found)} more: use --limit")
 
 
 @dead.command()
-def retry(
+@sync
+async def groups(
+    queue: QueueOption = None,
+    subscriber: SubscriberOption = None,
+    since: datetime | None = instant_option("Archived then or later."),
+    until: datetime | None = instant_option("Archived before then."),
+    limit: Annotated[int, limit_option(2000)] = 20,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Group dead messages by the fingerprint of their errors.
+
+    Retried ones are left out. `notifyq dead retry --fingerprint TEXT` publishes all of a group
+    again, `notifyq dead delete --fingerprint TEXT` deletes them.
+    """
+    conditions = Conditions(queue=queue, subscriber=subscriber, since=since, until=until)
+    async with open_database(dsn) as database:
+        found = await dead_groups(database, conditions, quantity=limit)
+        if not found.groups:
+            await require_known(database, queue, subscriber)
+    if as_json:
+        for group in found.groups:
+            print_json(group)
+        return
+    rows = [
+        {
+            "dead": group.dead,
+            "last_at": when(group.last_at),
+            "last_id": group.last_id,
+            "queue": ", ".join(group.queues),
+            "fingerprint": group.fingerprint,
+        }
+        for group in found.groups
+    ]
+    print_rows(rows, as_json=False, empty="no dead messages")
+    if found.position is not None and found.position.at is not None:
+        out.print(
+            f"of the latest {found.scanned} dead messages: "
+            f"--until {found.position.at.isoformat()} continues"
+        )
+
+
+@dead.command()
+@sync
+async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
-    status: Annotated[Status | None, typer.Option(help="Only of this status.")] = None,
+    status: Status | None = typer.Option(None, help="Only of this status."),
     fingerprint: FingerprintOption = None,
-    since: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
-    until: Annotated[Any, typer.Option(parser=instant, metavar="INSTANT")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10**5, help="At most.")] = 1000,
+    since: datetime | None = instant_option("Archived then or later."),
+    until: datetime | None = instant_option("Archived before then."),
+    everything: bool = flag("--all", "All dead messages."),
+    limit: Annotated[int, limit_option(100_000)] = 1000,
     dsn: DsnOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once.
 
@@ -115,65 +164,81 @@ def retry(
     given = (queue, subscriber, status, fingerprint, since, until)
     if bool(ids) == (everything or any(value is not None for value in given)):
         raise typer.BadParameter("give ids, or a filter, or --all")
-
-    async def retry_dead() -> None:
-        if fingerprint is not None:
-            conditions = Conditions(
-                queue=queue, subscriber=subscriber, state=status, fingerprint=fingerprint,
-                since=since, until=until,
-            )  # fmt: skip
-            done = await act_on(dsn, Act.RETRY, conditions, limit)
-            _tell_retried(done, None, as_json=as_json)
-            return
-        said = {"status": status, "since": since, "until": until}
-        subject = _subject(ids, queue)
-        async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **said) as act:
-            if ids:
-                again = [row[0] for row in await act.fetch(sql.DEAD_RETRY, ids)]
-                retried = len(again)
-            else:
-                again = None
-                retried = await act.value(sql.REDRIVE, queue, *said.values(), limit, subscriber)
-            act.note(done=retried, **({"as": again} if again else {}))
-        if not ids and not retried:
-            async with open_database(dsn) as database:
-                await require_known(database, queue, subscriber)
-        _tell_retried(retried, again, as_json=as_json)
-        _require_all(ids or [], retried, "not dead, or were retried before")
-
-    run(retry_dead())
+    if fingerprint is not None:
+        conditions = Conditions(
+            queue=queue, subscriber=subscriber, state=status, fingerprint=fingerprint,
+            since=since, until=until,
+        )  # fmt: skip
+        _print_retried(await _act_on_group(dsn, Act.RETRY, conditions, limit), None, as_json)
+        return
+    filters = {"status": status, "since": since, "until": until}
+    subject = _subject(ids, queue)
+    again: list[int] | None = None
+    async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **filters) as act:
+        if ids:
+            again = [row[0] for row in await act.fetch(sql.DEAD_RETRY, ids)]
+            retried = len(again)
+        else:
+            retried = await act.value(sql.REDRIVE, queue, *filters.values(), limit, subscriber)
+        act.note(done=retried, **({"as": again} if again else {}))
+    if not ids and not retried:
+        async with open_database(dsn) as database:
+            await require_known(database, queue, subscriber)
+    _print_retried(retried, again, as_json)
+    _require_all(ids or [], retried, "not dead, or were retried before")
 
 
 @dead.command()
-def delete(
+@sync
+async def delete(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     fingerprint: FingerprintOption = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most, of a group.")
-    ] = 1000,
+    limit: Annotated[int, limit_option(100_000)] = 1000,
     dsn: DsnOption = None,
 ) -> None:
-    """Delete dead messages from the archive for good, by id, or all of a group."""
+    """Delete dead messages permanently, by id or by group."""
     if bool(ids) == (fingerprint is not None) or (ids and queue is not None):
         raise typer.BadParameter("give ids, or --fingerprint and perhaps --queue")
-
-    async def delete_dead() -> None:
-        if not ids:
-            conditions = Conditions(queue=queue, fingerprint=fingerprint)
-            out.print(f"{await act_on(dsn, Act.DELETE, conditions, limit)} deleted")
-            return
-        async with acting(dsn, "dead.delete", _subject(ids)) as act:
-            deleted = await act.value(sql.DEAD_DELETE, ids)
-            act.note(deleted=deleted)
-        out.print(f"{deleted} deleted")
-        _require_all(ids, deleted, "not dead")
-
-    run(delete_dead())
+    if not ids:
+        conditions = Conditions(queue=queue, fingerprint=fingerprint)
+        out.print(f"{await _act_on_group(dsn, Act.DELETE, conditions, limit)} deleted")
+        return
+    async with acting(dsn, "dead.delete", _subject(ids)) as act:
+        deleted = await act.value(sql.DEAD_DELETE, ids)
+        act.note(deleted=deleted)
+    out.print(f"{deleted} deleted")
+    _require_all(ids, deleted, "not dead")
 
 
-def _tell_retried(done: int, ids: list[int] | None, *, as_json: bool) -> None:
-    """Say how many were published again and, where they were named, as which messages."""
+async def _act_on_group(dsn: str | None, act: Act, conditions: Conditions, limit: int) -> int:
+    """Retry or delete dead messages that match, in steps, up to `limit`; return how many."""
+    done = 0
+    position = None
+    async with open_database(dsn) as database:
+        if conditions.until is None:
+            # Without an end, messages that are retried here and fail again would match, too.
+            conditions = replace(conditions, until=await clock(database))
+        details = monitor.masked_details(conditions.values(), masks_of())
+        subject = conditions.queue or "those found"
+        while done < limit:
+            quantity = min(1000, limit - done)
+            async with noting(database, f"dead.{act.name.lower()}", subject, **details) as noted:
+                one = await step(
+                    noted.connection, act, conditions, quantity=quantity, position=position
+                )
+                noted.note(found=one.found, done=one.done)
+            done += one.done
+            position = one.position
+            if position is None:
+                break
+        if not done:
+            await require_known(database, conditions.queue, conditions.subscriber)
+    return done
+
+
+def _print_retried(done: int, ids: list[int] | None, as_json: bool) -> None:
+    """Print how many were published again and, if ids were given, the new ids."""
     if as_json:
         print_json({"published": done, "ids": ids})
     else:
@@ -194,39 +259,34 @@ def _require_all(ids: list[int], done: int, otherwise: str) -> None:
 @dead.command()
 def watch(
     queue: QueueOption = None,
-    command: Annotated[
-        str | None,
-        typer.Option("--exec", metavar="COMMAND", help="Run for each, JSON on its stdin."),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option(help="File that remembers what was handed out.")
-    ] = None,
-    since: Annotated[
-        Any,
-        typer.Option(parser=instant, metavar="INSTANT", help="Begin then, whatever --state says."),
-    ] = None,
+    command: str | None = typer.Option(
+        None, "--exec", metavar="COMMAND", help="Run for each, JSON on its stdin."
+    ),
+    state: Path | None = typer.Option(None, help="File that keeps the position of the watch."),
+    since: datetime | None = instant_option("Begin then; --state is ignored."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print each message that dies, or hand it to a command, until SIGTERM or SIGINT.
+    """Print each new dead message, or pass it to a command.
 
-    Survives a restart of the server and misses nothing: the bell only says when to look. With
-    --state another run goes on where this one stopped. A command that fails ends the watch with
-    exit code 1, and the message is handed out again by the next run. So does a server that was
-    restored: --since says where to go on. When a standby takes over, the last moments come again.
+    It runs until SIGTERM or SIGINT, survives a restart of the server and misses nothing:
+    notifications only wake it. With --state another run continues where this one stopped. A command
+    that fails ends the watch with exit code 1, and the next run passes the message again. A server
+    that was restored ends it, too: --since sets where to continue. When a standby takes over, the
+    last messages come again.
     """
-    configure_logging(LogLevel.INFO, LogFormat.TEXT)
+    configure_logging("info")
 
     async def watch_dead() -> None:
         async with open_database(dsn, serves=True) as database:
             await require_known(database, queue)
             archive = Archive(database)
-            bookmark = Bookmark(state, queue, anew=since is not None)
+            bookmark = _Bookmark(state, queue, anew=since is not None)
             if bookmark.position is None and since is None:
-                # Kept before the first look: what dies from now on is in it, however we end.
+                # Kept before the first poll: a crash must not lose messages that fail from now on.
                 bookmark.move(await archive.position())
             letters = DeadLetters(
-                database, queue=queue, seen=bookmark.position, since=since, sink=log_sink
+                database, queue=queue, seen=bookmark.position, since=since, telemetry=log_events
             )
             hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
             watch = _Watch(letters, bookmark, hand_out)
@@ -240,14 +300,86 @@ def watch(
     except ForeignPositionError as error:
         where = "" if state is None else f"{state}: "
         raise ConfigurationError(
-            f"{where}{error.args[0]}: give --since INSTANT to have again what died since then"
+            f"{where}{error.args[0]}: give --since INSTANT to get again the messages that failed "
+            "since then"
         ) from error
+
+
+class _Head(BaseModel):
+    """First line of the file; the ids handed out since that position follow."""
+
+    queue: str | None = None
+    position: str = Field(pattern=r"^-?\d+(:\d+){3}/\d+:\d+:[\d,]*$")
+
+
+class _Bookmark:
+    """A position before which all is handed out, and the ids handed out since."""
+
+    def __init__(self, path: Path | None, queue: str | None, *, anew: bool = False) -> None:
+        """Read what is in the file; `anew` overwrites it at the first move instead."""
+        self._path = path
+        self._queue = queue
+        self._done: set[int] = set()
+        self.position: str | None = None
+        """None: there was no file."""
+        if path is not None and not anew:
+            self._read(path)
+
+    def has(self, message_id: int) -> bool:
+        """Whether the message was handed out."""
+        return message_id in self._done
+
+    def add(self, message_id: int) -> None:
+        """Note that a message was handed out."""
+        self._done.add(message_id)
+        if self._path is not None:
+            with _writing(self._path), self._path.open("a") as file:
+                file.write(f"{message_id}\n")
+
+    def move(self, position: str) -> None:
+        """Note that everything before a position is handed out."""
+        self._done.clear()
+        self.position = position
+        if self._path is not None:
+            head = _Head(queue=self._queue, position=position)
+            # Written beside it and renamed: a crash leaves the old state or the new one.
+            fresh = self._path.with_name(self._path.name + ".new")
+            with _writing(self._path):
+                fresh.write_text(head.model_dump_json() + "\n")
+                fresh.replace(self._path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            # Text after the last line end was cut off by a crash.
+            head, *ids = path.read_text().rpartition("\n")[0].split("\n")
+            kept = _Head.model_validate_json(head)
+            self._done = {int(line) for line in ids}
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{path} is not a file that --state wrote: delete it to begin now"
+            ) from error
+        if kept.queue != self._queue:
+            of = "all queues" if kept.queue is None else f"--queue {kept.queue}"
+            raise ConfigurationError(f"{path} is for {of}: delete it to begin now")
+        self.position = kept.position
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
 
 
 class _Watch:
     """Hands out dead messages, one after the other, until it is stopped."""
 
-    def __init__(self, letters: DeadLetters, bookmark: Bookmark, hand_out: _HandOut) -> None:
+    def __init__(self, letters: DeadLetters, bookmark: _Bookmark, hand_out: _HandOut) -> None:
         self._letters = letters
         self._bookmark = bookmark
         self._hand_out = hand_out
@@ -260,7 +392,7 @@ class _Watch:
             await self._following
 
     def stop(self) -> None:
-        """Let a command that has begun come to its end; called again, break it off."""
+        """Let a running command end; a second call cancels it."""
         self._stops += 1
         if not self._is_busy or self._stops > 1:
             self._following.cancel()
@@ -282,7 +414,7 @@ class _Watch:
 def _printer(*, as_json: bool) -> _HandOut:
     async def show_one(message: ArchivedMessage) -> None:
         if as_json:
-            typer.echo(message_json(message))
+            typer.echo(row_json(message))
         else:
             at = when(message.archived_at, full=True)
             line = f"{at} {message.queue} {message.id} {message.status}: {cell(message.details)}"
@@ -292,11 +424,11 @@ def _printer(*, as_json: bool) -> _HandOut:
 
 
 async def _execute(command: str, message: ArchivedMessage) -> None:
-    # Not a pipe: a command is free to end without reading it.
+    # Not a pipe: a command may end without reading it.
     with tempfile.TemporaryFile() as text:
-        text.write(message_json(message).encode() + b"\n")
+        text.write(row_json(message).encode() + b"\n")
         text.seek(0)
-        process = subprocess.Popen(  # noqa: ASYNC220, S602  quick; the shell is what was asked for
+        process = subprocess.Popen(  # noqa: ASYNC220, S602  quick; --exec is a shell command
             command,
             shell=True,
             stdin=text,
@@ -312,5 +444,5 @@ async def _execute(command: str, message: ArchivedMessage) -> None:
         how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
         raise ConfigurationError(
             f"the command for dead message {message.id} {how}; "
-            "with --state the next run hands it out again"
+            "with --state the next run passes the message again"
         )

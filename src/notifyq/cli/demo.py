@@ -1,4 +1,4 @@
-"""`notifyq demo`: real work on a real server, and the sums at the end."""
+"""`notifyq demo`: real work on a real server, and the totals at the end."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 from statistics import quantiles
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import typer
 
-from notifyq.cli.output import (
-    DsnOption,
-    JsonOption,
-    err,
-    given_dsn,
-    open_database,
-    out,
-    print_json,
-    print_table,
-    run,
-    span,
-)
+from notifyq.cli.command import given_dsn, open_database, run
+from notifyq.cli.options import DsnOption, JsonOption
+from notifyq.cli.output import err, out, print_json, print_table, span
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import connect
 from notifyq.models.message import Status
@@ -43,21 +34,20 @@ _COUNTS = ("lines", "tokens", "functions", "classes", "imports")
 
 
 def demo(
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Worker processes.")] = min(
-        os.cpu_count() or 1, 4
+    workers: int = typer.Option(
+        min(os.cpu_count() or 1, 4), min=1, max=64, help="Worker processes."
     ),
-    package: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Only files of this package of the library, as json."),
-    ] = None,
+    package: str | None = typer.Option(
+        None, metavar="NAME", help="Only the files of this package, as json."
+    ),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Index the standard library of this Python, one message for each source file.
+    """Index Python's standard library, one message for each file.
 
-    Without --dsn or NOTIFYQ_DSN a private PostgreSQL is started for it. In a database of yours the
-    schema is installed first, if it is missing. Exit code 1: the archive does not have each
-    published message once.
+    Without --dsn or NOTIFYQ_DSN it starts a private PostgreSQL. In a database of yours it installs
+    the schema first, if that is missing. Exit code 1: the archive does not have each published
+    message once.
     """
     with _server(given_dsn(dsn)) as address:
         outcome = run(_run(address, workers, package))
@@ -67,7 +57,7 @@ def demo(
         _print(outcome)
         _print_commands(outcome, dsn, own=given_dsn(dsn) is None)
     if not outcome.agrees:
-        err.print(f"notifyq: the sums disagree: {outcome.difference}")
+        err.print(f"notifyq: the totals disagree: {outcome.difference}")
         raise typer.Exit(1)
 
 
@@ -83,7 +73,7 @@ def _server(given: str | None) -> Iterator[str]:
 
 
 async def _run(dsn: str, workers: int, package: str | None) -> Outcome:
-    # Here, where a setting that is wrong can be told: the App of the demo reads them.
+    # Imported late: the App of the demo reads the settings, and may raise an error.
     from notifyq.demo.index import LIBRARY
     from notifyq.demo.run import Demo
 
@@ -129,21 +119,21 @@ def _largest(outcome: Outcome) -> list[dict[str, Any]]:
     results = [json.loads(m.result) for m in outcome.archived if m.result is not None]
     indexes = [result for result in results if isinstance(result, dict)]
     indexes.sort(key=lambda index: int(index["lines"]), reverse=True)
-    # By name: jsonb has an order of its own.
+    # By name: jsonb changes the order.
     return [{name: index[name] for name in ("path", *_COUNTS)} for index in indexes[:5]]
 
 
 def _print(outcome: Outcome) -> None:
     facts = _facts(outcome)
-    sums = "each once" if outcome.agrees else "which do not agree"
+    totals = "each once" if outcome.agrees else "which do not agree"
     out.print()
     print_table(["status", "messages"], facts["statuses"].items(), numbers={1})
-    out.print(f"\n{facts['published']} published, {facts['archived']} archived, {sums}")
+    out.print(f"\n{facts['published']} published, {facts['archived']} archived, {totals}")
     out.print(f"{facts['messages_per_second']:.0f} messages/s for {outcome.seconds:.1f} s\n")
     print_table(
         ["time", "p50", "p95", "p99", ""],
         [
-            ("wait", *_spans(facts["wait_seconds"]), "in the queue: all are published at once"),
+            ("wait", *_spans(facts["wait_seconds"]), "in the queue, as all are published at once"),
             ("run", *_spans(facts["run_seconds"]), "from the claim to the archive"),
         ],
         numbers={1, 2, 3},
@@ -168,17 +158,17 @@ def _spans(percentiles: dict[str, float | None]) -> list[str]:
 
 
 def _print_commands(outcome: Outcome, dsn: str | None, *, own: bool) -> None:
-    """Print commands to paste, which find the same database and show no password."""
+    """Print commands to paste: for the same database, without its password."""
     dead = outcome.dead[0].id if outcome.dead else outcome.published[0]
     lines = {
         "dead ls": "dead messages",
         f"show {dead}": "one message, with all of it",
-        "ls --finished": "what was done last",
+        "ls --finished": "the latest messages",
     }
     if own:
-        lines = {"server start": "the same server, to stay"} | lines
+        lines = {"server start": "keep the same server running"} | lines
     public, has_password = without_password(dsn or "")
-    out.print("\nto look further" + (", with PGPASSWORD set:" if has_password else ":"))
+    out.print("\nto see more" + (", with PGPASSWORD set:" if has_password else ":"))
     if dsn is not None:
         out.print(f"  export NOTIFYQ_DSN={shlex.quote(public)}")
     width = max(map(len, lines))
@@ -187,7 +177,7 @@ def _print_commands(outcome: Outcome, dsn: str | None, *, own: bool) -> None:
 
 
 def _command() -> str:
-    """How this program was started, as a shell would take it again."""
+    """The command that started this program, for a shell."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{shlex.quote(sys.executable)} -m notifyq"
@@ -198,9 +188,9 @@ def _command() -> str:
 def without_password(dsn: str) -> tuple[str, bool]:
     """The DSN without its password, and whether it had one."""
     parts = urlsplit(dsn)
-    login, at, place = parts.netloc.rpartition("@")
+    login, at, host = parts.netloc.rpartition("@")
     user, colon, _ = login.partition(":")
     options = parse_qsl(parts.query, keep_blank_values=True)
     kept = [(name, value) for name, value in options if name != "password"]
-    public = parts._replace(netloc=f"{user}{at}{place}", query=urlencode(kept))
+    public = parts._replace(netloc=f"{user}{at}{host}", query=urlencode(kept))
     return urlunsplit(public), bool(colon) or len(kept) < len(options)

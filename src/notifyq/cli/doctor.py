@@ -1,18 +1,19 @@
-"""`notifyq doctor`: what is wrong with the database, the server and the way to them."""
+"""`notifyq doctor`: check the database, the server and the way to them."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from notifyq.cli.arguments import dsn_source
-from notifyq.cli.audited import who
-from notifyq.cli.output import DsnOption, JsonOption, out, print_json, printable, resolve_dsn, run
+from notifyq.cli.command import actor, resolve_dsn, run
+from notifyq.cli.options import DsnOption, JsonOption, flag, repeated
+from notifyq.cli.output import out, print_json, printable
 from notifyq.config import listen_dsn_from_environment
 from notifyq.errors import NotifyqError
-from notifyq.operations.doctor import CHECKS, Level, examine, mend, steps
+from notifyq.operations.doctor import CHECKS, Level, apply_fixes, examine, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,58 +26,48 @@ _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 def doctor(
     dsn: DsnOption = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="CHECK", help="Only this check; repeat it for more."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for a warning, too.")] = (
-        False
+    only: list[str] | None = repeated("Only this check", "--only", metavar="CHECK"),
+    strict: bool = flag("--strict", "Exit code 1 for a warning, too."),
+    nagios: bool = flag(
+        "--nagios",
+        "Be a plugin of Nagios and similar monitors: one line, and exit code 0 for ok, 1 "
+        "for a warning, 2 for a failure, 3 where nothing could be checked.",
     ),
-    nagios: Annotated[
-        bool,
-        typer.Option(
-            "--nagios",
-            help="Be a plugin of Nagios and its like: one line, and exit code 0 for ok, 1 for a "
-            "warning, 2 for a failure, 3 where nothing could be seen.",
-        ),
-    ] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what can be mended safely, and look again.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before --fix.")] = False,
+    fix: bool = flag("--fix", "Fix what can be fixed safely, and check again."),
+    yes: bool = flag("--yes", "Fix without a question."),
     as_json: JsonOption = False,
 ) -> None:
-    """Check the database, the server and the way to them; exit code 1 if a check fails."""
-    wanted = _wanted(only or [])
+    """Check the database, the server and the way to them. Exit code 1 if a check fails."""
+    names = _names(only or [])
     if fix and nagios:
-        raise typer.BadParameter("--nagios only looks: leave --fix out")
+        raise typer.BadParameter("--nagios and --fix exclude each other")
     if fix and not yes and (as_json or not sys.stdin.isatty()):
-        raise typer.BadParameter("--fix asks before it changes something: give --yes, too")
+        raise typer.BadParameter("--fix needs an answer before it changes something: give --yes")
     if nagios:
-        _plugin(dsn, wanted)
+        _plugin(dsn, names)
     address = resolve_dsn(dsn)
-    findings = _look(address, wanted, as_json=as_json)
+    findings = _examine(address, names, as_json=as_json)
     if fix and (todo := steps(findings.values())):
         _fix(address, findings, todo, yes=yes, as_json=as_json)
         again = [name for name, it in findings.items() if it.fix is not None]
-        findings |= _look(address, again, as_json=as_json)
+        findings |= _examine(address, again, as_json=as_json)
     levels = {it.level for it in findings.values()}
     if Level.FAIL in levels or (strict and Level.WARN in levels):
         raise typer.Exit(1)
 
 
-def _wanted(only: Sequence[str]) -> list[str]:
+def _names(only: Sequence[str]) -> list[str]:
     names = [name for given in only for name in given.split(",")]
     if unknown := [name for name in names if name not in CHECKS]:
         raise typer.BadParameter(f"no check {unknown[0]!r}: there are {', '.join(CHECKS)}")
     return names
 
 
-def _look(address: str, only: Sequence[str], *, as_json: bool | None) -> dict[str, Finding]:
-    """Look, and print each finding as it comes; as_json None: don't."""
+def _examine(address: str, only: Sequence[str], *, as_json: bool | None) -> dict[str, Finding]:
+    """Run checks and print each finding as it comes; as_json None: print nothing."""
     findings: dict[str, Finding] = {}
 
-    async def look() -> None:
+    async def check() -> None:
         source, listens = dsn_source(sys.argv[1:]), listen_dsn_from_environment()
         async for name, finding in examine(address, source, listens, only):
             findings[name] = finding
@@ -91,16 +82,13 @@ def _look(address: str, only: Sequence[str], *, as_json: bool | None) -> dict[st
                     }
                 )
             elif as_json is not None:
-                _print(name, finding)
+                advice = f": {finding.advice}" if finding.advice else ""
+                can = " (--fix does it)" if finding.fix is not None else ""
+                text = f"{finding.level:<7} {name:<12} {finding.found}{advice}{can}"
+                out.print(printable(text))
 
-    run(look())
+    run(check())
     return findings
-
-
-def _print(name: str, finding: Finding) -> None:
-    advice = f": {finding.advice}" if finding.advice else ""
-    can = " (--fix does it)" if finding.fix is not None else ""
-    out.print(printable(f"{finding.level:<7} {name:<12} {finding.found}{advice}{can}"))
 
 
 def _fix(
@@ -110,10 +98,10 @@ def _fix(
         out.print("--fix does:")
         for step in todo:
             out.print(printable(f"  {step}"))
-        typer.confirm("Go on?", abort=True)
+        typer.confirm("Continue?", abort=True)
 
     async def do() -> None:
-        async for step in mend(address, findings.values(), origin=who()["origin"]):
+        async for step in apply_fixes(address, findings.values(), origin=actor()["origin"]):
             if as_json:
                 print_json({"fixed": step})
             else:
@@ -123,9 +111,9 @@ def _fix(
 
 
 def _plugin(dsn: str | None, only: Sequence[str]) -> None:
-    """Print one line and exit, as Nagios and its like want it."""
+    """Print one line and exit, as monitors like Nagios expect it."""
     try:
-        findings = _look(resolve_dsn(dsn), only, as_json=None)
+        findings = _examine(resolve_dsn(dsn), only, as_json=None)
     except NotifyqError as error:
         out.print(printable(f"NOTIFYQ {_WORDS[3]} - {error}"))
         raise typer.Exit(3) from None
@@ -133,13 +121,11 @@ def _plugin(dsn: str | None, only: Sequence[str]) -> None:
     code = max((_CODES[it.level] for it in findings.values()), default=0)
     if all(it.level is Level.SKIPPED for it in findings.values()):
         code = 3
-    told = "; ".join(
-        f"{name}: {it.found}"
-        for name, it in sorted(bad.items(), key=lambda pair: -_CODES[pair[1].level])
-    )
+    worst_first = sorted(bad.items(), key=lambda pair: -_CODES[pair[1].level])
+    text = "; ".join(f"{name}: {it.found}" for name, it in worst_first)
     counts = {level: sum(it.level is level for it in findings.values()) for level in Level}
-    # A bar begins the numbers that are kept.
-    told = (told or f"{counts[Level.OK]} checks are well").replace("|", "/")
+    # A bar separates the text from the numbers that the monitor keeps.
+    text = (text or f"{counts[Level.OK]} checks are well").replace("|", "/")
     numbers = f"failures={counts[Level.FAIL]};;1 warnings={counts[Level.WARN]};1"
-    out.print(printable(f"NOTIFYQ {_WORDS[code]} - {told} | {numbers}"))
+    out.print(printable(f"NOTIFYQ {_WORDS[code]} - {text} | {numbers}"))
     raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""What the command line advises about an error: commands and options, where SQL has functions."""
+"""Hints of the command line: they name commands and options where the database names functions."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ HINTS: dict[type[DatabaseError], str] = {
     SubscriptionNotFoundError: "`notifyq stream subscribe {1} {0}` adds it",
     ScheduleNotFoundError: "`notifyq schedules` lists them",
     QueueDeniedError: "an admin can allow it with `notifyq queues grant`",
-    QueueNotEmptyError: "finish or cancel them, or drop it with --force, which deletes them",
+    QueueNotEmptyError: "finish or cancel them, or add --force, which deletes them",
     QueueFullError: "publish later, start more workers, or raise the limit with "
     "`notifyq queues alter {0} --capacity N`",
-    MessageLimitError: "publish a reference to what is large, and as a string what is deep or "
-    "long; --max-bytes of `notifyq queues alter` or `notifyq stream alter` raises the size",
+    MessageLimitError: "publish a reference to large data, and a string instead of deep or long "
+    "JSON; --max-bytes of `notifyq queues alter` or `notifyq stream alter` raises the size",
     StreamPausedError: "an admin can allow it again with `notifyq stream resume {0}`",
-    StreamInUseError: "remove them with `notifyq stream unsubscribe`, or drop it with --force",
-    RestoredDatabaseError: "`notifyq migrate --adopt` takes it over; until then messages are "
-    "handled, but positions are refused",
+    StreamInUseError: "remove them with `notifyq stream unsubscribe`, or add --force",
+    RestoredDatabaseError: "`notifyq migrate --adopt` makes it one of this server; until then "
+    "messages are handled, but positions are refused",
     LakeNotFoundError: "name a lake that `notifyq spark export` has written",
-    LoadNotFoundError: "run the command that began it again, with the same name and role",
+    LoadNotFoundError: "run the command that began the load again, with the same name and role",
 }
-"""In place of the hint of the database; {0} and {1} are the names in the text of the error."""
+"""They replace the hints of the database; {0} and {1} are the names in the text of the error."""
 
-# What format() makes of %L.
+# A name as format('%L') quotes it.
 _NAME = re.compile(r"'((?:[^']|'')*)'")
 
 
 def advised(error: DatabaseError) -> str:
-    """What an error says, and what to do about it in the terms of the command line."""
+    """The text of an error, and what to do about it with commands."""
     hint = HINTS.get(type(error))
-    said = str(error.args[0]) if error.args else type(error).__name__
+    text = str(error.args[0]) if error.args else type(error).__name__
     near: list[str] = getattr(error, "near", [])
     meant = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
     if hint is not None:
         try:
-            hint = hint.format(*map(shlex.quote, _names(said)))
-        except IndexError:  # it names nothing
+            hint = hint.format(*map(shlex.quote, _names(text)))
+        except IndexError:  # the text has fewer names
             hint = None
     if hint is None:
         return ": ".join(filter(None, (reason(error), meant)))
-    return f"{said}: {meant} Or {hint}" if meant else f"{said}: {hint}"
+    return f"{text}: {meant} Or {hint}" if meant else f"{text}: {hint}"
 
 
 def _names(text: str) -> list[str]:
@@ -81,8 +81,8 @@ def _names(text: str) -> list[str]:
 
 
 async def add_near_names(database: Database, error: DatabaseError) -> None:
-    """Note names that are like the one that there is not, where this user may see them."""
-    # It is only a hint: another error here must not hide the one that is told.
+    """Add similar names to an error about an unknown one, where this user may see them."""
+    # It is only a hint: an error here must not hide the first one.
     with suppress(NotifyqError, asyncpg.PostgresError, OSError):
         known = await _known(database, error)
         name = next(iter(_names(str(error.args[0]))), "")
@@ -106,9 +106,9 @@ async def _known(database: Database, error: DatabaseError) -> list[str]:
 async def require_known(
     database: Database, queue: str | None, subscriber: str | None = None
 ) -> None:
-    """Raise where a queue that nothing was found of does not exist, nor ever had a message.
+    """Raise for a queue that does not exist and has no archived messages, or such a subscriber.
 
-    Events that died have their stream as queue. A queue that was dropped is known by its archive.
+    Dead events have their stream as queue. A dropped queue is known by its archive.
     """
     if queue is not None:
         names = [row["queue"] for row in await Admin(database).queue_info()]

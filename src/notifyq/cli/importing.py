@@ -1,26 +1,17 @@
-"""`notifyq import`: move what waits in another queue of PostgreSQL over to notifyq."""
+"""`notifyq import`: move the waiting messages of another PostgreSQL queue to notifyq."""
 
 from __future__ import annotations
 
-import enum
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from notifyq.cli.arguments import warn_of_password
-from notifyq.cli.output import (
-    DsnOption,
-    JsonOption,
-    err,
-    open_database,
-    out,
-    print_json,
-    print_rows,
-    printable,
-    run,
-)
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import DsnOption, JsonOption, flag, pairs, repeated
+from notifyq.cli.output import err, out, print_json, print_rows, printable
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
 from notifyq.database.pool import connect
@@ -37,79 +28,50 @@ _SHOWN = 10
 """Refused messages that are named one by one."""
 
 
-class System(enum.StrEnum):
-    """The queues that are known."""
-
-    PROCRASTINATE = "procrastinate"
-    PGQUEUER = "pgqueuer"
-    PGMQ = "pgmq"
-
-
-def import_(
-    system: Annotated[System, typer.Argument(help="What to import from.")],
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SOURCE]", help="DSN of its database, if that is not the one of notifyq."
-        ),
-    ] = None,
-    source_file: Annotated[
-        str | None, typer.Option("--source-file", metavar="FILE", help="File with that DSN.")
-    ] = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option("--queue", "-q", help="Only this queue of the source; may be repeated."),
-    ] = None,
-    names: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW", help="Another queue for one; may be repeated."),
-    ] = None,
-    create_queues: Annotated[
-        bool, typer.Option("--create-queues", help="Create the queues that are missing.")
-    ] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the source as it is: copy, don't move.")
-    ] = False,
-    table: Annotated[
-        str | None, typer.Option(help="Table of the source, if it has not the usual name.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing: count what would be moved.")
-    ] = False,
+@sync
+async def import_(
+    system: Annotated[
+        Literal["procrastinate", "pgqueuer", "pgmq"], typer.Argument(help="What to import from.")
+    ],
+    source: str | None = typer.Argument(
+        None, metavar="[SOURCE]", help="DSN of its database, if that is not the one of notifyq."
+    ),
+    source_file: str | None = typer.Option(None, metavar="FILE", help="File with that DSN."),
+    queue: list[str] | None = repeated("Only this queue of the source", "--queue", "-q"),
+    names: list[str] | None = repeated("Another name for a queue", "--map", metavar="OLD=NEW"),
+    create_queues: bool = flag("--create-queues", "Create the queues that are missing."),
+    keep: bool = flag("--keep", "Leave the source as it is: copy, don't move."),
+    table: str | None = typer.Option(
+        None, help="Table of the source, if it does not have the usual name."
+    ),
+    dry_run: bool = flag("--dry-run", "Change nothing: count the messages to move."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move what waits in another queue of PostgreSQL here, each message once.
+    """Move the waiting messages of another PostgreSQL queue here.
 
-    Stop it whenever you like, run it again as often as you like: it goes on where it was. What is
-    being worked on at the source is left there.
+    Each message is moved once. Stop it and run it again at any time: it continues where it was.
+    Messages that the source is working on stay there.
     """
-    renamed = _renamed(names or [])
-
-    async def move() -> Summary | None:
-        async with _opened(system, source, source_file, table, dsn) as (connection, database, of):
-            transfer = Transfer(
-                connection, database, of, queues=queue or (), names=renamed, keep=keep
-            )
-            census = await transfer.census()
-            for name in sorted({*(queue or ()), *renamed} - {one.queue for one in census}):
-                err.print(printable(f"notifyq: queue {name!r} of {system} has nothing to import"))
-            missing = await transfer.missing(census)
-            if dry_run:
-                _print_census(census, transfer, missing, as_json=as_json)
-                return None
-            if create_queues:
-                for name in missing:
-                    await Admin(database).create_queue(name)
-            total = sum(one.waiting + one.scheduled for one in census)
-            with Progress(f"importing from {system}", total=total, unit="messages") as progress:
-                summary = await transfer.run(census, progress.advance)
-            left = sum(one.running for one in await transfer.census())
-        _print_summary(system, summary, left, as_json=as_json)
-        return summary
-
-    summary = run(move())
-    if summary is not None and summary.refused:
+    renamed = pairs("--map", names, "OLD=NEW")
+    async with _opened(system, source, source_file, table, dsn) as (connection, database, of):
+        transfer = Transfer(connection, database, of, queues=queue or (), names=renamed, keep=keep)
+        census = await transfer.census()
+        for name in sorted({*(queue or ()), *renamed} - {one.queue for one in census}):
+            err.print(printable(f"notifyq: queue {name!r} of {system} has nothing to import"))
+        missing = await transfer.missing(census)
+        if dry_run:
+            _print_census(census, transfer, missing, as_json=as_json)
+            return
+        if create_queues:
+            for name in missing:
+                await Admin(database).create_queue(name)
+        total = sum(one.waiting + one.scheduled for one in census)
+        with Progress(f"importing from {system}", total=total, unit="messages") as progress:
+            summary = await transfer.run(census, progress.advance)
+        left = sum(one.running for one in await transfer.census())
+    _print_summary(system, summary, left, as_json=as_json)
+    if summary.refused:
         raise typer.Exit(1)
 
 
@@ -126,19 +88,7 @@ async def _opened(
         try:
             yield connection, database, await SYSTEMS[system](connection, table)
         finally:
-            connection.terminate()  # a transaction of an import that was interrupted goes with it
-
-
-def _renamed(pairs: Sequence[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for pair in pairs:
-        old, equals, new = pair.partition("=")
-        if not (old and equals and new):
-            raise typer.BadParameter(f"--map {pair!r} is not OLD=NEW")
-        if old in names:
-            raise typer.BadParameter(f"--map says twice what becomes of {old!r}")
-        names[old] = new
-    return names
+            connection.terminate()  # also ends the transaction of an interrupted import
 
 
 def _print_census(

@@ -1,33 +1,18 @@
-"""How commands log: the library only emits, the command line decides on the form."""
+"""How commands log: the library only emits, the command line chooses the format."""
 
 from __future__ import annotations
 
-import enum
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import to_json
 
 from notifyq.config import masked_in
 
-
-class LogFormat(enum.StrEnum):
-    """Lines for people, or JSON for machines."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    """The least that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    CRITICAL = "critical"
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
 class _MaskingFormatter(logging.Formatter):
@@ -38,8 +23,9 @@ class _MaskingFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        fields = _fields(record)
-        return masked_in(f"{line} {fields}" if fields else line)
+        event: dict[str, Any] = getattr(record, "event", {})
+        fields = [f"{name}={_readable(it)}" for name, it in event.items() if it is not None]
+        return masked_in(" ".join([line, *fields]))
 
 
 class _JsonFormatter(logging.Formatter):
@@ -56,15 +42,8 @@ class _JsonFormatter(logging.Formatter):
         return masked_in(to_json(line, fallback=str).decode())
 
 
-def _fields(record: logging.LogRecord) -> str:
-    event: dict[str, Any] = getattr(record, "event", {})
-    return " ".join(
-        f"{name}={_readable(value)}" for name, value in event.items() if value is not None
-    )
-
-
 def _readable(value: Any) -> str:
-    """A value without blanks or in quotes, so that an event stays one line of name=value."""
+    """A value without blanks or in quotes: an event stays one line of name=value."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, tuple):
@@ -76,7 +55,7 @@ def _readable(value: Any) -> str:
 
 
 def mask_logs() -> None:
-    """Hide passwords in what a command logs that does not configure logging."""
+    """Hide passwords in the logs of a command that does not configure logging."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(formatter(None))
 
@@ -84,18 +63,18 @@ def mask_logs() -> None:
 def formatter(log_format: LogFormat | None) -> logging.Formatter:
     """Make lines of records, without passwords; None: as Python does unless it is configured."""
     match log_format:
-        case LogFormat.JSON:
+        case "json":
             return _JsonFormatter()
-        case LogFormat.TEXT:
+        case "text":
             return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
         case None:
             return _MaskingFormatter()
 
 
-def configure_logging(level: LogLevel, log_format: LogFormat) -> None:
+def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:
     """Log to stderr from this level on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A pool that finds the server gone warns with a traceback; ours say what happens next.
+    # The pool of asyncpg logs a traceback when the server is gone; notifyq logs the retry.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)

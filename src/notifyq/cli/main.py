@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from itertools import chain
 from typing import Any
 
 import asyncpg
@@ -31,7 +32,6 @@ from notifyq.cli import (
     queues,
     relay,
     report,
-    retention,
     schedules,
     schema,
     server,
@@ -41,14 +41,16 @@ from notifyq.cli import (
     worker,
 )
 from notifyq.cli.arguments import refuse_blanks, with_dsn
+from notifyq.cli.command import open_database, sync
 from notifyq.cli.hints import advised
 from notifyq.cli.logs import mask_logs
-from notifyq.cli.output import DsnOption, err, open_database, out, printable, run
-from notifyq.database.sql import SESSION
+from notifyq.cli.options import DsnOption
+from notifyq.cli.output import err, out, printable
+from notifyq.database.statements import SESSION
 from notifyq.errors import DatabaseError, NotifyqError, ServerError
 from notifyq.server.signals import unwinding
 
-# Typer brings a copy of click along or uses the one installed; only the class tells which.
+# Typer uses the click that is installed or a copy of its own: the class comes from the right one.
 UsageError: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -63,38 +65,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("init")(schema.init)
-app.command("migrate")(schema.migrate)
-app.add_typer(server.server)
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("chaos")(chaos.chaos)
-app.add_typer(bench.bench)
-app.command("worker")(worker.worker)
-app.command("metrics")(metrics.metrics)
-app.command("broker")(broker.broker)
-app.command("publish")(publish.publish)
-app.command("import")(importing.import_)
-app.command("relay")(relay.relay)
-app.add_typer(queues.queues)
-app.add_typer(stream.stream)
-app.add_typer(archive.archive)
-app.add_typer(retention.retention)
-app.add_typer(schedules.schedules)
-app.add_typer(spark.spark)
-app.command("dashboard")(dashboard.dashboard)
-app.command("top")(top.top)
-app.command("report")(report.report)
-app.command("audit")(audit.audit)
-app.command("ls")(messages.ls)
-app.command("show")(messages.show)
-app.command("unblock")(messages.unblock)
-app.command("cancel")(messages.cancel)
-app.add_typer(dead.dead)
+_COMMANDS: tuple[tuple[Any, ...], ...] = (
+    (schema.init, schema.migrate, server.server, doctor.doctor, demo.demo, chaos.chaos),
+    (bench.bench, worker.worker, metrics.metrics, broker.broker, publish.publish),
+    (importing.import_, relay.relay, queues.queues, stream.stream, archive.archive),
+    (archive.retention, schedules.schedules, spark.spark, dashboard.dashboard, top.top),
+    (report.report, audit.audit, messages.ls, messages.show, messages.unblock, messages.cancel),
+    (messages.amend, messages.parked, messages.signal, dead.dead),
+)
+for _command in chain.from_iterable(_COMMANDS):
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command)
+    else:
+        app.command(_command.__name__.rstrip("_"))(_command)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         out.print(f"notifyq {__version__}")
         raise typer.Exit
 
@@ -107,15 +94,13 @@ def root(
     debug: bool = typer.Option(False, "--debug", help="Show tracebacks of errors."),
     dsn_file: str | None = typer.Option(
         None,
-        "--dsn-file",
         metavar="FILE",
-        help="File with the DSN in place of --dsn, for every command that takes that.",
+        help="File with the DSN, instead of --dsn, for every command that has it.",
     ),
     listen_dsn: str | None = typer.Option(
         None,
-        "--listen-dsn",
         metavar="DSN",
-        help="Where to listen if the DSN is a pooler's, for every command that waits; "
+        help="DSN for LISTEN if the other is a pooler's, for every command that waits; "
         "else NOTIFYQ_LISTEN_DSN.",
     ),
 ) -> None:
@@ -123,19 +108,16 @@ def root(
 
 
 @app.command()
-def ping(
+@sync
+async def ping(
     session: str | None = typer.Option(
         None, "--as", help="Also require a session of this application_name from this host."
     ),
     dsn: DsnOption = None,
 ) -> None:
     """Exit 0 if the server answers: for health checks."""
-
-    async def look() -> int:
-        async with open_database(dsn, retry_for=0, check=False) as database:
-            return int(await database.value(SESSION, session or "notifyq"))
-
-    found = run(look())
+    async with open_database(dsn, retry_for=0, check=False) as database:
+        found = int(await database.value(SESSION, session or "notifyq"))
     if session and not found:
         err.print(f"notifyq: the server answers, but no session {session!r} comes from here")
         raise typer.Exit(1)
@@ -147,7 +129,7 @@ def main() -> None:
     _prepare_streams()
     mask_logs()
     args = sys.argv[1:]
-    # Wherever it stands: people add it to the end of the command that failed.
+    # Anywhere among the arguments: people add it to the end of the command that failed.
     debug = "--debug" in args
     with unwinding() as received:
         code = _invoke([arg for arg in args if arg != "--debug"], debug=debug)
@@ -155,7 +137,7 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Have all three streams: a shell may close them, and an encoding may lack a character."""
+    """Make all three streams usable: a shell may close them, an encoding may lack a character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -174,22 +156,22 @@ def _invoke(args: list[str], *, debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
         return _INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone, as `head` does: nobody is left to tell.
+        # The reader of our output has ended, as `head` does.
         _close_output()
         return 0
-    except Exception as error:  # noqa: BLE001  each is told, and ends the process
+    except Exception as error:  # noqa: BLE001  each is printed, and ends the process
         if debug:
             err.print(traceback.format_exc().rstrip())
             return 1
         if isinstance(error, OSError):
-            _close_output()  # what could not be written to a full disk would fail again at exit
+            _close_output()  # flushing to a full disk would fail again at exit
         err.print(f"notifyq: {_text(error)}")
         return 1
 
 
 @functools.cache
 def tree() -> Any:
-    """Build the commands from their functions: a tenth of a second, so once for all that run."""
+    """Build the commands from their functions, once: it takes a tenth of a second."""
     return typer.main.get_command(app)
 
 
@@ -206,7 +188,7 @@ def _run(args: list[str]) -> int:
     else:
         return 0
     finally:
-        sys.stdout.flush()  # here, where an error can still be told
+        sys.stdout.flush()  # here, where an error can still be printed
 
 
 def _close_output() -> None:
@@ -219,31 +201,31 @@ def _explain_usage(error: Any) -> int:
         err.print(error.format_message())
         return 2
     command = context.command_path if context else "notifyq"
-    # Which of its parts found the mistake is pydantic's business.
+    # pydantic's prefix
     reason = error.format_message().replace("Value error, ", "")
-    err.print(f"notifyq: {printable(reason)} (`{command} --help` tells more)")
+    err.print(f"notifyq: {printable(reason)} (see `{command} --help`)")
     return 2
 
 
 def _text(error: Exception) -> str:
-    """What to say about an error: one line, except of a server that could not start."""
+    """The text of an error: one line, except for a server that could not start."""
     match error:
         case ServerError():
-            # What it logged follows on lines of its own.
+            # The log of the server follows on more lines.
             return str(error)
         case DatabaseError():
             return _one_line(advised(error))
         case asyncpg.PostgresError(detail=str(detail)):
-            return _one_line(f"the server says: {error.args[0]}: {detail}")
+            return _one_line(f"the server reports: {error.args[0]}: {detail}")
         case asyncpg.PostgresError():
-            return _one_line(f"the server says: {error.args[0]}")
-        case OSError(strerror=str(said)):
-            return _one_line(": ".join(map(str, filter(None, (error.filename, said)))))
+            return _one_line(f"the server reports: {error.args[0]}")
+        case OSError(strerror=str(text)):
+            return _one_line(": ".join(map(str, filter(None, (error.filename, text)))))
         case NotifyqError() | OSError() | asyncpg.DataError():
             return _one_line(str(error))
         case _:
             return _one_line(
-                f"{type(error).__name__}: {error} (this should not happen: --debug tells where)"
+                f"{type(error).__name__}: {error} (this is a bug in notifyq: --debug shows where)"
             )
 
 

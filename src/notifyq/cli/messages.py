@@ -1,143 +1,123 @@
-"""`notifyq ls`, `show`, `unblock` and `cancel`: single messages."""
+"""`notifyq ls`, `show`, `parked`, `signal`, `unblock`, `cancel`, `amend`: single messages."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from notifyq.archive.reader import Archive
-from notifyq.cli.audited import noting
+from notifyq.cli.command import acting, noting, open_database, sync
 from notifyq.cli.hints import require_known
-from notifyq.cli.output import (
+from notifyq.cli.options import (
     DsnOption,
-    IdArgument,
+    HeaderOption,
     IdsArgument,
     JsonOption,
+    LimitOption,
     QueueOption,
-    cell,
-    err,
-    message_json,
-    open_database,
-    out,
-    pick,
-    print_rows,
-    printable,
-    run,
-    span,
-    when,
+    flag,
+    headers,
+    instant_option,
+    require_json,
 )
-from notifyq.database import sql
-from notifyq.models.message import ArchivedMessage, Attempt, Dependency, Message, State, Status
+from notifyq.cli.output import cell, err, out, pick, print_rows, printable, row_json, span, when
+from notifyq.database import statements as sql
+from notifyq.models.message import (
+    ArchivedMessage,
+    Attempt,
+    Dependency,
+    Message,
+    RecordedStep,
+    State,
+    Status,
+)
+from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most.")]
 
-
-def ls(
+@sync
+async def ls(
     queue: QueueOption = None,
-    state: Annotated[State | None, typer.Option(help="Live messages in this state.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Finished messages of this status.")] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Finished messages of all.")] = False,
+    state: State | None = typer.Option(None, help="Live messages in this state."),
+    status: Status | None = typer.Option(None, help="Finished messages of this status."),
+    finished: bool = flag("--finished", "All finished messages."),
     limit: LimitOption = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List live messages, the oldest first, or finished ones, the latest first."""
+    """List live or finished messages.
+
+    Live ones have the oldest first, finished ones the latest.
+    """
     if state is not None and (status is not None or finished):
         raise typer.BadParameter("--state is for live messages, --status for finished ones")
-
-    async def list_messages() -> None:
-        async with open_database(dsn) as database:
-            archive = Archive(database)
-            found: Sequence[Message | ArchivedMessage]
-            names: tuple[str, ...]
-            if finished or status is not None:
-                found = await archive.finished(queue, status, limit)
-                names = ("id", "queue", "status", "archived_at", "details", "message")
-            else:
-                found = await archive.live(queue, state, limit)
-                names = ("id", "queue", "state", "attempts", "available_at", "message")
-            if not found:
-                await require_known(database, queue)
-        if as_json:
-            for message in found:
-                typer.echo(message_json(message))
+    async with open_database(dsn) as database:
+        archive = Archive(database)
+        found: Sequence[Message | ArchivedMessage]
+        names: tuple[str, ...]
+        if finished or status is not None:
+            found = await archive.finished(queue, status, limit)
+            names = ("id", "queue", "status", "archived_at", "details", "message")
         else:
-            print_rows([pick(m, names) for m in found], as_json=False, empty="no messages")
-
-    run(list_messages())
-
-
-def show(message_id: IdArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
-    """Show one message, live or finished: what it waits for, and each attempt that failed."""
-
-    async def show_message() -> None:
-        async with open_database(dsn) as database:
-            archive = Archive(database)
-            message = await archive.find(message_id)
-            attempts = await archive.attempts(message_id)
-            after = await archive.dependencies(message_id)
-        if message is None:
-            err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
-            raise typer.Exit(1)
-        if as_json:
-            typer.echo(message_json(message, history=attempts, after=after))
-            return
-        for name in message.__dataclass_fields__:
-            value = getattr(message, name)
-            if value is not None:
-                out.print(f"{name:<16}{_whole(value)}")
-        for number, other in enumerate(after):
-            out.print(f"{'' if number else 'after':<16}{_other(other)}")
-        for attempt in attempts:
-            out.print(f"\nattempt {attempt.number:<8}{_told(attempt)}")
-            out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
-
-    run(show_message())
+            found = await archive.live(queue, state, limit)
+            names = ("id", "queue", "state", "attempts", "available_at", "message")
+        if not found:
+            await require_known(database, queue)
+    if as_json:
+        for message in found:
+            typer.echo(row_json(message))
+    else:
+        print_rows([pick(m, names) for m in found], as_json=False, empty="no messages")
 
 
-def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
-    """Hand out messages without what they wait for. Exit code 1 if one waits for nothing."""
-
-    async def unblock_messages() -> bool:
-        done = []
-        async with open_database(dsn) as database:
-            for message_id in dict.fromkeys(ids):
-                async with noting(database, "message.unblock", message_id) as act:
-                    done.append(bool(await act.value(sql.UNBLOCK, message_id)))
-                    act.note(changed=done[-1])
-                if done[-1]:
-                    out.print(f"unblocked {message_id}")
-                else:
-                    err.print(f"notifyq: {message_id} does not wait for other messages")
-        return all(done)
-
-    if not run(unblock_messages()):
+@sync
+async def show(
+    message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one message, its steps, its failed attempts, and those it waits for."""
+    async with open_database(dsn) as database:
+        archive = Archive(database)
+        message = await archive.find(message_id)
+        attempts = await archive.attempts(message_id)
+        steps = await archive.steps(message_id)
+        after = await archive.dependencies(message_id)
+    if message is None:
+        err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
         raise typer.Exit(1)
+    if as_json:
+        typer.echo(row_json(message, history=attempts, after=after, steps=steps))
+        return
+    _show(message, after, steps, attempts)
 
 
-def cancel(ids: IdsArgument, dsn: DsnOption = None) -> None:
-    """Archive messages that nobody handles yet as rejected. Exit code 1 if one could not be."""
+def _show(
+    message: Message | ArchivedMessage,
+    after: Sequence[Dependency],
+    steps: Sequence[RecordedStep],
+    attempts: Sequence[Attempt],
+) -> None:
+    for name in message.__dataclass_fields__:
+        value = getattr(message, name)
+        if value is not None:
+            out.print(f"{name:<16}{_whole(value)}")
+    for number, other in enumerate(after):
+        out.print(f"{'' if number else 'after':<16}{_other(other)}")
+    if steps:
+        out.print()
+        print_rows([asdict(step) for step in steps], as_json=False, empty="")
+    for attempt in attempts:
+        out.print(f"\nattempt {attempt.number:<8}{_ending(attempt)}")
+        out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
 
-    async def cancel_messages() -> bool:
-        done = []
-        async with open_database(dsn) as database:
-            for message_id in dict.fromkeys(ids):
-                async with noting(database, "message.cancel", message_id) as act:
-                    done.append(bool(await act.value(sql.CANCEL, message_id)))
-                    act.note(changed=done[-1])
-                _tell_cancelled(message_id, done=done[-1])
-        return all(done)
 
-    if not run(cancel_messages()):
-        raise typer.Exit(1)
-
-
-def _told(attempt: Attempt) -> str:
+def _ending(attempt: Attempt) -> str:
     """How an attempt ended, in one line."""
     parts = [
         f"{attempt.status} at {when(attempt.ended_at, full=True)}",
@@ -149,9 +129,9 @@ def _told(attempt: Attempt) -> str:
 
 
 def _other(other: Dependency) -> str:
-    """A message that one waits for: which, where it stands or how it ended, and why."""
-    place = other.state if other.queue is None else f"{other.state} in {other.queue}"
-    return printable(f"{other.id}, {place}" + (f": {cell(other.details)}" if other.details else ""))
+    """A message that is waited for: its id, its state, and why it ended so."""
+    state = other.state if other.queue is None else f"{other.state} in {other.queue}"
+    return printable(f"{other.id}, {state}" + (f": {cell(other.details)}" if other.details else ""))
 
 
 def _whole(value: Any) -> str:
@@ -162,11 +142,122 @@ def _whole(value: Any) -> str:
     return ("\n" + " " * 16).join(printable(line) for line in lines)
 
 
-def _tell_cancelled(message_id: int, *, done: bool) -> None:
-    if done:
-        out.print(f"cancelled {message_id}")
-    else:
+@sync
+async def parked(
+    queue: QueueOption = None,
+    limit: LimitOption = 20,
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List messages that wait for a sleep, a signal or other messages."""
+    async with open_database(dsn) as database:
+        found = await Archive(database).parked(queue, limit)
+        if not found:
+            await require_known(database, queue)
+    print_rows([asdict(it) for it in found], as_json=as_json, empty="no parked messages")
+
+
+@sync
+async def signal(
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    payload: Annotated[str, typer.Argument(metavar="[JSON]", show_default=False)] = "null",
+    message_id: int | None = typer.Option(
+        None, "--id", min=1, max=2**63 - 1, help="Send it to this message alone."
+    ),
+    dsn: DsnOption = None,
+) -> None:
+    """Send a signal to the handlers that wait for it, now or later.
+
+    The first signal of a name counts; with --id each one is received by one wait.
+    """
+    require_json("payload", payload)
+    async with open_database(dsn) as database:
+        woken = await database.value(sql.SIGNAL, name, payload, message_id)
+    out.print(
+        f"signal {printable(name)} sent, {woken} parked message{'' if woken == 1 else 's'} woken"
+    )
+
+
+@sync
+async def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
+    """Hand out messages without those they wait for. Exit code 1 if one waits for none."""
+    refused = "{} does not wait for other messages"
+    await _change_each(dsn, ids, "message.unblock", sql.UNBLOCK, (), "unblocked", refused)
+
+
+@sync
+async def cancel(
+    ids: IdsArgument,
+    running: bool = flag("--running", "Also messages that a worker handles."),
+    children: bool = flag("--children", "Also what they have published by steps."),
+    dsn: DsnOption = None,
+) -> None:
+    """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
+
+    With --running their workers cancel the handlers.
+    """
+    refused = "{} cannot be cancelled: it is being handled, is finished, or never existed"
+    if running:
+        refused = "{} cannot be cancelled: it is finished, or never existed"
+    args = (running, children)
+    await _change_each(dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused)
+
+
+@sync
+async def amend(
+    message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
+    payload: Annotated[str | None, typer.Argument(metavar="[JSON]", show_default=False)] = None,
+    priority: int | None = typer.Option(None, min=-(2**31), max=2**31 - 1, help="Larger first."),
+    at: datetime | None = instant_option("Hand out from then on."),
+    header: HeaderOption = None,
+    dsn: DsnOption = None,
+) -> None:
+    """Change a message that no worker handles. Exit code 1 if one does, or it is finished.
+
+    Given headers replace all that it has. One with recorded steps can change its priority only.
+    """
+    if payload is not None:
+        require_json("payload", payload)
+    given = {
+        "payload": payload,
+        "priority": priority,
+        "available_at": at,
+        "headers": encode(headers(header)) if header else None,
+    }
+    changes = [name for name, value in given.items() if value is not None]
+    if not changes:
+        raise typer.BadParameter("give JSON, --priority, --at or --header")
+    async with acting(dsn, "message.amend", message_id, changes=changes) as act:
+        changed = bool(await act.value(sql.AMEND, message_id, *given.values()))
+        act.note(changed=changed)
+    if not changed:
         err.print(
-            f"notifyq: {message_id} cannot be cancelled: "
-            "it is being handled, is finished, or never was"
+            f"notifyq: {message_id} cannot be changed: it is being handled, is finished, or never "
+            "existed"
         )
+        raise typer.Exit(1)
+    out.print(f"changed {message_id}")
+
+
+async def _change_each(
+    dsn: str | None,
+    ids: list[int],
+    action: str,
+    statement: str,
+    args: Sequence[Any],
+    done: str,
+    refused: str,
+) -> None:
+    refusals = 0
+    async with open_database(dsn) as database:
+        for message_id in dict.fromkeys(ids):
+            async with noting(database, action, message_id) as act:
+                changed = bool(await act.value(statement, message_id, *args))
+                act.note(changed=changed)
+            if changed:
+                out.print(f"{done} {message_id}")
+            else:
+                err.print(f"notifyq: {refused.format(message_id)}")
+                refusals += 1
+    if refusals:
+        raise typer.Exit(1)

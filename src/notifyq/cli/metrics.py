@@ -1,46 +1,82 @@
-"""`notifyq metrics`: export the figures of the database, from a process that does nothing else."""
+"""Metrics for Prometheus: of a command that serves, and `notifyq metrics` for the database."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from notifyq.cli.output import DsnOption, err, open_database, run
-from notifyq.cli.worker import stop_signals
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import DsnOption
+from notifyq.cli.output import err
+from notifyq.cli.signals import stop_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notifyq.cli.signals import Control
+    from notifyq.config import ScrapeSettings
+
+log = logging.getLogger("notifyq.metrics")
 
 
-def metrics(
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Where; 0: any that is free.")
-    ] = 9464,
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="On which address.")
-    ] = "127.0.0.1",
+@contextlib.contextmanager
+def serve_metrics(
+    settings: ScrapeSettings, kind: str, dsn: str | None = None, control: Control | None = None
+) -> Iterator[Any]:
+    """Make and serve the metrics of a process, of this class, if its settings have a port.
+
+    With a DSN also those of its database, if no other process serves them. Each of several worker
+    processes has its own port.
+    """
+    port = settings.metrics_port
+    if port is None:
+        yield None
+        return
+    # Imported late: a command without metrics does not wait for their library.
+    from notifyq.operations import metrics as classes
+
+    metrics = getattr(classes, kind)()
+    if port and control is not None:
+        port += control.number - 1
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(
+            classes.start_server(metrics, port=port, host=settings.metrics_host)
+        )
+        if dsn is not None:
+            metrics.registry.register(stack.enter_context(classes.DatabaseMetrics(dsn)))
+        log.info("metrics are served at %s/metrics", server.url)
+        yield metrics
+
+
+@sync
+async def metrics(
+    port: int = typer.Option(9464, min=0, max=65535, help="Port; 0: any that is free."),
+    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
     dsn: DsnOption = None,
 ) -> None:
-    """Serve the metrics of the database for Prometheus until SIGTERM or SIGINT.
+    """Serve the metrics of the database for Prometheus.
 
-    Workers with --metrics-port leave these to it, and export their own.
+    It runs until SIGTERM or SIGINT. Workers with --metrics-port leave these to it, and serve only
+    their own.
     """
-    # Late, as their library takes its time to load.
+    # Imported late: it takes its time to load.
     from prometheus_client import CollectorRegistry
 
     from notifyq.operations.metrics import DatabaseMetrics, start_server
 
-    async def serve() -> None:
-        async with open_database(dsn, serves=True) as opened:
-            listen_dsn = opened.listen_dsn  # what is wrong with it is said now
-        stopped = asyncio.Event()
-        registry = CollectorRegistry()
-        with (
-            DatabaseMetrics(listen_dsn, chosen=True) as database,
-            start_server(registry, port=port, host=host) as server,
-            stop_signals(stopped.set),
-        ):
-            registry.register(database)
-            err.print(f"metrics are served at {server.url}/metrics")
-            await stopped.wait()
-
-    run(serve())
+    async with open_database(dsn, serves=True) as opened:
+        listen_dsn = opened.listen_dsn  # an error in it is raised now
+    stopped = asyncio.Event()
+    registry = CollectorRegistry()
+    with (
+        DatabaseMetrics(listen_dsn, chosen=True) as database,
+        start_server(registry, port=port, host=host) as server,
+        stop_signals(stopped.set),
+    ):
+        registry.register(database)
+        err.print(f"metrics are served at {server.url}/metrics")
+        await stopped.wait()

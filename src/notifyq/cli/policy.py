@@ -1,70 +1,85 @@
-"""Options of `notifyq queues create` and `alter`: the policy of a queue."""
+"""Options of commands for the policy of a queue or a stream, made from its description."""
 
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
 import json
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.output import duration
+from notifyq.cli.options import duration, duration_or_none
+from notifyq.queues.policy import options
 
-_LIMITS = "Limits (none takes one away)"
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
-
-class Bell(enum.StrEnum):
-    """Whether a message that is published rings."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    OFF = "off"
+    from notifyq.queues.policy import Option, PolicyBase
 
 
-LockTimeoutOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="How long a claim holds a message.")
-]
-AttemptsOption = Annotated[
-    int | None, typer.Option(min=1, max=1000, help="Claims that a message may use up.")
-]
-BackoffOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="Delay before the second attempt.")
-]
-BackoffMaxOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="Longest delay between attempts.")
-]
-BellOption = Annotated[Bell | None, typer.Option(help="off: workers only poll.")]
-RetentionOption = Annotated[
-    Any, typer.Option(parser=duration, metavar="DURATION", help="How long the archive keeps them.")
-]
+def takes_policy(
+    policy: type[PolicyBase], without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the parameter `policy` of a command by the options of a policy."""
+    periods = {it.period for it in options(policy)}
+    given = {it.name: it for it in options(policy) if it.name not in {*periods, *without}}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            chosen = {name: values.pop(name) for name in given}
+            for name, it in given.items():
+                if it.period and chosen[name] is not None:
+                    chosen[name], chosen[it.period] = chosen[name]
+            command(policy=policy(**chosen), **values)
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = list(signature.parameters.values())
+        index = list(signature.parameters).index("policy")
+        parameters[index : index + 1] = map(_parameter, given.values())
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
 
 
-def duration_or_none(text: str) -> timedelta:
-    """A duration, or `none`, which is 0."""
-    return timedelta(0) if text == "none" else duration(text)
+def _parameter(option: Option) -> inspect.Parameter:
+    kind, names, details = _declared(option)
+    help_ = option.described("-" if option.kind == "type" else "none")
+    if option.period:
+        help_ += " As in 100/s or 5/10m."
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=None,
+        annotation=Annotated[kind, typer.Option(*names, help=help_, **details)],
+    )
 
 
-RetentionDeadOption = Annotated[
-    Any,
-    typer.Option(
-        parser=duration_or_none,
-        metavar="DURATION",
-        help="How long it keeps what did not succeed; none: as the others.",
-    ),
-]
-MaxBytesOption = Annotated[
-    int | None,
-    typer.Option(min=4096, max=2**28, help="Most bytes of a message and its headers, as JSON."),
-]
-
-
-class Overflow(enum.StrEnum):
-    """What happens to messages beyond the capacity of a queue."""
-
-    REJECT = "reject"
-    DROP_OLDEST = "drop_oldest"
+def _declared(option: Option) -> tuple[Any, list[str], dict[str, Any]]:
+    """The type, names and settings of an option for typer."""
+    match option.kind:
+        case "flag":
+            return bool | None, [f"--{option.name}/--{option.off}"], {}
+        case "choice":
+            return enum.StrEnum(option.name, {it: it for it in option.choices}), [], {}
+        case "type":
+            return str | None, [], {"metavar": "TYPE"}
+        case "schema":
+            return Any, [], {"metavar": "JSON|@FILE", "parser": schema}
+        case "duration":
+            parser = duration_or_none if option.none else duration
+            return Any, [], {"metavar": "DURATION", "parser": parser}
+        case _ if option.period:
+            return Any, [], {"metavar": "N/PERIOD", "parser": rate}
+        case _ if option.none:
+            return Any, [], {"metavar": "N", "parser": limit}
+        case _:
+            return int | None, [], {"metavar": "N", "min": option.least, "max": option.most}
 
 
 def limit(text: str) -> int:
@@ -99,62 +114,17 @@ def weight(text: str) -> float:
 
 
 def schema(text: str) -> object:
-    """A JSON Schema, as it is or with @ the file that has it; `none` is no schema."""
+    """A JSON Schema, or the file that has it, with or without @; `none` is no schema."""
     if text == "none":
         return True
+    path = text.removeprefix("@")
+    is_json = text.lstrip().startswith("{") or text in {"true", "false"}
     try:
-        read = json.loads(Path(text[1:]).read_bytes() if text.startswith("@") else text)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"give JSON, @file or none: {error}") from error
+        read = json.loads(text if is_json else Path(path).read_bytes())
+    except OSError as error:
+        raise typer.BadParameter(f"give JSON, @FILE or none: {error}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{'this' if is_json else path} is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise typer.BadParameter("a JSON Schema is an object")
     return read
-
-
-def _limit(metavar: str, help: str) -> Any:
-    return typer.Option(parser=limit, metavar=metavar, help=help, rich_help_panel=_LIMITS)
-
-
-def _rate(help: str) -> Any:
-    return typer.Option(parser=rate, metavar="N/PERIOD", help=help, rich_help_panel=_LIMITS)
-
-
-ConcurrencyOption = Annotated[Any, _limit("N", "Most that are handled at a time, in the fleet.")]
-KeyConcurrencyOption = Annotated[Any, _limit("N", "Most of one key that are handled at a time.")]
-RateOption = Annotated[Any, _rate("Most handed out in a period, as in 100/s or 5/10m.")]
-RateBurstOption = Annotated[Any, _limit("N", "Most handed out at once after a lull.")]
-KeyRateOption = Annotated[Any, _rate("Most of one key handed out in a period.")]
-KeyRateBurstOption = Annotated[Any, _limit("N", "Most of one key at once after a lull.")]
-CapacityOption = Annotated[Any, _limit("N", "Most that wait or are scheduled.")]
-OverflowOption = Annotated[
-    Overflow | None,
-    typer.Option(help="What happens beyond the capacity.", rich_help_panel=_LIMITS),
-]
-OrderedOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--ordered/--unordered",
-        help="A message waits for all earlier ones of its key.",
-        rich_help_panel=_LIMITS,
-    ),
-]
-FairOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--fair/--unfair", help="Keys have equal shares of the workers.", rich_help_panel=_LIMITS
-    ),
-]
-DurableOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--durable/--volatile", help="Volatile: its messages are gone after a crash of the server."
-    ),
-]
-PayloadTypeOption = Annotated[
-    str | None,
-    typer.Option(metavar="TYPE", help="Messages are values of this type; - is none."),
-]
-PayloadSchemaOption = Annotated[
-    Any,
-    typer.Option(parser=schema, metavar="JSON", help="JSON Schema of its messages, @file or none."),
-]

@@ -23,14 +23,14 @@ _EVERY = 2.0
 
 
 class Progress:
-    """Shows on stderr how far work has come; `total` is None where nobody knows the end."""
+    """Shows progress on stderr; `total` is None where the end is unknown."""
 
     def __init__(self, what: str, *, total: int | None, unit: str) -> None:
         self._what = what
         self._total = total
         self._unit = unit
         self._done = 0
-        self._since = self._said = time.monotonic()
+        self._since = self._printed = time.monotonic()
         size: list[ProgressColumn] = (
             [DownloadColumn(), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
         )
@@ -51,26 +51,26 @@ class Progress:
 
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
-        if not err.is_terminal and self._said > self._since and exc_info[0] is None:
-            self._say()
+        if not err.is_terminal and self._printed > self._since and exc_info[0] is None:
+            self._print()
 
     def advance(self, by: int = 1) -> None:
         """Count work that is done."""
         self.reach(self._done + by)
 
     def reach(self, done: int, total: int | None = None) -> None:
-        """Say how much work is done in all, and of how much."""
+        """Set how much work is done in all, and of how much."""
         self._done = done
         if total is not None:
             self._total = total
         if err.is_terminal:
             self._bar.update(self._task, completed=done, total=self._total)
-        elif time.monotonic() - self._said >= _EVERY:
-            self._say()
+        elif time.monotonic() - self._printed >= _EVERY:
+            self._print()
 
-    def _say(self) -> None:
-        self._said = time.monotonic()
+    def _print(self) -> None:
+        self._printed = time.monotonic()
         size, unit = (1_000_000, "MB") if self._unit == "B" else (1, self._unit)
         of = "" if self._total is None else f" of {self._total // size}"
-        seconds = self._said - self._since
+        seconds = self._printed - self._since
         err.print(f"{self._what}: {self._done // size}{of} {unit}, {seconds:.0f} s")

@@ -8,22 +8,26 @@ import os
 import signal
 import stat
 import sys
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import asyncpg
 import typer
 
-from notifyq.cli.output import (
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import (
+    AttemptsOption,
     DsnOption,
-    duration,
-    err,
+    HeaderOption,
+    PriorityOption,
+    TypeOption,
+    duration_option,
+    flag,
     headers,
-    instant,
-    open_database,
-    out,
-    print_json,
-    run,
+    instant_option,
+    require_json,
 )
+from notifyq.cli.output import err, out, print_json
 from notifyq.cli.progress import Progress
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.payload import Json, check_json
@@ -40,74 +44,57 @@ if TYPE_CHECKING:
 _LONGEST = 1 << 28
 """Bytes of the largest message that a queue can take."""
 _WIDEST = 8
-"""Bytes of a line for each byte of its message, at most: six for an escaped character, and room."""
+"""Most bytes of a line for each byte of its message: an escaped character has six."""
 _BATCH = 1 << 18
-"""Bytes of input that are published by one statement, more or less."""
+"""About how many bytes of input one statement publishes."""
 
 
-def publish(
+@sync
+async def publish(
     queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
-    message: Annotated[
-        str, typer.Argument(metavar="[JSON|-]", help="The message; - reads one a line from stdin.")
-    ] = "-",
-    priority: Annotated[
-        int, typer.Option(min=-(2**31), max=2**31 - 1, help="Larger is handed out first.")
-    ] = 0,
-    delay: Annotated[
-        Any, typer.Option(parser=duration, metavar="DURATION", help="Hand out after this long.")
-    ] = None,
-    at: Annotated[
-        Any, typer.Option(parser=instant, metavar="INSTANT", help="Hand out from then on.")
-    ] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="Type of the message.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.")
-    ] = None,
-    dedup_key: Annotated[
-        str | None, typer.Option(help="Publish only if no live message has this key.")
-    ] = None,
-    dedup_scope: Annotated[
-        DedupScope | None, typer.Option(help="Until when a message has its key.")
-    ] = None,
-    dedup_window: Annotated[
-        Any, typer.Option(parser=duration, metavar="DURATION", help="It has it this long at least.")
-    ] = None,
-    on_duplicate: Annotated[
-        OnDuplicate, typer.Option(help="What becomes of the message that has the key.")
-    ] = "keep",
-    key: Annotated[
-        str | None, typer.Option(help="What the message is about: order and limits go by it.")
-    ] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Attempts; by default those of the queue.")
-    ] = None,
-    after: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="ID",
-            min=1,
-            max=2**63 - 1,
-            help="Hand out when this message has ended; may be repeated.",
-        ),
-    ] = None,
-    on_failure: Annotated[
-        OnFailure | None,
-        typer.Option(
-            help="What if one of those dies: cancel this one (as by default), run it, or hold it.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Publish lines of stdin as they come, for ever.")
-    ] = False,
+    message: str = typer.Argument(
+        "-", metavar="[JSON|-]", help="The message; - reads one a line from stdin."
+    ),
+    priority: PriorityOption = 0,
+    delay: timedelta | None = duration_option("Hand out after this long."),
+    at: datetime | None = instant_option("Hand out from then on."),
+    type_: TypeOption = None,
+    header: HeaderOption = None,
+    dedup_key: str | None = typer.Option(
+        None, help="Publish only if no live message has this key."
+    ),
+    dedup_scope: DedupScope | None = typer.Option(
+        None, help="State in which a message holds its key."
+    ),
+    dedup_window: timedelta | None = duration_option("Least time that it holds its key."),
+    on_duplicate: OnDuplicate = typer.Option(
+        "keep", help="What to do with the message that holds the key."
+    ),
+    key: str | None = typer.Option(None, help="Key of the message, for order and limits of a key."),
+    max_attempts: AttemptsOption = None,
+    after: list[int] | None = typer.Option(
+        None,
+        metavar="ID",
+        min=1,
+        max=2**63 - 1,
+        help="Hand out when this message has ended; may be repeated.",
+    ),
+    on_failure: OnFailure | None = typer.Option(
+        None, help="If one of those is dead: cancel this one (the default), run it, or hold it."
+    ),
+    expires_in: timedelta | None = duration_option(
+        "Reject it, if it is new, when nobody has claimed it by then."
+    ),
+    follow: bool = typer.Option(
+        False, "--follow", "-f", help="Publish lines of stdin as they come."
+    ),
     dsn: DsnOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the id, or how many, as JSON.")
-    ] = False,
+    as_json: bool = flag("--json", "Print the id, or how many, as JSON."),
 ) -> None:
-    """Publish a message and print its id; or publish each line of standard input.
+    """Publish a message, or each line of standard input.
 
-    Lines are published all or none; with --follow a batch at a time, and an error leaves those
-    before it published.
+    Prints the id of the message, or how many were published. All lines are published or none; with
+    --follow a batch at a time, and after an error the batches before it stay published.
     """
     if delay is not None and at is not None:
         raise typer.BadParameter("--delay and --at exclude each other")
@@ -118,37 +105,29 @@ def publish(
         "delay": delay,
         "available_at": at,
         "type": type_,
-        "headers": headers(header or []),
+        "headers": headers(header),
         "max_attempts": max_attempts,
         "dedup_scope": dedup_scope,
         "dedup_window": dedup_window,
         "on_duplicate": on_duplicate,
         "after": after or None,
         "on_failure": on_failure or "cancel",
+        "expires_in": expires_in,
     }
     if message == "-":
         if dedup_key is not None:
             raise typer.BadParameter("--dedup-key is for a single message")
         keys = {} if key is None else {"key": lambda _: key}
-        run(_publish_lines(dsn, queue, options | keys, follow=follow, as_json=as_json))
+        await _publish_lines(dsn, queue, options | keys, follow=follow, as_json=as_json)
         return
     if follow:
         raise typer.BadParameter("--follow is for lines of standard input")
-    try:
-        check_json(message)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"the message is not JSON: {error}; a text needs quotes of its own, as in '\"hello\"'"
-        ) from error
-
-    async def publish_one() -> None:
-        async with open_database(dsn) as database:
-            published = await Publisher(database).publish(
-                queue, Json(message), dedup_key=dedup_key, key=key, **options
-            )
-        _tell(queue, "id", published, as_json=as_json)
-
-    run(publish_one())
+    require_json("message", message)
+    async with open_database(dsn) as database:
+        published = await Publisher(database).publish(
+            queue, Json(message), dedup_key=dedup_key, key=key, **options
+        )
+    _report(queue, "id", published, as_json=as_json)
 
 
 async def _publish_lines(
@@ -174,12 +153,12 @@ async def _publish_lines(
                         progress.advance(read)
     except BaseException:
         if follow:
-            _tell(queue, "published", published, as_json=as_json)
+            _report(queue, "published", published, as_json=as_json)
         raise
-    _tell(queue, "published", published, as_json=as_json)
+    _report(queue, "published", published, as_json=as_json)
 
 
-def _tell(queue: str, what: str, number: int, *, as_json: bool) -> None:
+def _report(queue: str, what: str, number: int, *, as_json: bool) -> None:
     """Print the id of a message, or how many were published."""
     if as_json:
         print_json({"queue": queue, what: number})
@@ -188,7 +167,7 @@ def _tell(queue: str, what: str, number: int, *, as_json: bool) -> None:
 
 
 async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
-    """Await a call; a Ctrl-C comes after it, as nobody could say what one that was cut off did."""
+    """Await a call and only then a Ctrl-C: a cancelled call may or may not have published."""
     running = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(running)
@@ -202,7 +181,7 @@ async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
 async def _batches(
     queue: str, longest: int, *, follow: bool
 ) -> AsyncIterator[tuple[list[Json], int]]:
-    """Give the messages of standard input, many at a time, and how many bytes they took."""
+    """Yield the messages of standard input in batches, each with its number of bytes."""
     number = 0
     async for lines in _lines(follow=follow, queue=queue, longest=longest):
         batch: list[Json] = []
@@ -226,35 +205,36 @@ def _message(line: bytes, number: int, *, follow: bool) -> Json:
 
 
 async def _longest_line(database: Database, queue: str) -> int:
-    """How many bytes a line for a queue or a stream can have, so that not all of it is read."""
-    # A publisher may not see the policy: then it is what the largest queue takes.
+    """Most bytes of a line for a queue or a stream: a longer one is refused before its end."""
+    # Without the right to see the policy, the limit is that of the largest possible queue.
     with contextlib.suppress(NotifyqError, asyncpg.PostgresError):
-        for row in await Admin(database).queue_info():
-            if row["queue"] == queue:
-                return min(_WIDEST * int(row["max_bytes"]), _LONGEST)
-        for row in await Streams(database).info():
-            if row["stream"] == queue:
-                return min(_WIDEST * int(row["max_bytes"]), _LONGEST)
+        for kind, read in (
+            ("queue", Admin(database).queue_info),
+            ("stream", Streams(database).info),
+        ):
+            for row in await read():
+                if row[kind] == queue:
+                    return min(_WIDEST * int(row["max_bytes"]), _LONGEST)
     return _LONGEST
 
 
 async def _lines(
     *, follow: bool, queue: str = "", longest: int = _LONGEST
 ) -> AsyncIterator[list[bytes]]:
-    """Read lines of standard input: as many as are there, or else as make a batch."""
+    """Read lines of standard input: with follow as many as are there, else a batch."""
     stdin = sys.stdin.buffer
     begun = bytearray()
     is_over = False
     while not is_over:
-        # A Ctrl-C during the lines before has its effect here.
+        # A Ctrl-C that came during the lines before takes effect here.
         await asyncio.sleep(0)
         with _interruptible():
-            # One that a library has swallowed, as a driver may while it connects, or that came just
-            # now: nobody would hear of it while the read goes on.
+            # A library may have swallowed it, as a driver can while it connects; the read below
+            # would block it further.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError
             read = os.read(stdin.fileno(), _BATCH) if follow else stdin.read(_BATCH)
-        # The end of the input; in a terminal another read would wait for another Ctrl-D.
+        # At the end of input another read of a terminal would wait for another Ctrl-D.
         is_over = not read if follow else len(read) < _BATCH
         begun += read
         whole = len(begun) if is_over else begun.rfind(b"\n", len(begun) - len(read)) + 1
@@ -270,7 +250,7 @@ async def _lines(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end a read: asyncio would take note of it, and the read go on."""
+    """Let Ctrl-C end a read; the handler of asyncio would not interrupt it."""
 
     def cancel(*_: object) -> NoReturn:
         raise asyncio.CancelledError

@@ -1,49 +1,26 @@
-"""`notifyq queues`: list, create, change, pause and drop queues; say who may use them."""
+"""`notifyq queues`: list, create, change, pause, drop and grant queues."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.audited import acting
-from notifyq.cli.default_command import Listing
+from notifyq.cli.command import Listing, acting, change, open_database, sync
 from notifyq.cli.hints import require_known
-from notifyq.cli.output import (
+from notifyq.cli.options import (
     DsnOption,
     JsonOption,
-    cell,
-    note,
-    open_database,
-    out,
-    print_rows,
-    run,
+    MaybeQueueArgument,
+    duration_option,
+    flag,
+    instant_option,
 )
-from notifyq.cli.policy import (
-    AttemptsOption,
-    BackoffMaxOption,
-    BackoffOption,
-    BellOption,
-    CapacityOption,
-    ConcurrencyOption,
-    DurableOption,
-    FairOption,
-    KeyConcurrencyOption,
-    KeyRateBurstOption,
-    KeyRateOption,
-    LockTimeoutOption,
-    MaxBytesOption,
-    OrderedOption,
-    OverflowOption,
-    PayloadSchemaOption,
-    PayloadTypeOption,
-    RateBurstOption,
-    RateOption,
-    RetentionDeadOption,
-    RetentionOption,
-    weight,
-)
+from notifyq.cli.output import cell, note, out, print_rows
+from notifyq.cli.policy import takes_policy, weight
+from notifyq.database import statements as sql
 from notifyq.queues.admin import Admin, Policy
 
 if TYPE_CHECKING:
@@ -55,253 +32,203 @@ queues = typer.Typer(
 
 # --json has the whole policy.
 _COLUMNS = ("queue", "waiting", "scheduled", "locked", "expired", "oldest_waiting_at", "paused")
-_MORE = ("blocked", "lock_timeout", "max_attempts")
+_MORE = ("blocked", "lock_duration", "max_attempts")
 _WIDE = 110
 
-
 NameArgument = Annotated[str, typer.Argument(help="Name of the queue.")]
-RoleArgument = Annotated[str, typer.Argument(help="Role of the database, and all of its members.")]
+RoleArgument = Annotated[str, typer.Argument(help="Role of the database, with its members.")]
 
 
 @queues.command()
-def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+@sync
+async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the queues with their counts and policy."""
-
-    async def list_queues() -> None:
-        async with open_database(dsn) as database:
-            rows = [dict(row) for row in await Admin(database).queue_info()]
-        names = _COLUMNS + (_MORE if out.width >= _WIDE else ())
-        shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in rows]
-        print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
-        if not as_json and (volatile := [row["queue"] for row in rows if not row["durable"]]):
-            note(f"volatile, contents are gone after a crash: {', '.join(volatile)}")
-
-    run(list_queues())
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Admin(database).queue_info()]
+    names = _COLUMNS + (_MORE if out.width >= _WIDE else ())
+    ends = [row | {"paused": row["resumes_at"] or row["paused"]} for row in rows]
+    shown = [{name.removesuffix("_waiting_at"): row[name] for name in names} for row in ends]
+    print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
+    if not as_json and (unlogged := [row["queue"] for row in rows if not row["durable"]]):
+        note(f"unlogged, a crash of the server empties them: {', '.join(unlogged)}")
 
 
 @queues.command()
-def create(
-    name: NameArgument,
-    lock_timeout: LockTimeoutOption = None,
-    max_attempts: AttemptsOption = None,
-    backoff: BackoffOption = None,
-    backoff_max: BackoffMaxOption = None,
-    bell: BellOption = None,
-    retention: RetentionOption = None,
-    max_bytes: MaxBytesOption = None,
-    concurrency: ConcurrencyOption = None,
-    key_concurrency: KeyConcurrencyOption = None,
-    rate: RateOption = None,
-    rate_burst: RateBurstOption = None,
-    key_rate: KeyRateOption = None,
-    key_rate_burst: KeyRateBurstOption = None,
-    ordered: OrderedOption = None,
-    fair: FairOption = None,
-    capacity: CapacityOption = None,
-    overflow: OverflowOption = None,
-    durable: DurableOption = None,
-    payload_type: PayloadTypeOption = None,
-    payload_schema: PayloadSchemaOption = None,
-    retention_dead: RetentionDeadOption = None,
-    dsn: DsnOption = None,
-) -> None:
-    """Create a queue; what is not given is the default."""
-    policy = _policy(locals())
-
-    async def create_queue() -> None:
-        async with acting(dsn, "queue.create", name) as act:
-            created = await Admin(act).create_queue(name, policy)
-            act.note(changed=created)
-        out.print(f"created {name}" if created else f"{name} exists, nothing changed")
-        if created and durable is False:
-            out.print("its contents are gone after a crash of the server")
-
-    run(create_queue())
+@takes_policy(Policy)
+@sync
+async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
+    """Create a queue. Options that are not given have their defaults."""
+    async with acting(dsn, "queue.create", name) as act:
+        created = await Admin(act).create_queue(name, policy)
+        act.note(changed=created)
+    out.print(f"created {name}" if created else f"{name} exists, nothing changed")
+    if created and policy.durable is False:
+        out.print("it is unlogged: a crash of the server empties it")
 
 
 @queues.command()
-def alter(
-    name: NameArgument,
-    lock_timeout: LockTimeoutOption = None,
-    max_attempts: AttemptsOption = None,
-    backoff: BackoffOption = None,
-    backoff_max: BackoffMaxOption = None,
-    bell: BellOption = None,
-    retention: RetentionOption = None,
-    max_bytes: MaxBytesOption = None,
-    concurrency: ConcurrencyOption = None,
-    key_concurrency: KeyConcurrencyOption = None,
-    rate: RateOption = None,
-    rate_burst: RateBurstOption = None,
-    key_rate: KeyRateOption = None,
-    key_rate_burst: KeyRateBurstOption = None,
-    ordered: OrderedOption = None,
-    fair: FairOption = None,
-    capacity: CapacityOption = None,
-    overflow: OverflowOption = None,
-    durable: DurableOption = None,
-    payload_type: PayloadTypeOption = None,
-    payload_schema: PayloadSchemaOption = None,
-    retention_dead: RetentionDeadOption = None,
-    dsn: DsnOption = None,
-) -> None:
-    """Change the policy of a queue; what is not given stays as it is."""
-    policy = _policy(locals())
-
-    async def alter_queue() -> None:
-        async with acting(dsn, "queue.alter", name) as act:
-            admin = Admin(act)
-            was = await admin.queue_info(name)
-            await admin.alter_queue(name, policy)
-            act.note(**_changes(was, await admin.queue_info(name)))
-        out.print(f"changed {name}")
-
-    run(alter_queue())
-
-
-@queues.command()
-def pause(name: NameArgument, dsn: DsnOption = None) -> None:
-    """Hand out no more messages of a queue; publishing goes on."""
-
-    async def pause_queue() -> None:
-        async with acting(dsn, "queue.pause", name) as act:
-            changed = await Admin(act).pause_queue(name)
-            act.note(changed=changed)
-        out.print(f"paused {name}" if changed else f"{name} was paused already")
-
-    run(pause_queue())
-
-
-@queues.command()
-def resume(name: NameArgument, dsn: DsnOption = None) -> None:
-    """Hand out the messages of a paused queue again."""
-
-    async def resume_queue() -> None:
-        async with acting(dsn, "queue.resume", name) as act:
-            changed = await Admin(act).resume_queue(name)
-            act.note(changed=changed)
-        out.print(f"resumed {name}" if changed else f"{name} was not paused")
-
-    run(resume_queue())
-
-
-@queues.command()
-def drop(
-    name: NameArgument,
-    force: Annotated[bool, typer.Option("--force", help="Delete its live messages, too.")] = False,
-    dsn: DsnOption = None,
-) -> None:
-    """Drop a queue; what it has archived stays."""
-
-    async def drop_queue() -> None:
-        async with acting(dsn, "queue.drop", name) as act:
-            dropped = await Admin(act).drop_queue(name, force=force)
-            act.note(deleted=dropped)
-        out.print(f"dropped {name} and {dropped} live messages")
-
-    run(drop_queue())
-
-
-@queues.command()
-def grant(
-    name: NameArgument,
-    role: RoleArgument,
-    publish: Annotated[bool, typer.Option("--publish", help="Only to publish.")] = False,
-    consume: Annotated[bool, typer.Option("--consume", help="Only to consume.")] = False,
-    dsn: DsnOption = None,
-) -> None:
-    """Let a role use a queue, which is closed to others from then on."""
-
-    async def grant_queue() -> None:
-        allowed = {"publish": publish or not consume, "consume": consume or not publish}
-        async with acting(dsn, "queue.grant", name, role=role, **allowed) as act:
-            changed = await Admin(act).grant_queue(name, role, **allowed)
-            act.note(changed=changed)
-        out.print(f"granted {name} to {role}" if changed else f"{role} has that grant already")
-
-    run(grant_queue())
-
-
-@queues.command()
-def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
-    """Take a grant back; with the last one the queue is open again."""
-
-    async def revoke_queue() -> None:
-        async with acting(dsn, "queue.revoke", name, role=role) as act:
-            admin = Admin(act)
-            changed = await admin.revoke_queue(name, role)
-            act.note(changed=changed)
-            is_open = not await admin.queue_grants(name)
-        end = f"; {name} is open to all publishers and workers" if is_open else ""
-        out.print((f"revoked {name} from {role}" if changed else f"{role} had no grant") + end)
-
-    run(revoke_queue())
-
-
-@queues.command()
-def grants(
-    name: Annotated[str | None, typer.Argument(help="Name of the queue.")] = None,
-    dsn: DsnOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List who may use the queues that are not open to all."""
-
-    async def list_grants() -> None:
-        async with open_database(dsn) as database:
-            rows = [dict(row) for row in await Admin(database).queue_grants(name)]
-        print_rows(rows, as_json=as_json, empty="every queue is open to all publishers and workers")
-
-    run(list_grants())
-
-
-@queues.command()
-def share(
-    name: NameArgument,
-    key: Annotated[str, typer.Argument(help="Key of messages.")],
-    weight: Annotated[
-        Any, typer.Argument(parser=weight, help="How many times as many as others; none: as many.")
-    ],
-    dsn: DsnOption = None,
-) -> None:
-    """Give a key of a fair queue more or less than the others."""
-
-    async def set_share() -> None:
-        async with acting(dsn, "queue.share", name, key=key, weight=weight) as act:
-            changed = await Admin(act).set_share(name, key, weight or None)
-            act.note(changed=changed)
-        out.print(f"changed {name}" if changed else "it was so already")
-
-    run(set_share())
-
-
-@queues.command()
-def shares(
-    name: Annotated[str | None, typer.Argument(help="Name of the queue.")] = None,
-    dsn: DsnOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the keys that get more or less than others."""
-
-    async def list_shares() -> None:
-        async with open_database(dsn) as database:
-            rows = [dict(row) for row in await Admin(database).queue_shares(name)]
-            if not rows:
-                await require_known(database, name)
-        print_rows(rows, as_json=as_json, empty="every key has the weight 1")
-
-    run(list_shares())
+@takes_policy(Policy)
+@sync
+async def alter(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
+    """Change the policy of a queue. Options that are not given stay as they are."""
+    async with acting(dsn, "queue.alter", name) as act:
+        admin = Admin(act)
+        was = await admin.queue_info(name)
+        await admin.alter_queue(name, policy)
+        act.note(**_changes(was, await admin.queue_info(name)))
+    out.print(f"changed {name}")
 
 
 def _changes(was: Sequence[Any], now: Sequence[Any]) -> dict[str, list[str]]:
-    """What is otherwise in a policy than it was: both values of each part."""
+    """The options of a policy that changed, each with its old and new value."""
     [old], [new] = was, now
     names = [it.name for it in fields(Policy) if old[it.name] != new[it.name]]
     return {name: [cell(old[name]), cell(new[name])] for name in names}
 
 
-def _policy(given: dict[str, Any]) -> Policy:
-    values: dict[str, Any] = {field.name: given.get(field.name) for field in fields(Policy)}
-    for name in ("rate", "key_rate"):
-        if (parsed := values[name]) is not None:
-            values[name], values[f"{name}_period"] = parsed
-    return Policy(**values)
+@queues.command()
+@sync
+async def pause(
+    name: NameArgument,
+    until: datetime | None = instant_option("Resume by itself at this instant."),
+    duration: timedelta | None = duration_option("Resume by itself after this time.", name="--for"),
+    dsn: DsnOption = None,
+) -> None:
+    """Hand out no more messages of a queue; publishing goes on."""
+    if until is not None and duration is not None:
+        raise typer.BadParameter("--until and --for exclude each other: give one of them")
+    ends = {"until": until and until.isoformat(), "for": duration and str(duration)}
+    async with acting(
+        dsn, "queue.pause", name, **{key: end for key, end in ends.items() if end}
+    ) as act:
+        changed = await Admin(act).pause_queue(name, until=until, duration=duration)
+        act.note(changed=changed)
+    end = f" until {cell(until)}" if until else f" for {cell(duration)}" if duration else ""
+    out.print(f"paused {name}{end}" if changed else f"{name} was paused already{end}")
+
+
+@queues.command()
+@sync
+async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Hand out the messages of a paused queue again."""
+    done, unchanged = f"resumed {name}", f"{name} was not paused"
+    await change(dsn, "queue.resume", sql.RESUME_QUEUE, [name], done, unchanged)
+
+
+@queues.command()
+@sync
+async def drop(
+    name: NameArgument,
+    force: bool = flag("--force", "Delete its live messages, too."),
+    dsn: DsnOption = None,
+) -> None:
+    """Drop a queue; its archived messages stay."""
+    async with acting(dsn, "queue.drop", name) as act:
+        dropped = await Admin(act).drop_queue(name, force=force)
+        act.note(deleted=dropped)
+    out.print(f"dropped {name} and {dropped} live messages")
+
+
+@queues.command()
+@sync
+async def grant(
+    name: NameArgument,
+    role: RoleArgument,
+    publish: bool = flag("--publish", "Only to publish."),
+    consume: bool = flag("--consume", "Only to consume."),
+    dsn: DsnOption = None,
+) -> None:
+    """Let a role use a queue, which is then closed to all others."""
+    allowed = {"publish": publish or not consume, "consume": consume or not publish}
+    async with acting(dsn, "queue.grant", name, role=role, **allowed) as act:
+        changed = await Admin(act).grant_queue(name, role, **allowed)
+        act.note(changed=changed)
+    out.print(f"granted {name} to {role}" if changed else f"{role} has that grant already")
+
+
+@queues.command()
+@sync
+async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
+    """Revoke a grant; without the last one the queue is open again."""
+    async with acting(dsn, "queue.revoke", name, role=role) as act:
+        admin = Admin(act)
+        changed = await admin.revoke_queue(name, role)
+        act.note(changed=changed)
+        is_open = not await admin.queue_grants(name)
+    end = f"; {name} is open to all publishers and workers" if is_open else ""
+    out.print((f"revoked {name} from {role}" if changed else f"{role} had no grant") + end)
+
+
+@queues.command()
+@sync
+async def grants(
+    name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
+) -> None:
+    """List the roles that may use the queues that are not open to all."""
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Admin(database).queue_grants(name)]
+    print_rows(rows, as_json=as_json, empty="every queue is open to all publishers and workers")
+
+
+@queues.command()
+@sync
+async def share(
+    name: NameArgument,
+    key: Annotated[str, typer.Argument(help="Key of messages.")],
+    weight: Annotated[
+        Any, typer.Argument(parser=weight, help="Its share relative to other keys; none: equal.")
+    ],
+    dsn: DsnOption = None,
+) -> None:
+    """Give a key of a fair queue a larger or smaller share than others."""
+    async with acting(dsn, "queue.share", name, key=key, weight=weight) as act:
+        changed = await Admin(act).set_share(name, key, weight or None)
+        act.note(changed=changed)
+    out.print(f"changed {name}" if changed else "nothing changed")
+
+
+@queues.command()
+@sync
+async def shares(
+    name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
+) -> None:
+    """List the keys whose share is larger or smaller than others."""
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Admin(database).queue_shares(name)]
+        if not rows:
+            await require_known(database, name)
+    print_rows(rows, as_json=as_json, empty="every key has the weight 1")
+
+
+@queues.command()
+@sync
+async def limit(
+    name: NameArgument,
+    key: Annotated[str, typer.Argument(help="Key of messages.")],
+    concurrency: int | None = typer.Option(
+        None, min=1, max=10**9, help="Most messages of the key at a time."
+    ),
+    rate: int | None = typer.Option(
+        None, min=1, max=10**9, help="Most in the period of the key rate of the queue."
+    ),
+    dsn: DsnOption = None,
+) -> None:
+    """Give one key other limits than the queue has for each key; without options the same."""
+    limits = {"concurrency": concurrency, "rate": rate}
+    async with acting(dsn, "queue.limit", name, key=key, **limits) as act:
+        changed = await Admin(act).set_limit(name, key, concurrency=concurrency, rate=rate)
+        act.note(changed=changed)
+    out.print(f"changed {name}" if changed else "nothing changed")
+
+
+@queues.command()
+@sync
+async def limits(
+    name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
+) -> None:
+    """List the keys that have limits of their own."""
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Admin(database).queue_limits(name)]
+        if not rows:
+            await require_known(database, name)
+    print_rows(rows, as_json=as_json, empty="every key has the limits of its queue")

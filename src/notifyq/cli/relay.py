@@ -1,4 +1,4 @@
-"""`notifyq relay`: move messages to another database until a signal says stop."""
+"""`notifyq relay`: move messages to another database until a signal stops it."""
 
 from __future__ import annotations
 
@@ -6,113 +6,101 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from notifyq.cli.arguments import listen_dsn_option, warn_of_password
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
-from notifyq.cli.output import FilterOption, duration, err, out, print_json, printable, run
-from notifyq.cli.worker import load, stop_signals
-from notifyq.config import (
-    DatabaseSettings,
-    RelaySettings,
-    ScrapeSettings,
-    dsn_from_file,
+from notifyq.cli.command import run
+from notifyq.cli.logs import configure_logging
+from notifyq.cli.metrics import serve_metrics
+from notifyq.cli.options import (
+    FilterOption,
+    GraceOption,
+    LogFormatOption,
+    LogLevelOption,
+    MetricsHostOption,
+    MetricsPortOption,
+    duration_option,
+    flag,
+    repeated,
 )
+from notifyq.cli.output import err, out, print_json, printable
+from notifyq.cli.signals import stop_signals
+from notifyq.cli.worker import load
+from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_from_file
 from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
 from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
-    from notifyq.operations.metrics import RelayMetrics
-    from notifyq.telemetry import Event
+    from notifyq.telemetry import TelemetryEvent
 
 _EVERY = 10.0
-"""Seconds between two lines about what was moved."""
+"""Seconds between two lines of progress."""
 _SHOWN = 10
-"""Refused messages that are named one by one in these lines."""
+"""Refused messages that are logged one by one between two such lines."""
 
 
 def relay(
-    source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE]", help="DSN of the database to take from.")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="DSN of the database to bring to.")
-    ] = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue",
-            "-q",
-            metavar="QUEUE[:TARGET]",
-            help="Queue to move, and which it becomes; may be repeated.",
-        ),
-    ] = None,
-    stream: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="STREAM:SUBSCRIBER:TARGET",
-            help="Subscription to move, and the queue or stream it becomes; may be repeated.",
-        ),
-    ] = None,
-    source_file: Annotated[
-        str | None, typer.Option("--source-file", metavar="FILE", help="File with the first DSN.")
-    ] = None,
-    target_file: Annotated[
-        str | None, typer.Option("--target-file", metavar="FILE", help="File with the second DSN.")
-    ] = None,
+    source: str | None = typer.Argument(
+        None, metavar="[SOURCE]", help="DSN of the database to take from."
+    ),
+    target: str | None = typer.Argument(
+        None, metavar="[TARGET]", help="DSN of the database to bring to."
+    ),
+    queue: list[str] | None = repeated(
+        "Queue to move, and its name at the target", "--queue", "-q", metavar="QUEUE[:TARGET]"
+    ),
+    stream: list[str] | None = repeated(
+        "Subscription to move, and the target's queue or stream", metavar="STREAM:SUBSCRIBER:TARGET"
+    ),
+    source_file: str | None = typer.Option(None, metavar="FILE", help="File with the first DSN."),
+    target_file: str | None = typer.Option(None, metavar="FILE", help="File with the second DSN."),
     filter: FilterOption = None,
-    transform: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="What changes, routes or drops each message."),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Most messages of a transaction.")
-    ] = None,
-    in_flight: Annotated[
-        int | None,
-        typer.Option("--in-flight", min=1, max=100, help="Batches at the same time; 1: in order."),
-    ] = None,
-    remember: Annotated[
-        Any,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="How long the target keeps receipts."
-        ),
-    ] = None,
-    grace: Annotated[
-        Any, typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits.")
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Stop when nothing is left.")] = False,
-    accept_restored: Annotated[
-        bool,
-        typer.Option(
-            "--accept-restored", help="The target was restored: take it as it is, and go on."
-        ),
-    ] = False,
+    transform: str | None = typer.Option(
+        None, metavar="MODULE:FUNCTION", help="Function that changes, routes or drops each message."
+    ),
+    batch: int | None = typer.Option(
+        None, min=1, max=10_000, help="Most messages of a transaction."
+    ),
+    in_flight: int | None = typer.Option(
+        None, min=1, max=100, help="Batches at the same time; 1: in order."
+    ),
+    remember: timedelta | None = duration_option("How long the target keeps receipts."),
+    grace: GraceOption = None,
+    once: bool = flag("--once", "Stop when nothing is left."),
+    accept_restored: bool = flag(
+        "--accept-restored", "The target was restored: continue with its receipts."
+    ),
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
-    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
+    as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
-    """Move messages from one database to another, each once, until SIGTERM or SIGINT.
+    """Move messages from one database to another, each once.
 
-    Kill it, restart it, run several: no message is lost, and none comes twice. The first signal:
-    claim no more and end what is under way. The second: release it now. Exit code 0 after a clean
-    stop.
+    It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and none
+    comes twice. The first signal: claim no more and end what is under way. The second: release it
+    now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
-    routes, subscriptions = _moved(queue or [], stream or [], filter)
-    function = _function(transform)
+    routes, subscriptions = _routes(queue or []), _subscriptions(stream or [])
+    if not routes and not subscriptions:
+        raise typer.BadParameter("give --queue QUEUE[:TARGET] or --stream: what to move")
+    if subscriptions and filter is not None:
+        raise typer.BadParameter("--filter is for queues: leave events out by --transform")
+    function = load(transform, "FUNCTION") if transform else None
+    if transform and not callable(function):
+        raise ConfigurationError(f"there is no function {transform!r}")
     settings = RelaySettings.load(batch=batch, in_flight=in_flight, remember=remember, grace=grace)
     pool_size = settings.in_flight + 2
     here = Database(
         _dsn("SOURCE", source, source_file),
-        # That of the environment is for another database.
+        # NOTIFYQ_LISTEN_DSN is for another database.
         listen_dsn=listen_dsn_option(sys.argv[1:]),
         settings=DatabaseSettings.load(pool_size=pool_size),
         name="notifyq relay",
@@ -124,30 +112,23 @@ def relay(
     )
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
-    with serve_metrics(scrapes, _metrics, here.listen_dsn) as metrics:
+    with serve_metrics(scrapes, "RelayMetrics", here.listen_dsn) as metrics:
         options: dict[str, Any] = {
             "transform": function,
             "once": once,
             "accept_restored": accept_restored,
             "settings": settings,
-            "sink": metrics.beside(progress) if metrics else progress,
+            "telemetry": metrics.beside(progress) if metrics else progress,
         }
         relays: list[Relay | StreamRelay] = [
             StreamRelay(here, there, *subscription, **options) for subscription in subscriptions
         ]
         if routes:
             relays.append(Relay(here, there, routes, filter=filter, **options))
-
         try:
             run(_run_all(relays))
         finally:
             progress.end(sum((each.counts for each in relays), Counter[str]()))
-
-
-def _metrics() -> RelayMetrics:
-    from notifyq.operations.metrics import RelayMetrics
-
-    return RelayMetrics()
 
 
 async def _run_all(relays: list[Relay | StreamRelay]) -> None:
@@ -159,7 +140,7 @@ async def _run_all(relays: list[Relay | StreamRelay]) -> None:
         try:
             await each.run()
         except Exception:
-            stop()  # one that fails ends them all
+            stop()  # an error in one ends them all
             raise
 
     with stop_signals(stop):
@@ -167,24 +148,6 @@ async def _run_all(relays: list[Relay | StreamRelay]) -> None:
     for error in ended:
         if error is not None:
             raise error
-
-
-def _moved(
-    queues: list[str], streams: list[str], filter: str | None
-) -> tuple[dict[str, str], list[list[str]]]:
-    routes, subscriptions = _routes(queues), _subscriptions(streams)
-    if not routes and not subscriptions:
-        raise typer.BadParameter("say what to move: --queue QUEUE[:TARGET]")
-    if subscriptions and filter is not None:
-        raise typer.BadParameter("--filter is for queues: leave events out by --transform")
-    return routes, subscriptions
-
-
-def _function(target: str | None) -> Any:
-    function = load(target, "FUNCTION") if target else None
-    if target and not callable(function):
-        raise ConfigurationError(f"there is no function {target!r}")
-    return function
 
 
 def _subscriptions(texts: list[str]) -> list[list[str]]:
@@ -195,14 +158,14 @@ def _subscriptions(texts: list[str]) -> list[list[str]]:
     return found
 
 
-def _routes(pairs: list[str]) -> dict[str, str]:
+def _routes(texts: list[str]) -> dict[str, str]:
     routes: dict[str, str] = {}
-    for pair in pairs:
-        source, colon, target = pair.partition(":")
+    for text in texts:
+        source, colon, target = text.partition(":")
         if not source or (colon and not target):
-            raise typer.BadParameter(f"--queue {pair!r} is not QUEUE or QUEUE:TARGET")
+            raise typer.BadParameter(f"--queue {text!r} is not QUEUE or QUEUE:TARGET")
         if source in routes:
-            raise typer.BadParameter(f"--queue says twice what becomes of {source!r}")
+            raise typer.BadParameter(f"--queue has {source!r} twice")
         routes[source] = target or source
     return routes
 
@@ -217,32 +180,32 @@ def _dsn(name: str, given: str | None, file: str | None) -> str:
 
 
 class _Progress:
-    """Logs events, and says now and then how much was moved, and how late."""
+    """Logs telemetry events, and prints now and then how much was moved, and the lag."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._began = self._said = time.monotonic()
+        self._began = self._printed = time.monotonic()
         self._moved = 0
         self._lag = 0.0
         self._refused = 0
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: TelemetryEvent) -> None:
         if not isinstance(event, RelayRefused) or self._refused < _SHOWN:
-            log_sink(event)
+            log_events(event)
         if isinstance(event, RelayRefused):
             self._refused += 1
         if isinstance(event, RelayMoved):
             self._moved += event.quantity
             self._lag = max(self._lag, event.lag)
-        seconds = time.monotonic() - self._said
+        seconds = time.monotonic() - self._printed
         if seconds >= _EVERY and self._moved:
             rate = self._moved / seconds
             err.print(f"moved {self._moved} messages, {rate:.0f}/s, lag {self._lag:.3f} s")
-            self._said += seconds
+            self._printed += seconds
             self._moved, self._lag, self._refused = 0, 0.0, 0
 
     def end(self, counts: Counter[str]) -> None:
-        """Say what was moved in all."""
+        """Print the totals."""
         seconds = time.monotonic() - self._began
         names = ("moved", "known", "merged", "dropped", "failed", "refused", "lost", "released")
         if self._as_json:

@@ -1,4 +1,4 @@
-"""`notifyq report`: what became of the messages of some days, as a page or a picture."""
+"""`notifyq report`: throughput and failures of some days, as a page or a picture."""
 
 from __future__ import annotations
 
@@ -7,61 +7,45 @@ import tempfile
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notifyq.cli.output import DsnOption, instant, open_database, out, run
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import DsnOption, instant_option
+from notifyq.cli.output import out
 from notifyq.paths import local_path
 
-if TYPE_CHECKING:
-    from notifyq.operations.report import Report
 
-
-def report(
-    out_: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="FILE.html or FILE.png.")
-    ] = Path("report.html"),
-    since: Annotated[
-        datetime | None,
-        typer.Option(
-            parser=instant, metavar="TIME", help="From then on; else seven days before the end."
-        ),
-    ] = None,
-    until: Annotated[
-        datetime | None,
-        typer.Option(
-            parser=instant, metavar="TIME", help="Before then; else to the last message there is."
-        ),
-    ] = None,
-    lake: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Roll-up of this lake; 0: count the archive itself. Else the only roll-up there "
-            "is, or the archive.",
-        ),
-    ] = None,
+@sync
+async def report(
+    out_: Path = typer.Option(
+        Path("report.html"), "--out", "-o", metavar="FILE", help="FILE.html or FILE.png."
+    ),
+    since: datetime | None = instant_option("Begin; else seven days before the end."),
+    until: datetime | None = instant_option("End; else the last message."),
+    lake: int | None = typer.Option(
+        None,
+        min=0,
+        metavar="N",
+        help="Roll-up of this lake; 0: count the archive itself. Else the only roll-up there "
+        "is, or the archive.",
+    ),
     dsn: DsnOption = None,
 ) -> None:
-    """Write a report: throughput, times, failures by fingerprint, slowest queues, growth.
+    """Write a report on throughput, times and failures.
 
-    It comes from the roll-ups of `notifyq spark rollup`, or from the archive where there are none.
-    The page is one file that needs nothing else.
+    It also has the slowest queues and the growth. It reads the roll-ups of `notifyq spark rollup`,
+    or the archive where there are none. The page is one file that needs nothing else.
     """
     kind = out_.suffix.lower()
     if kind not in {".html", ".png"}:
         raise typer.BadParameter(f"--out {str(out_)!r} is neither .html nor .png")
     local_path(out_)  # no URI
-    # Late, as charts need more packages, and these take their time.
+    # Imported late: charts need more packages, which take their time to load.
     from notifyq.operations.report import gather, page, picture
 
-    async def read() -> Report:
-        async with open_database(dsn) as database:
-            return await gather(database, since=since, until=until, lake=lake)
-
-    found = run(read())
+    async with open_database(dsn) as database:
+        found = await gather(database, since=since, until=until, lake=lake)
     _write(out_, picture(found) if kind == ".png" else page(found).encode())
     total = 0 if found.total is None else found.total.finished
     out.print(
@@ -71,12 +55,12 @@ def report(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write all of a file or nothing: who looks meanwhile sees the one before."""
+    """Write all of a file or nothing: a reader sees the old or the new one."""
     handle, name = tempfile.mkstemp(prefix=".notifyq-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        # As any other file that is made here: not only for its owner.
+        # mkstemp() lets only the owner read; the report gets the mode of any other new file.
         mask = os.umask(0)
         os.umask(mask)
         Path(name).chmod(0o666 & ~mask)

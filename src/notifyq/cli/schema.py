@@ -4,111 +4,111 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from notifyq import schema as runner
-from notifyq.cli.audited import who
-from notifyq.cli.output import DsnOption, JsonOption, err, out, print_json, resolve_dsn, run
+from notifyq.cli.command import actor, resolve_dsn, sync
+from notifyq.cli.options import DsnOption, JsonOption
+from notifyq.cli.output import err, out, print_json
 from notifyq.config import DatabaseSettings
 from notifyq.database.pool import connect, explaining
 from notifyq.errors import SchemaMissingError
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from notifyq.database.pool import Connection
 
+# Not flag(): tests and programs call these functions, too.
 SqlOption = Annotated[
-    bool, typer.Option("--sql", help="Change nothing: print a script for psql that would do it.")
+    bool, typer.Option("--sql", help="Change nothing: print a script for psql that does it.")
 ]
 
 _FOREIGN = (
-    "this database came from another server: run `notifyq migrate --adopt` when it is to "
-    "be one of its own; until then `notifyq dead watch` is refused"
+    "this database came from another server: run `notifyq migrate --adopt` to make it one of this "
+    "server; until then `notifyq dead watch` is refused"
 )
 
 
-def init(dsn: DsnOption = None, sql: SqlOption = False, as_json: JsonOption = False) -> None:
-    """Install the schema in a database; where it is installed, nothing changes."""
+@sync
+async def init(dsn: DsnOption = None, sql: SqlOption = False, as_json: JsonOption = False) -> None:
+    """Install the schema in a database. If it is installed, nothing changes."""
     if sql and as_json:
         raise typer.BadParameter("--sql and --json exclude each other")
     if sql:
-        # Needs no connection: this is for people who may not make one.
+        # Without a connection: for people who have none.
         sys.stdout.write(runner.script(None))
         return
-    run(_connected(dsn, lambda connection: _init(connection, as_json=as_json)))
+    async with _connected(dsn) as connection:
+        report = await runner.install(connection, note=_noting("schema.init"))
+    if report.before is None:
+        done = f"schema messages version {report.version} installed in {_database(report)}"
+    else:
+        done = _unchanged(report)
+    _report(report, done, as_json=as_json)
 
 
-def migrate(
+@sync
+async def migrate(
     dsn: DsnOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing: list the files that would be run.")
     ] = False,
     sql: SqlOption = False,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Take over a database that was restored.")
+        bool, typer.Option("--adopt", help="Make a restored database one of this server.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema in a database to the version of this notifyq.
+    """Upgrade the schema to the version of this notifyq.
 
     A database that was restored from the backup of another server has positions that mean nothing
-    here, which is told; --adopt makes it one of this server.
+    here: a warning reports it, and --adopt makes it one of this server.
     """
     if sql and (as_json or dry_run):
         raise typer.BadParameter("--sql excludes --json and --dry-run")
     if adopt and (sql or dry_run):
         raise typer.BadParameter("--adopt excludes --sql and --dry-run")
-    if sql or dry_run:
-        run(_connected(dsn, lambda connection: _preview(connection, sql=sql, as_json=as_json)))
+    async with _connected(dsn) as connection:
+        if sql or dry_run:
+            await _preview(connection, sql=sql, as_json=as_json)
+            return
+        report = await runner.upgrade(connection, note=_noting("schema.migrate"))
+        is_adopted = adopt and await _adopt(connection, report)
+    report = dataclasses.replace(report, is_foreign=report.is_foreign and not adopt)
+    if report.before != report.version:
+        done = (
+            f"schema messages upgraded from version {report.before} to {report.version} "
+            f"in {_database(report)}"
+        )
     else:
-        run(_connected(dsn, lambda connection: _migrate(connection, adopt=adopt, as_json=as_json)))
+        done = _unchanged(report)
+    if adopt:
+        done += ", and adopted" if is_adopted else ", and adopted before"
+    _report(report, done, as_json=as_json)
 
 
-async def _connected(dsn: str | None, action: Callable[[Connection], Awaitable[None]]) -> None:
+@asynccontextmanager
+async def _connected(dsn: str | None) -> AsyncIterator[Connection]:
     address = resolve_dsn(dsn)
     timeout = DatabaseSettings.load().connect_timeout.total_seconds()
     connection = await connect(address, name="notifyq schema", timeout=timeout)
     try:
         with explaining(address):
-            await action(connection)
+            yield connection
     finally:
         await connection.close(timeout=5)
-
-
-async def _init(connection: Connection, *, as_json: bool) -> None:
-    report = await runner.install(connection, note=_noting("schema.init"))
-    if report.before is None:
-        done = f"schema messages version {report.version} installed in {_place(report)}"
-    else:
-        done = _unmoved(report)
-    _tell(report, done, as_json=as_json)
-
-
-async def _migrate(connection: Connection, *, adopt: bool, as_json: bool) -> None:
-    report = await runner.upgrade(connection, note=_noting("schema.migrate"))
-    is_adopted = adopt and await _adopt(connection, report)
-    report = dataclasses.replace(report, is_foreign=report.is_foreign and not adopt)
-    if report.before != report.version:
-        done = (
-            f"schema messages upgraded from version {report.before} to {report.version} "
-            f"in {_place(report)}"
-        )
-    else:
-        done = _unmoved(report)
-    if adopt:
-        done += ", and adopted" if is_adopted else ", and adopted before"
-    _tell(report, done, as_json=as_json)
 
 
 async def _adopt(connection: Connection, report: runner.Report) -> bool:
     async with connection.transaction():
         is_adopted = await runner.adopt(connection)
         if is_adopted:
-            await monitor.note(connection, "schema.adopt", report.database, **who())
+            await monitor.note(connection, "schema.adopt", report.database, **actor())
     return is_adopted
 
 
@@ -116,7 +116,7 @@ def _noting(action: str) -> runner.Note:
     async def note(connection: Connection, report: runner.Report) -> None:
         if report.is_changed and await monitor.may_note(connection):
             versions = {"before": report.before, "version": report.version}
-            await monitor.note(connection, action, report.database, **who(), **versions)
+            await monitor.note(connection, action, report.database, **actor(), **versions)
 
     return note
 
@@ -134,7 +134,7 @@ async def _preview(connection: Connection, *, sql: bool, as_json: bool) -> None:
         sys.stdout.writelines(f"{file}\n" for file in files)
 
 
-def _tell(report: runner.Report, done: str, *, as_json: bool) -> None:
+def _report(report: runner.Report, done: str, *, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(report))
         return
@@ -145,10 +145,10 @@ def _tell(report: runner.Report, done: str, *, as_json: bool) -> None:
     out.print(done, markup=False)
 
 
-def _unmoved(report: runner.Report) -> str:
+def _unchanged(report: runner.Report) -> str:
     what = "its functions were renewed" if report.is_changed else "nothing changed"
-    return f"version {report.version} already installed in {_place(report)}, {what}"
+    return f"version {report.version} already installed in {_database(report)}, {what}"
 
 
-def _place(report: runner.Report) -> str:
+def _database(report: runner.Report) -> str:
     return f"{report.database} on {report.server}"

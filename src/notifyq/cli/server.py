@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from notifyq.cli.options import flag
 from notifyq.server import development
 
 if TYPE_CHECKING:
@@ -16,28 +17,26 @@ if TYPE_CHECKING:
 
 server = typer.Typer(
     name="server",
-    help="A private PostgreSQL for development: no installation, no configuration.",
+    help="A private PostgreSQL for development.",
     no_args_is_help=True,
 )
 
 
 @server.command()
 def start() -> None:
-    """Start the server, creating it at first use; it runs until `notifyq server stop`."""
+    """Start the server. It is created at first use and runs until `notifyq server stop`."""
     running = development()
     running.start(detached=True)
-    typer.echo(
-        f"PostgreSQL is running (pid {running.running}), its data lives in {running.directory}"
-    )
+    typer.echo(f"PostgreSQL is running (pid {running.running}), its data is in {running.directory}")
     typer.echo('export NOTIFYQ_DSN="$(notifyq server url)"')
 
 
 @server.command()
 def stop(
-    delete: Annotated[bool, typer.Option("--delete", help="Remove all its data, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    delete: bool = flag("--delete", "Remove all its data, too."),
+    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
 ) -> None:
-    """Stop the server, whoever started it."""
+    """Stop the server."""
     running = development()
     if delete:
         if not yes:
@@ -51,18 +50,18 @@ def stop(
 
 @server.command()
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: bool = flag("--json", "Print one JSON object."),
 ) -> None:
-    """Tell whether the server runs, and where its data is. Exit code 3: it is stopped."""
-    asked = development()
-    state = asked.state
+    """Show whether the server runs, and where its data is. Exit code 3: it is stopped."""
+    server = development()
+    state = server.state
     facts = {
         "status": "running" if state else "stopped",
         "version": state and state.starter.version,
         "pid": state and state.pid,
         "port": state and state.port,
-        "directory": str(asked.directory),
-        "bytes": _size(asked.directory),
+        "directory": str(server.directory),
+        "bytes": _size(server.directory),
     }
     if as_json:
         typer.echo(json.dumps(facts))
@@ -85,7 +84,7 @@ def url() -> None:
 
 
 def _size(directory: Path) -> int:
-    """Return the bytes in all files below; files of a running server come and go meanwhile."""
+    """Return the bytes of all files below; a running server adds and removes files meanwhile."""
     total = 0
     pending = [os.fspath(directory)]
     while pending:

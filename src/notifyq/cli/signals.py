@@ -1,9 +1,8 @@
-"""What a worker has of its supervisor: a number, and one end of a socket pair.
+"""How a worker is stopped: by signals, and over the socket of its supervisor.
 
-It says there that it has started; the supervisor says there how far to stop. Signals would not do
-for that: Ctrl-C and some service managers send them to every process, and a worker could not tell
-those from the ones that its supervisor passes on. When the supervisor is gone, however it ended,
-the socket closes, which means stop as well.
+A supervisor passes stop requests over a socket pair: Ctrl-C and some service managers signal every
+process, and a worker could not distinguish those signals from its supervisor's. The socket closes
+when the supervisor ends, in whatever way, which stops the worker as well.
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from notifyq.telemetry import Event, Sink, WorkerStarted
+from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger("notifyq.processes")
 
-PLACE = "_NOTIFYQ_PLACE"
-"""Variable of the environment that makes a process a worker of a supervisor: number:descriptor."""
+SLOT = "_NOTIFYQ_SLOT"
+"""Environment variable that makes a process the worker of a supervisor: number:descriptor."""
 
 STARTED = b"+"
-PASSING = b"?"
+TEMPORARY = b"?"
 STOP = b"-"
 
 
@@ -36,58 +36,58 @@ class Control:
     def __init__(self, number: int, channel: socket.socket) -> None:
         self.number = number
         self._channel = channel
-        self._asked = 0
+        self._stops = 0
 
     @classmethod
     def inherited(cls) -> Control | None:
-        """Return that of this process; None where no supervisor has started it."""
-        # Taken away: what a handler starts is no worker of this supervisor.
-        place = os.environ.pop(PLACE, None)
-        if place is None:
+        """Return the control of this process; None where no supervisor has started it."""
+        # Removed: a process that a handler starts is not a worker of this supervisor.
+        slot = os.environ.pop(SLOT, None)
+        if slot is None:
             return None
-        number, descriptor = map(int, place.split(":"))
+        number, descriptor = map(int, slot.split(":"))
         channel = socket.socket(fileno=descriptor)
         channel.set_inheritable(False)
         channel.setblocking(False)
         return cls(number, channel)
 
-    def reporting(self, sink: Sink) -> Sink:
-        """Make a sink that also tells the supervisor when the worker has started."""
+    def reporting(self, telemetry: TelemetryHandler) -> TelemetryHandler:
+        """Make a telemetry handler that also reports to the supervisor that the worker started."""
 
-        def emit(event: Event) -> None:
-            sink(event)
+        def emit(event: TelemetryEvent) -> None:
+            telemetry(event)
             if isinstance(event, WorkerStarted):
-                self._tell(STARTED)
+                self._send(STARTED)
 
         return emit
 
-    def report_passing(self) -> None:
-        """Tell the supervisor that the next try may not meet the error that ends this one."""
-        self._tell(PASSING)
+    def report_temporary(self) -> None:
+        """Report that the error that ends this worker may not meet the next one."""
+        self._send(TEMPORARY)
 
     @contextlib.contextmanager
-    def heard(self, reach: Callable[[int], None]) -> Iterator[None]:
-        """Call `reach` with how many stops the supervisor has asked for, whenever it asks."""
+    def listening(self, reach: Callable[[int], None]) -> Iterator[None]:
+        """Call `reach` with the number of stop requests so far, whenever one arrives."""
         loop = asyncio.get_running_loop()
 
-        def hear() -> None:
-            asked = received(self._channel)
-            if asked:
-                self._asked += len(asked)
-            elif asked is not None:
+        def receive() -> None:
+            requests = received(self._channel)
+            if requests:
+                self._stops += len(requests)
+            elif requests is not None:
                 loop.remove_reader(self._channel)
                 log.warning("the supervisor is gone: this worker stops")
-                self._asked = max(self._asked, 1)
-            reach(self._asked)
+                self._stops = max(self._stops, 1)
+            reach(self._stops)
 
-        loop.add_reader(self._channel, hear)
+        loop.add_reader(self._channel, receive)
         try:
             yield
         finally:
             loop.remove_reader(self._channel)
 
-    def _tell(self, what: bytes) -> None:
-        with contextlib.suppress(OSError):  # a supervisor that is gone is noticed by `heard`
+    def _send(self, what: bytes) -> None:
+        with contextlib.suppress(OSError):  # listening() notices that the supervisor is gone
             self._channel.send(what)
 
 
@@ -101,8 +101,46 @@ def received(channel: socket.socket) -> bytes | None:
         return b""
 
 
+@contextlib.contextmanager
+def stop_signals(stop: Callable[[], object], control: Control | None = None) -> Iterator[None]:
+    """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
+
+    Requests of a supervisor are not added to the signals, the larger number counts: a Ctrl-C
+    reaches both the worker and the supervisor.
+    """
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    signals = stops = 0
+
+    def reach(number: int) -> None:
+        nonlocal stops
+        while stops < min(number, 2):
+            stops += 1
+            stop()
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        reach(signals)
+        if signals == 2:
+            uninstall()
+
+    def uninstall() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        with control.listening(reach) if control is not None else contextlib.nullcontext():
+            yield
+    finally:
+        uninstall()
+        logging.shutdown()
+
+
 class _Numbered(logging.Formatter):
-    """Begins each line with the number of the process, so that they can be told apart."""
+    """Begins each line with the number of the worker process."""
 
     def __init__(self, formatter: logging.Formatter, number: int) -> None:
         super().__init__()
@@ -115,7 +153,7 @@ class _Numbered(logging.Formatter):
 
 
 def number_lines(number: int, *, as_json: bool) -> None:
-    """Have what this process logs bear its number: as a prefix, or in JSON as field `process`."""
+    """Put the number of this process into its log: a prefix, or the field `process` of JSON."""
 
     def add_field(record: Any) -> bool:
         record.event = {**getattr(record, "event", {}), "process": number}

@@ -1,94 +1,66 @@
-"""`notifyq stream`: list, create, change and drop streams; who reads them, and from where on."""
+"""`notifyq stream`: list, create, change, drop, forward and tail streams; their subscribers."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.cli.audited import acting
-from notifyq.cli.default_command import Listing
-from notifyq.cli.forward import forward, forwards, unforward
-from notifyq.cli.output import (
+from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.logs import configure_logging
+from notifyq.cli.options import (
     DsnOption,
+    FilterOption,
     JsonOption,
-    duration,
-    open_database,
-    out,
-    print_rows,
-    run,
-    size,
+    StreamArgument,
+    SubscriberArgument,
+    flag,
 )
-from notifyq.cli.tail import tail
-from notifyq.errors import ConfigurationError
+from notifyq.cli.output import cell, out, print_rows, printable, row_json, size, when
+from notifyq.cli.policy import takes_policy
+from notifyq.cli.signals import stop_signals
+from notifyq.database import statements as sql
+from notifyq.errors import StreamNotFoundError
 from notifyq.streams.admin import StreamPolicy, Streams
+from notifyq.streams.tail import Tail
+from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from notifyq.queues.admin import Bell
+    from notifyq.database.pool import Database
+    from notifyq.models.event import Event
 
 stream = typer.Typer(
-    name="stream", cls=Listing, help="Streams, whose events every subscriber gets: list (ls), make."
+    name="stream", cls=Listing, help="List (ls), create, change and drop streams; subscribe."
 )
-stream.command("tail")(tail)
-for _command in (forward, unforward, forwards):
-    stream.command(_command.__name__)(_command)
 
 NameArgument = Annotated[str, typer.Argument(help="Name of the stream.")]
-SubscriberArgument = Annotated[str, typer.Argument(help="Name of the subscriber.")]
 PositionArgument = Annotated[
     str,
     typer.Argument(
         metavar="POSITION", help="last, now, start, the number of a tick, or an instant."
     ),
 ]
-TypeOption = Annotated[
-    str | None, typer.Option("--payload-type", metavar="TYPE", help="A type of PostgreSQL.")
-]
-SchemaOption = Annotated[
-    Path | None,
-    typer.Option("--payload-schema", metavar="FILE", help="JSON Schema of all events."),
-]
-DurableOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--durable/--volatile", help="Whether events survive a crash.", show_default=False
-    ),
-]
-RetentionOption = Annotated[
-    Any,
-    typer.Option(parser=duration, metavar="DURATION", help="Keep what all have read for so long."),
-]
-MaxLagOption = Annotated[
-    Any,
-    typer.Option(parser=duration, metavar="DURATION", help="Skip what a subscriber is behind."),
-]
-MaxEventsOption = Annotated[
-    int | None, typer.Option(min=0, help="Skip what a subscriber is behind by more events.")
-]
-BellOption = Annotated[
-    str | None, typer.Option(metavar="auto|always|off", help="Whether publishing rings.")
-]
-MaxBytesOption = Annotated[int | None, typer.Option(min=1, help="Largest event.")]
 
-# --json has all of it, the policy of a stream too.
+# --json has the whole row, also the policy of a stream.
 _COLUMNS = ("stream", "subscriber", "lag", "pending", "retries", "dead", "members", "last_seen_at")
+_FORWARD_COLUMNS = {
+    **{name: name for name in ("stream", "subscriber", "queue", "filter")},
+    "failed_at": "failed",
+    "last_error": "details",
+}
 
 
 @stream.command()
-def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+@sync
+async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the streams with their counts and policy."""
-
-    async def list_streams() -> None:
-        async with open_database(dsn) as database:
-            rows = [dict(row) for row in await Streams(database).info()]
-        shown = [_shown(row) for row in rows]
-        print_rows(rows if as_json else shown, as_json=as_json, empty="no streams")
-
-    run(list_streams())
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Streams(database).info()]
+    shown = [_shown(row) for row in rows]
+    print_rows(rows if as_json else shown, as_json=as_json, empty="no streams")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
@@ -104,206 +76,212 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @stream.command()
-def lag(
-    name: Annotated[str | None, typer.Argument(help="Name of the stream.")] = None,
+@sync
+async def lag(
+    name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the subscribers, and how far each one is behind."""
-
-    async def list_lags() -> None:
-        async with open_database(dsn) as database:
-            found = await Streams(database).subscriptions(name)
-        rows = [{it: getattr(info, it) for it in info.__dataclass_fields__} for info in found]
-        shown = [{column: row[column] for column in _COLUMNS} for row in rows]
-        print_rows(rows if as_json else shown, as_json=as_json, empty="no subscribers")
-
-    run(list_lags())
+    """List the subscribers, and how far behind each one is."""
+    async with open_database(dsn) as database:
+        rows = [asdict(info) for info in await Streams(database).subscriptions(name)]
+    shown = [{column: row[column] for column in _COLUMNS} for row in rows]
+    print_rows(rows if as_json else shown, as_json=as_json, empty="no subscribers")
 
 
 @stream.command()
-def create(
-    name: NameArgument,
-    payload_type: TypeOption = None,
-    payload_schema: SchemaOption = None,
-    durable: DurableOption = None,
-    retention: RetentionOption = None,
-    max_lag: MaxLagOption = None,
-    max_events: MaxEventsOption = None,
-    bell: BellOption = None,
-    max_bytes: MaxBytesOption = None,
-    dsn: DsnOption = None,
-) -> None:
-    """Create a stream."""
-    policy = _policy(locals())
-    _change(
-        dsn,
-        "create",
-        name,
-        lambda streams: streams.create(name, policy),
-        f"created {name}",
-        f"{name} exists already, nothing changed",
-    )
+@takes_policy(StreamPolicy)
+@sync
+async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
+    """Create a stream. Options that are not given have their defaults."""
+    async with acting(dsn, "stream.create", name) as act:
+        created = await Streams(act).create(name, policy)
+        act.note(changed=created)
+    out.print(f"created {name}" if created else f"{name} exists already, nothing changed")
 
 
 @stream.command()
-def alter(
-    name: NameArgument,
-    payload_type: TypeOption = None,
-    payload_schema: SchemaOption = None,
-    retention: RetentionOption = None,
-    max_lag: MaxLagOption = None,
-    max_events: MaxEventsOption = None,
-    bell: BellOption = None,
-    max_bytes: MaxBytesOption = None,
-    dsn: DsnOption = None,
-) -> None:
-    """Change the policy of a stream; what is not named stays as it is."""
-    policy = _policy(locals())
-
-    async def alter_stream(streams: Streams) -> bool:
-        await streams.alter(name, policy)
-        return True
-
-    said = {it: getattr(policy, it) for it in policy.__dataclass_fields__}
-    _change(dsn, "alter", name, alter_stream, f"altered {name}", "", **said)
+@takes_policy(StreamPolicy, without=["durable"])
+@sync
+async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
+    """Change the policy of a stream. Options that are not given stay as they are."""
+    async with acting(dsn, "stream.alter", name, **asdict(policy)) as act:
+        await Streams(act).alter(name, policy)
+        act.note(changed=True)
+    out.print(f"altered {name}")
 
 
 @stream.command()
-def drop(
+@sync
+async def drop(
     name: NameArgument,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also a stream that has subscribers.")
-    ] = False,
+    force: bool = flag("--force", "Even if it has subscribers."),
     dsn: DsnOption = None,
 ) -> None:
     """Drop a stream and its events."""
-
-    async def drop_stream() -> None:
-        async with acting(dsn, "stream.drop", name) as act:
-            left = await Streams(act).drop(name, force=force)
-            act.note(subscribers=left)
-        out.print(f"dropped {name}" + (f", which had {left} subscribers" if left else ""))
-
-    run(drop_stream())
+    async with acting(dsn, "stream.drop", name) as act:
+        left = await Streams(act).drop(name, force=force)
+        act.note(subscribers=left)
+    out.print(f"dropped {name}" + (f", which had {left} subscribers" if left else ""))
 
 
 @stream.command()
-def pause(name: NameArgument, dsn: DsnOption = None) -> None:
-    """Refuse what is published into a stream; subscribers go on."""
-    _change(
-        dsn, "pause", name, lambda it: it.pause(name), f"paused {name}",
-        f"{name} was paused already",
-    )  # fmt: skip
+@sync
+async def pause(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Refuse publishing into a stream; subscribers go on."""
+    done, unchanged = f"paused {name}", f"{name} was paused already"
+    await change(dsn, "stream.pause", sql.PAUSE_STREAM, [name], done, unchanged)
 
 
 @stream.command()
-def resume(name: NameArgument, dsn: DsnOption = None) -> None:
-    """Take what is published into a stream again."""
-    _change(
-        dsn, "resume", name, lambda it: it.resume(name), f"resumed {name}",
-        f"{name} was not paused",
-    )  # fmt: skip
+@sync
+async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
+    """Allow publishing into a paused stream again."""
+    done, unchanged = f"resumed {name}", f"{name} was not paused"
+    await change(dsn, "stream.resume", sql.RESUME_STREAM, [name], done, unchanged)
 
 
 @stream.command()
-def subscribe(
+@sync
+async def subscribe(
     name: NameArgument,
     subscriber: SubscriberArgument,
     position: PositionArgument = "last",
     dsn: DsnOption = None,
 ) -> None:
-    """Add a subscriber; one that exists stays where it is."""
-
-    async def add() -> None:
-        subject = f"{name} {subscriber}"
-        # Subscribers may do it, too, and have no part in the audit.
-        async with acting(
-            dsn, "stream.subscribe", subject, is_required=False, position=position
-        ) as act:
-            is_new = await Streams(act).subscribe(name, subscriber, position)
-            act.note(changed=is_new)
-        there = f"{name} has the subscriber {subscriber} already, it stays where it is"
-        out.print(f"subscribed {subscriber} to {name}" if is_new else there)
-
-    run(add())
+    """Add a subscriber; an existing one keeps its position."""
+    # Subscribers may do this without the right to write the audit.
+    async with acting(
+        dsn, "stream.subscribe", f"{name} {subscriber}", is_required=False, position=position
+    ) as act:
+        is_new = await Streams(act).subscribe(name, subscriber, position)
+        act.note(changed=is_new)
+    unchanged = f"{name} has the subscriber {subscriber} already, its position is unchanged"
+    out.print(f"subscribed {subscriber} to {name}" if is_new else unchanged)
 
 
 @stream.command()
-def unsubscribe(name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None) -> None:
-    """Remove a subscriber, and what waits to be delivered to it again."""
-    _change(
-        dsn,
-        "unsubscribe",
-        f"{name} {subscriber}",
-        lambda streams: streams.unsubscribe(name, subscriber),
-        f"unsubscribed {subscriber} from {name}",
-        f"{name} has no subscriber {subscriber}",
-    )
+@sync
+async def unsubscribe(
+    name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None
+) -> None:
+    """Remove a subscriber and the events that it retries."""
+    done = f"unsubscribed {subscriber} from {name}"
+    unchanged = f"{name} has no subscriber {subscriber}"
+    args = [name, subscriber]
+    await change(dsn, "stream.unsubscribe", sql.UNSUBSCRIBE, args, done, unchanged)
 
 
 @stream.command()
-def seek(
+@sync
+async def seek(
     name: NameArgument,
     subscriber: SubscriberArgument,
     position: PositionArgument,
     dsn: DsnOption = None,
 ) -> None:
-    """Have a subscriber go on from another position; a batch that it has open is given up."""
-
-    async def move(streams: Streams) -> bool:
-        await streams.seek(name, subscriber, position)
-        return True
-
-    _change(
-        dsn, "seek", f"{name} {subscriber}", move, f"{subscriber} goes on from {position}", "",
-        to=position,
-    )  # fmt: skip
+    """Move a subscriber to another position. Its open batch is abandoned."""
+    async with acting(dsn, "stream.seek", f"{name} {subscriber}", to=position) as act:
+        await Streams(act).seek(name, subscriber, position)
+        act.note(changed=True)
+    out.print(f"{subscriber} goes on from {position}")
 
 
 @stream.command()
-def tick(
-    name: Annotated[str | None, typer.Argument(help="Name of the stream; else all.")] = None,
+@sync
+async def tick(
+    name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
 ) -> None:
-    """Cut a tick, and print its number; subscribers cut their own, so nobody has to."""
-
-    async def cut() -> None:
-        async with open_database(dsn) as database:
-            number = await Streams(database).tick(name)
-        out.print(number if name else f"{number} streams were ticked")
-
-    run(cut())
+    """Cut a tick and print its number. Subscribers also cut ticks themselves."""
+    async with open_database(dsn) as database:
+        number = await Streams(database).tick(name)
+    out.print(number if name else f"{number} streams were ticked")
 
 
-def _policy(given: dict[str, Any]) -> StreamPolicy:
-    file: Path | None = given["payload_schema"]
-    schema = None
-    if file is not None:
-        try:
-            schema = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigurationError(f"{file} is not JSON: {error}") from error
-    bell: Bell | None = given["bell"]
-    if bell not in {None, "auto", "always", "off"}:
-        raise typer.BadParameter(f"--bell must be auto, always or off, not {bell!r}")
-    names = ("payload_type", "durable", "retention", "max_lag", "max_events", "bell", "max_bytes")
-    return StreamPolicy(payload_schema=schema, **{name: given.get(name) for name in names})
-
-
-def _change(
-    dsn: str | None,
-    verb: str,
-    subject: str,
-    change: Callable[[Streams], Awaitable[bool]],
-    done: str,
-    else_: str,
-    **details: Any,
+@stream.command()
+@sync
+async def forward(
+    stream: StreamArgument,
+    subscriber: SubscriberArgument,
+    queue: Annotated[str, typer.Argument(help="The queue that its events go into.")],
+    position: str = typer.Option(
+        "last", "--from", metavar="POSITION", help="Where a new subscriber begins."
+    ),
+    filter_: FilterOption = None,
+    dsn: DsnOption = None,
 ) -> None:
-    async def make() -> None:
-        async with acting(dsn, f"stream.{verb}", subject, **details) as act:
-            changed = await change(Streams(act))
-            act.note(changed=changed)
-        out.print(done if changed else else_)
+    """Move a subscriber's events into a queue, each exactly once."""
+    subject = f"{stream} {subscriber}"
+    async with acting(dsn, "stream.forward", subject, queue=queue, filter=filter_) as act:
+        is_new = await Streams(act).forward(stream, subscriber, queue, position, filter_)
+        act.note(changed=is_new)
+    how = "forwards" if is_new else "exists and now forwards"
+    out.print(f"{subscriber} {how} from {stream} into {queue}")
 
-    run(make())
+
+@stream.command()
+@sync
+async def unforward(
+    stream: StreamArgument,
+    subscriber: SubscriberArgument,
+    keep: bool = flag("--keep", "Keep the subscription, so that it can be read."),
+    dsn: DsnOption = None,
+) -> None:
+    """End forwarding, and the subscription with it."""
+    async with acting(dsn, "stream.unforward", f"{stream} {subscriber}", kept=keep) as act:
+        ended = await Streams(act).unforward(stream, subscriber, keep=keep)
+        act.note(changed=ended)
+    out.print(f"{subscriber} " + ("forwards no more" if ended else "does not forward"))
+
+
+@stream.command()
+@sync
+async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+    """List the subscribers that forward, and their errors."""
+    async with open_database(dsn) as database:
+        rows = [dict(row) for row in await Streams(database).forwards()]
+    shown = [{head: row[name] for name, head in _FORWARD_COLUMNS.items()} for row in rows]
+    print_rows(rows if as_json else shown, as_json=as_json, empty="nothing is forwarded")
+
+
+@stream.command()
+@sync
+async def tail(
+    name: NameArgument,
+    limit: int | None = typer.Option(None, "--limit", "-n", min=1, help="End after this many."),
+    dsn: DsnOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print events as they are published, until SIGTERM or SIGINT.
+
+    It is not a subscriber: nothing is kept for it, and nothing is left when it ends.
+    """
+    configure_logging("warning")
+
+    async def follow(database: Database) -> None:
+        left = limit
+        if not await Streams(database).info(name):
+            raise StreamNotFoundError(f"there is no stream {name!r}")
+        async for found in Tail(database, name, telemetry=log_events).events():
+            for event in found[:left]:
+                _show(event, as_json=as_json)
+            if left is not None and (left := left - len(found)) <= 0:
+                return
+
+    async with open_database(dsn, serves=True) as database:
+        following = asyncio.create_task(follow(database))
+        with stop_signals(following.cancel), suppress(asyncio.CancelledError):
+            await following
+
+
+def _show(event: Event, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(row_json(event))
+        return
+    about = "".join(
+        f" {name}={value}" for name in ("type", "key") if (value := getattr(event, name))
+    )
+    out.print(
+        printable(f"{when(event.created_at, full=True)} {event.id}{about} {cell(event.message)}")
+    )

@@ -1,4 +1,4 @@
-"""`notifyq top`: the installation at a glance, in a terminal."""
+"""`notifyq top`: a live view of queues and workers, in a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 import sys
 from contextlib import suppress
 from datetime import timedelta
-from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.masking import HideOption, MaskOption, masks_of
-from notifyq.cli.output import DsnOption, duration, open_database, print_json, run
+from notifyq.cli.command import open_database, run
+from notifyq.cli.options import DsnOption, HideOption, MaskOption, duration_option, flag, masks_of
+from notifyq.cli.output import print_json
 from notifyq.errors import ConfigurationError
 from notifyq.operations.masks import Masks
 from notifyq.operations.top.once import as_json as snapshot_json
@@ -21,33 +21,27 @@ from notifyq.operations.top.once import as_text
 from notifyq.operations.top.snapshot import Source
 
 _PIPED = 120
-"""Columns where there is no terminal that has some."""
+"""Columns of the output where there is no terminal."""
 
 
 def top(
-    every: Annotated[
-        Any,
-        typer.Option(parser=duration, metavar="DURATION", help="Time between two looks."),
-    ] = "2s",
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Change nothing: neither pause nor retry.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --once: as one object of JSON.")
-    ] = False,
+    every: timedelta = duration_option("Time between two updates.", default="2s"),
+    read_only: bool = flag("--read-only", "Change nothing: neither pause nor retry."),
+    once: bool = flag("--once", "Print the present state, and end."),
+    as_json: bool = flag("--json", "With --once: as one object of JSON."),
     mask: MaskOption = None,
     hide_payloads: HideOption = False,
     dsn: DsnOption = None,
 ) -> None:
-    """Watch queues, workers, dead messages, streams and the database; pause and retry.
+    """Watch queues, workers, dead messages and streams live.
 
-    One look at a time is under way, over one connection. Keys are shown with `?`.
+    Queues can be paused and dead messages retried. It has one connection and runs one query at a
+    time. `?` shows the keys.
     """
     if as_json and not once:
-        raise typer.BadParameter("--json goes with --once")
+        raise typer.BadParameter("--json needs --once")
     if every < timedelta(milliseconds=200):
-        raise typer.BadParameter("--every is at least 200ms")
+        raise typer.BadParameter("--every must be at least 200ms")
     masks = masks_of(mask, all_payloads=hide_payloads)
     if once:
         run(_once(dsn, masks, as_json=as_json))
@@ -61,7 +55,7 @@ def top(
 
 async def _once(dsn: str | None, masks: Masks, *, as_json: bool) -> None:
     async with open_database(dsn, pool_size=1) as database:
-        seen = await Source(database, masks).look()
+        seen = await Source(database, masks).snapshot()
     if as_json:
         print_json(snapshot_json(seen, masks))
     else:
@@ -76,12 +70,12 @@ async def _watch(dsn: str | None, every: timedelta, masks: Masks, *, read_only: 
         raise ConfigurationError(
             "top needs one more package: pip install 'notifyq[top]'"
         ) from error
-    # What takes longer is not waited for: the next look says that the database is away.
+    # No retries: the next query shows that the database is unavailable.
     async with open_database(dsn, pool_size=1, retry_for=0, command_timeout=30) as database:
         app = Top(Source(database, masks), every=every, read_only=read_only)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             with suppress(NotImplementedError):
-                # Else the terminal would stay as the screens have set it.
+                # Without a clean end the terminal keeps the mode of the screens.
                 loop.add_signal_handler(number, app.exit)
         await app.run_async()

@@ -1,34 +1,39 @@
-"""`notifyq worker`: run the handlers of an app until a signal says stop."""
+"""`notifyq worker`: run the handlers of an app until a signal stops it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import logging
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from notifyq.app import App
-from notifyq.cli.logs import LogFormat, LogLevel, configure_logging
-from notifyq.cli.metrics_options import MetricsHostOption, MetricsPortOption, serve_metrics
-from notifyq.cli.output import DsnOption, duration, resolve_dsn, run
-from notifyq.cli.processes import Supervisor
-from notifyq.cli.reload import run_and_reload
-from notifyq.cli.signals import Control, number_lines
+from notifyq.cli.command import resolve_dsn, run
+from notifyq.cli.logs import configure_logging
+from notifyq.cli.metrics import serve_metrics
+from notifyq.cli.options import (
+    AppArgument,
+    DsnOption,
+    GraceOption,
+    LogFormatOption,
+    LogLevelOption,
+    MetricsHostOption,
+    MetricsPortOption,
+    PollOption,
+    flag,
+    repeated,
+)
+from notifyq.cli.processes import Supervisor, run_and_reload
+from notifyq.cli.signals import Control, number_lines, stop_signals
 from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.telemetry import log_sink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from notifyq.operations.metrics import WorkerMetrics
+from notifyq.telemetry import log_events
+from notifyq.worker.queue_order import MOST_WEIGHT
 
 log = logging.getLogger("notifyq.worker")
 
@@ -36,37 +41,26 @@ _USUAL_THRESHOLD = gc.get_threshold()
 
 
 def worker(
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the App is.")],
-    queue: Annotated[
-        list[str] | None, typer.Option("--queue", "-q", help="Only this queue; may be repeated.")
-    ] = None,
-    stream: Annotated[
-        list[str] | None,
-        typer.Option("--stream", "-s", help="Only this stream's subscribers; may be repeated."),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option("--processes", min=1, help="Worker processes; each imports the app."),
-    ] = None,
-    grace: Annotated[
-        Any,
-        typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for them."),
-    ] = None,
-    poll: Annotated[
-        Any,
-        typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a bell."),
-    ] = None,
+    target: AppArgument,
+    queue: list[str] | None = repeated("Only this queue", "--queue", "-q"),
+    queues: str | None = typer.Option(
+        None, metavar="NAME:WEIGHT,…", help="These queues, in shares by weight: high:3,low:1."
+    ),
+    strict: bool = flag("--strict", "Serve one of --queues only while those before are empty."),
+    stream: list[str] | None = repeated("Only this stream's subscribers", "--stream", "-s"),
+    concurrency: int | None = typer.Option(
+        None, "--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."
+    ),
+    processes: int | None = typer.Option(
+        None, min=1, help="Worker processes; each imports the app."
+    ),
+    grace: GraceOption = None,
+    poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
-    reload: Annotated[
-        bool, typer.Option("--reload", help="Start again when a Python file here changes.")
-    ] = False,
-    log_level: Annotated[LogLevel, typer.Option(help="From which level on.")] = LogLevel.INFO,
-    log_format: Annotated[LogFormat, typer.Option(help="How to log.")] = LogFormat.TEXT,
+    reload: bool = flag("--reload", "Start again when a Python file here changes."),
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "text",
     dsn: DsnOption = None,
 ) -> None:
     """Handle messages until SIGTERM or SIGINT.
@@ -75,6 +69,7 @@ def worker(
     The second: cancel and release now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
+    served = _served(queue or [], queues, strict=strict)
     if reload:
         run_and_reload(WorkerSettings.load(grace=grace).grace)
         return
@@ -83,7 +78,7 @@ def worker(
     )
     control = Control.inherited()
     if control is not None:
-        number_lines(control.number, as_json=log_format is LogFormat.JSON)
+        number_lines(control.number, as_json=log_format == "json")
     elif settings.processes > 1:
         raise typer.Exit(run(_supervise(settings.processes)))
     app = load_app(target)
@@ -91,14 +86,15 @@ def worker(
         app.dsn = resolve_dsn(dsn)
         app.listen_dsn = listen_dsn_from_environment() or app.listen_dsn
     _calm_collector()
-    sink = control.reporting(log_sink) if control is not None else log_sink
+    telemetry = control.reporting(log_events) if control is not None else log_events
 
     async def work() -> None:
-        log.debug("the event loop is that of %s", type(asyncio.get_running_loop()).__module__)
+        log.debug("the event loop is of %s", type(asyncio.get_running_loop()).__module__)
         running = app.worker(
-            queues=queue or (),
+            queues=served,
+            strict=strict,
             streams=stream or (),
-            sink=sink,
+            telemetry=telemetry,
             metrics=metrics,
             concurrency=concurrency,
             grace=grace,
@@ -109,22 +105,52 @@ def worker(
                 await app.work(running)
         except DatabaseUnavailableError:
             if control is not None:
-                control.report_passing()
+                control.report_temporary()
             raise
 
-    with serve_metrics(settings, _metrics, app.database.listen_dsn, control) as metrics:
+    with serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics:
         run(work())
 
 
-def _metrics() -> WorkerMetrics:
-    from notifyq.operations.metrics import WorkerMetrics
+def _served(queue: list[str], queues: str | None, *, strict: bool) -> list[str] | dict[str, int]:
+    """The queues by --queue or --queues: a list, or weights."""
+    if queues is None:
+        if strict:
+            raise typer.BadParameter("--strict needs --queues: name them, the first served first")
+        return queue
+    if queue:
+        raise typer.BadParameter("--queue and --queues exclude each other: give one of them")
+    weights = [_weight(part.strip()) for part in queues.split(",")]
+    names = [name for name, _ in weights]
+    for name in names:
+        if not name or names.count(name) > 1:
+            why = f"{name!r} is given twice" if name else "a name is missing"
+            raise typer.BadParameter(f"--queues {queues}: {why}; the form is high:3,low:1")
+    given = {name: weight for name, weight in weights if weight is not None}
+    if given and strict:
+        raise typer.BadParameter("--strict goes by the order: leave out the weights of --queues")
+    if given and len(given) < len(names):
+        raise typer.BadParameter(
+            f"--queues {queues}: a weight is missing; give each queue one, or none"
+        )
+    return given or names
 
-    return WorkerMetrics()
+
+def _weight(part: str) -> tuple[str, int | None]:
+    """The name and the weight of NAME:WEIGHT."""
+    name, colon, weight = part.partition(":")
+    if not colon:
+        return name, None
+    if not (weight.isdecimal() and len(weight) < 5 and 1 <= int(weight) <= MOST_WEIGHT):
+        raise typer.BadParameter(
+            f"--queues {part}: the weight {weight!r} is not a whole number from 1 to {MOST_WEIGHT}"
+        )
+    return name, int(weight)
 
 
 def _calm_collector() -> None:
-    # Messages come and go without cycles, so a collection every few hundred objects finds nothing
-    # and costs a tenth of the throughput. An app that has chosen its own thresholds keeps them.
+    # Messages come and go without cycles: a collection every few hundred objects finds nothing and
+    # costs a tenth of the throughput. An app that has set its own thresholds keeps them.
     gc.collect()
     gc.freeze()
     if gc.get_threshold() == _USUAL_THRESHOLD:
@@ -132,7 +158,7 @@ def _calm_collector() -> None:
 
 
 async def _supervise(number: int) -> int:
-    return await Supervisor(number).run()
+    return await Supervisor(number).run()  # made here, as it needs a running loop
 
 
 def load_app(target: str) -> App:
@@ -160,55 +186,14 @@ def load(target: str, what: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigurationError(
-                f"module {module_name!r} cannot be imported: {error}"
-            ) from error
-        raise ConfigurationError(
-            f"there is no module {module_name!r} in {Path.cwd()} or on PYTHONPATH"
-        ) from error
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise ConfigurationError(
+                f"there is no module {module_name!r} in {Path.cwd()} or on PYTHONPATH"
+            ) from error
+        kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
         raise ConfigurationError(
-            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
+            f"module {module_name!r} cannot be imported: {kind}{error}"
         ) from error
     return getattr(module, attribute, None)
-
-
-@contextlib.contextmanager
-def stop_signals(stop: Callable[[], object], control: Control | None = None) -> Iterator[None]:
-    """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
-
-    What a supervisor asks for by its control counts the same, and together with the signals once:
-    a Ctrl-C reaches the worker and the supervisor.
-    """
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    heard = 0
-    stops = 0
-
-    def reach(number: int) -> None:
-        nonlocal stops
-        while stops < min(number, 2):
-            stops += 1
-            stop()
-
-    def on_signal() -> None:
-        nonlocal heard
-        heard += 1
-        reach(heard)
-        if heard == 2:
-            uninstall()
-
-    def uninstall() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        with control.heard(reach) if control is not None else contextlib.nullcontext():
-            yield
-    finally:
-        uninstall()
-        logging.shutdown()

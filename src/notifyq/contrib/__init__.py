@@ -1,1 +1,1 @@
-"""Adapters to other libraries: each is optional, and built on the public names."""
+"""Adapters to other libraries; each is optional."""

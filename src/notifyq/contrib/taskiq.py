@@ -1,4 +1,4 @@
-"""A broker for Taskiq: its functions are called by its own workers, out of a queue of notifyq."""
+"""A broker for Taskiq: workers of Taskiq handle the messages of a queue."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 from taskiq import AckableMessage, AsyncBroker
 
 from notifyq.app import App
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.retry import retrying
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.outcome import Success
 from notifyq.models.payload import Json, check_json
-from notifyq.notify.shared import Listening
+from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 from notifyq.queues.admin import Policy
 from notifyq.queues.claim_client import ClaimClient
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 from notifyq.worker.heartbeat import Heartbeat, Lock
-from notifyq.worker.maintenance import Upkeep
+from notifyq.worker.maintenance import Maintenance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -41,16 +41,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.taskiq")
 
 _POLL = 1.0
-"""Longest wait for a bell, in seconds."""
+"""Longest wait for a notification, in seconds."""
 
 
 class NotifyqBroker(AsyncBroker):
-    """Publishes into a queue, and hands its messages to the workers of Taskiq.
+    """Publishes into a queue, and passes its messages to the workers of Taskiq.
 
-    A message is locked until it is acknowledged; what was not when the worker stops is released.
-    One whose worker has died is handed out again, `max_attempts` times in all: that is policy of
-    the queue if this creates it. Labels `delay` (seconds), `priority`, `key` and `dedup_key` are as
-    for a publish.
+    A message is locked until it is acknowledged; a worker that stops releases the others. After a
+    crash messages are claimed again, `max_attempts` times in all, if this broker creates the queue.
+    Labels `delay` (seconds), `priority`, `key` and `dedup_key` are options of the publish.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class NotifyqBroker(AsyncBroker):
             lambda key: log.warning("the lock of message %d is lost", key[0])
         )
         self._open = AsyncExitStack()
-        self._inbox: ClaimClient | None = None
+        self._client: ClaimClient | None = None
 
     async def kick(self, message: BrokerMessage) -> None:
         """Publish a message."""
@@ -83,7 +82,7 @@ class NotifyqBroker(AsyncBroker):
         try:
             payload = Json(message.message.decode())
             check_json(payload)
-        except ValueError:  # of another serializer
+        except ValueError:  # another serializer wrote it
             payload = base64.b64encode(message.message).decode()
             headers["encoding"] = "base64"
         delay = labels.get("delay")
@@ -99,22 +98,22 @@ class NotifyqBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
-        """Give messages, for ever."""
-        inbox, listener = await self._start_patiently()
-        in_doubt = False
+        """Yield messages, without end."""
+        client, listener = await self._start_patiently()
+        has_orphans = False
         while True:
             self._wake.clear()
             listener.check()
             since = time.monotonic()
             try:
-                messages = await inbox.claim([self._queue], self._prefetch)
-                if in_doubt:  # of a claim whose answer was lost
-                    await inbox.release_orphans([*self._locks, *(m.id for m in messages)])
-                in_doubt = False
+                messages = await client.claim([self._queue], self._prefetch)
+                if has_orphans:
+                    await client.release_orphans([*self._locks, *(m.id for m in messages)])
+                has_orphans = False
             except DatabaseUnavailableError as error:
-                # The listener knows how long to go on.
-                log.warning("claiming failed, it is tried again: %s", error)
-                in_doubt, messages = True, []
+                # The listener decides when to give up. The claim may have locked messages.
+                log.warning("the claim failed, another one follows: %s", error)
+                has_orphans, messages = True, []
             for message in messages:
                 self._locks[message.id] = lock = Lock(message, since, extends=True)
                 self._heartbeat.add(lock)
@@ -124,53 +123,53 @@ class NotifyqBroker(AsyncBroker):
                 await self._wake.rest(_POLL)
 
     async def shutdown(self) -> None:
-        """Release what was not acknowledged, and close the connections."""
+        """Release messages that were not acknowledged, and close the connections."""
         await super().shutdown()
-        if self._inbox is not None and self._locks:
-            await self._inbox.release([lock.message for lock in self._locks.values()])
+        if self._client is not None and self._locks:
+            await self._client.release([lock.message for lock in self._locks.values()])
         self._locks.clear()
         await self._open.aclose()
-        self._inbox = None
+        self._client = None
         await self._app.close()
 
-    async def _start_patiently(self) -> tuple[ClaimClient, Listening]:
+    async def _start_patiently(self) -> tuple[ClaimClient, Listener]:
         lasting = self._app.database.settings.retry_for
         async for attempt in retrying("the start", log, lasting):
             with attempt:
                 return await self._start()
-        raise AssertionError  # tenacity returns or raises; this line tells the type checker
+        raise AssertionError  # unreachable, for the type checker: tenacity returns or raises
 
-    async def _start(self) -> tuple[ClaimClient, Listening]:
+    async def _start(self) -> tuple[ClaimClient, Listener]:
         database = self._app.database
         await self._app.admin.check_schema()
         if not await self._app.admin.queue_info(self._queue):
             await self._app.admin.create_queue(self._queue, self._policy)
         worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        inbox = self._inbox = ClaimClient(database, worker)
+        client = self._client = ClaimClient(database, worker)
         listener = await self._open.enter_async_context(
-            Listening(
+            Listener(
                 database,
                 [sql.NEW_MESSAGE],
-                self._hear,
+                self._on_notification,
                 name="notifyq taskiq",
                 services=[self._heartbeat.serve],
-                sink=log_sink,
+                telemetry=log_events,
             )
         )
-        upkeep = asyncio.create_task(Upkeep(database, 1, log_sink).serve())
-        self._open.push_async_callback(inbox.close)
-        self._open.push_async_callback(asyncio.wait, [upkeep])
-        self._open.callback(upkeep.cancel)
-        return inbox, listener
+        maintenance = asyncio.create_task(Maintenance(database, 1, log_events).serve())
+        self._open.push_async_callback(client.close)
+        self._open.push_async_callback(asyncio.wait, [maintenance])
+        self._open.callback(maintenance.cancel)
+        return client, listener
 
-    def _hear(self, _channel: str, payload: str) -> None:
+    def _on_notification(self, _channel: str, payload: str) -> None:
         if payload.rpartition(":")[0] in {"", self._queue}:
             self._wake.set()
 
     async def _ack(self, message: Message) -> None:
-        if (lock := self._locks.pop(message.id, None)) is not None and self._inbox is not None:
+        if (lock := self._locks.pop(message.id, None)) is not None and self._client is not None:
             self._heartbeat.remove(lock)
-            if not await self._inbox.settle(message, Success()):
+            if not await self._client.settle(message, Success()):
                 log.warning("message %d was handled, but its lock was lost", message.id)
 
 

@@ -1,1 +1,1 @@
-"""Connections, retries and statements: all that talks to PostgreSQL stands on this."""
+"""Connections to PostgreSQL, retries and statements."""

@@ -1,14 +1,14 @@
-"""Statements for locks of a session: they end with it, whatever happens.
+"""Statements for advisory locks of a session, which end with it.
 
-Who has the lock of a place in a subscription serves it. Where there are several places, all who
-stand by for one share another lock.
+The session that holds the lock of a member of a subscription serves it. All sessions that stand by
+for a subscription with several members share another lock.
 """
 
 LEAD = """
 select array(
   select pg_try_advisory_lock(hashtextextended(u.name, 7305427006))
-  from unnest($1::text[]) with ordinality as u (name, place)
-  order by u.place)
+  from unnest($1::text[]) with ordinality as u (name, number)
+  order by u.number)
 """
 LEAD_ONE_OF_EACH = """
 select array(
@@ -20,7 +20,7 @@ select array(
     limit 1)
   from (select distinct u.choice from unnest($2::integer[]) as u (choice)) as c)
 """
-"""Of names $1 with the same number in $2 take the first one that is free; which those are."""
+"""Lock the first free one of the names $1 that have the same number in $2; return their names."""
 LEAD_IN_TRANSACTION = LEAD_ONE_OF_EACH.replace("try_advisory_lock", "try_advisory_xact_lock")
 UNLEAD = """
 select count(pg_advisory_unlock(hashtextextended(u.name, 7305427006)))
@@ -34,20 +34,20 @@ with lock as (
   from pg_locks as l
   join pg_database as d on d.oid = l.database and d.datname = current_database()
   where l.locktype = 'advisory' and l.objsubid = 1 and l.granted and l.pid <> pg_backend_pid()
-), place as (
+), member as (
   select l.pid, u.number
   from lock as l
   join unnest($2::text[]) with ordinality as u (name, number)
     on hashtextextended(u.name, 7305427006) = l.key
   where l.mode = 'ExclusiveLock'
 )
-select array[(select count(*) from place as p where p.number <= $3), min(w.places)]
+select array[(select count(*) from member as m where m.number <= $3), min(w.members)]
   || array_agg(w.pid::bigint order by w.pid) filter (where w.pid is not null)
 from (
-  select s.pid, (select count(*) from place as p where p.pid = s.pid) as places
+  select s.pid, (select count(*) from member as m where m.pid = s.pid) as members
   from lock as s
   where s.mode = 'ShareLock' and s.key = hashtextextended($1, 7305427006)
 ) as w
 """
-"""How many of the first $3 places of $2 others have; of those who stand by at $1, how many places
-that has which has fewest, and who they are."""
+"""An array: how many of the first $3 members of $2 other sessions serve; the fewest that a session
+with lock $1 serves; and the process ids of those sessions."""

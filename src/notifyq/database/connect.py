@@ -1,8 +1,8 @@
-"""The way to the server: its hosts in turn, and what a pooler in between takes away.
+"""Open connections: try the hosts of a DSN in turn, and detect a pooler.
 
-A pooler that lends a server's session for one transaction (PgBouncer's `transaction` mode) refuses
-or drops the settings of a session, mixes up prepared statements unless it keeps books on them, and
-loses bells. What it takes is found out by the first connection; later ones know.
+A pooler in transaction mode, such as PgBouncer's, lends a server session for one transaction. It
+refuses or drops session settings, mixes up prepared statements unless it tracks them, and loses
+notifications. The first connection detects what works; later ones use the result.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger("notifyq.database")
 K = TypeVar("K", bound="Connection")
 
 _SETTINGS = {
-    # Claims at SERIALIZABLE fail by the dozen, whatever the database's default says.
+    # Many claims fail at SERIALIZABLE, and the database's default may be that.
     "default_transaction_isolation": "read committed",
-    # One that the role or the database has for the sake of others; ours is command_timeout.
+    # The role or the database may have a limit for others; notifyq uses command_timeout.
     "statement_timeout": "0",
 }
 _REFUSED = "unsupported startup parameter"
 _CACHED = 100
-"""Prepared statements that a connection keeps, as asyncpg does by itself."""
+"""Prepared statements that a connection keeps: the default of asyncpg."""
 _LEAST = 2.0
-"""Seconds that each of several hosts gets to answer, at least: one may be gone without a word."""
+"""Least seconds for each of several hosts: one that is down may not answer at all."""
 _NEXT_HOST = (
     OSError,
     asyncpg.CannotConnectNowError,
@@ -49,19 +49,19 @@ _WRITABLE = frozenset({"primary", "read-write"})
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What connections over a DSN can count on."""
+class Features:
+    """What works on the connections of a DSN."""
 
     is_pooled: bool = False
-    """Whether a pooler answers, so that the server's session may be another's a moment later."""
+    """Whether a pooler answers: the server session may change between transactions."""
     takes_settings: bool = True
-    """Whether a connection may ask for settings of its session."""
+    """Whether a connection may set parameters of its session when it starts."""
     keeps_statements: bool = True
-    """Whether a statement that was prepared is there when it is called."""
+    """Whether prepared statements stay prepared."""
 
 
 class Route:
-    """The way to the server of a DSN; `prepared` says so where a pooler keeps statements."""
+    """Opens connections to a DSN; `prepared` overrides whether prepared statements work."""
 
     def __init__(
         self, dsn: str, *, name: str, timeout: float = 10, prepared: bool | None = None
@@ -71,48 +71,50 @@ class Route:
         self._name = name
         self._timeout = timeout
         self._prepared = prepared
-        self.way: Way | None = None
-        """None until a connection has been made, and after one could not be made."""
+        self.features: Features | None = None
+        """None before the first connection, and after a failed one."""
 
     async def connect(self, kind: type[K], **options: Any) -> K:
-        """Open a connection to the first host that answers and is what the DSN asks for."""
+        """Open a connection to the first host that answers and matches target_session_attrs."""
         try:
-            if self.way is not None:
-                return await self._open(self.way, kind, **options)
-            connection, self.way = await self._find(kind, **options)
+            if self.features is not None:
+                return await self._open(self.features, kind, **options)
+            connection, self.features = await self._detect(kind, **options)
         except BaseException:
-            self.way = None
+            self.features = None
             raise
         return connection
 
-    async def _find(self, kind: type[K], **options: Any) -> tuple[K, Way]:
-        way = Way(keeps_statements=self._prepared is not False)
+    async def _detect(self, kind: type[K], **options: Any) -> tuple[K, Features]:
+        tried = Features(keeps_statements=self._prepared is not False)
         try:
-            connection = await self._open(way, kind, **options)
+            connection = await self._open(tried, kind, **options)
         except asyncpg.ProtocolViolationError as error:
             if _REFUSED not in str(error):
                 raise
-            way = Way(is_pooled=True, takes_settings=False, keeps_statements=self._prepared is True)
-            connection = await self._open(way, kind, **options)
+            tried = Features(
+                is_pooled=True, takes_settings=False, keeps_statements=self._prepared is True
+            )
+            connection = await self._open(tried, kind, **options)
         except (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError):
-            # Asking a host what it is takes a statement already.
-            way = Way(is_pooled=True, keeps_statements=False)
-            connection = await self._open(way, kind, **options)
+            # The check of target_session_attrs already prepares a statement.
+            tried = Features(is_pooled=True, keeps_statements=False)
+            connection = await self._open(tried, kind, **options)
         try:
-            found = await self._seen(connection, way)
+            found = await self._probe(connection, tried)
         except BaseException:
             connection.terminate()
             raise
-        if found.keeps_statements != way.keeps_statements:
+        if found.keeps_statements != tried.keeps_statements:
             connection.terminate()
             connection = await self._open(found, kind, **options)
         return connection, found
 
-    async def _seen(self, connection: Connection, way: Way) -> Way:
+    async def _probe(self, connection: Connection, tried: Features) -> Features:
         pid = connection.get_server_pid()
-        if await holds(connection, probes.IS_MINE.format(pid=pid)):
-            return way
-        if await holds(connection, probes.IS_UNFIT):
+        if await has_row(connection, probes.IS_MINE.format(pid=pid)):
+            return tried
+        if await has_row(connection, probes.IS_UNFIT):
             log.warning(
                 "through the pooler of %s the isolation of transactions is not 'read committed', "
                 "or statement_timeout not 0: set both for this user (`alter role`), as claims fail "
@@ -122,14 +124,14 @@ class Route:
         keeps = self._prepared
         if keeps is None:
             keeps = await _keeps_statements(connection)
-        return replace(way, is_pooled=True, keeps_statements=keeps)
+        return replace(tried, is_pooled=True, keeps_statements=keeps)
 
-    async def _open(self, way: Way, kind: type[K], **options: Any) -> K:
-        settings = _SETTINGS if way.takes_settings else {}
+    async def _open(self, features: Features, kind: type[K], **options: Any) -> K:
+        settings = _SETTINGS if features.takes_settings else {}
         options |= {
             "connection_class": kind,
             "server_settings": {"application_name": self._name, **settings},
-            "statement_cache_size": _CACHED if way.keeps_statements else 0,
+            "statement_cache_size": _CACHED if features.keeps_statements else 0,
         }
         self._hosts = self._hosts or hosts(self._dsn)
         if len(self._hosts) == 1:
@@ -138,8 +140,8 @@ class Route:
         share = max(self._timeout / len(self._hosts), min(_LEAST, self._timeout))
         for host in list(self._hosts):
             try:
-                # Not all of them at once, as asyncpg can: a host that has lost its power would
-                # use up the time of the others.
+                # Not all hosts in one call of asyncpg: one without power would use up the time
+                # of the others.
                 connection = await asyncpg.connect(host, timeout=share, **options)
             except _NEXT_HOST as error:
                 reasons.append(f"{urlsplit(host).netloc.rpartition('@')[2]}: {_reason(error)}")
@@ -149,19 +151,19 @@ class Route:
         raise ConnectionError("; ".join(reasons))
 
     def _prefer(self, host: str) -> None:
-        # Where only one of them can be it, the last one that was it is asked first.
+        # Only one host can be the primary: try the last one first.
         if _target(host) in _WRITABLE:
             self._hosts.remove(host)
             self._hosts.insert(0, host)
 
 
-async def holds(connection: Connection, statement: str) -> bool:
-    """Whether a statement of `probes` has a row."""
+async def has_row(connection: Connection, statement: str) -> bool:
+    """Whether a statement of `probes` returns a row."""
     return await connection.execute(statement) == "SELECT 1"
 
 
 def hosts(dsn: str) -> list[str]:
-    """The DSN for each of its hosts, in their order; what asyncpg must choose among stays one."""
+    """One DSN for each host, in order; one for all with prefer-standby, which compares hosts."""
     parts = urlsplit(dsn)
     login, at, listed = parts.netloc.rpartition("@")
     if "," not in listed or _target(dsn) == "prefer-standby":
@@ -175,16 +177,16 @@ def _target(dsn: str) -> str:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return "it is not what target_session_attrs asks for"
+        return "it does not match target_session_attrs"
     return str(error) or ("it does not answer" if isinstance(error, TimeoutError) else repr(error))
 
 
 async def _keeps_statements(connection: Connection) -> bool:
-    """Whether the pooler keeps books on prepared statements: then they have names of its own."""
+    """Whether the pooler tracks prepared statements: it renames them then."""
     name = f"notifyq_{secrets.token_hex(8)}"
     async with connection.transaction():
         await connection.prepare("select", name=name)
-        if not await holds(connection, probes.IS_NAMED.format(name=name)):
+        if not await has_row(connection, probes.IS_NAMED.format(name=name)):
             return True
         await connection.execute(probes.FORGET.format(name=name))
     return False

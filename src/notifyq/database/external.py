@@ -1,6 +1,6 @@
-"""Connections of the caller's, whatever driver they are of: run a call on one as on our own.
+"""Connections that callers pass in, of any driver: run our calls on them.
 
-Nothing is imported for it: whoever has a connection of a library has imported that library.
+No driver is imported for it: a caller that has a connection has imported its library.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from notifyq.database.pool import explaining
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
     from typing import TypeAlias
 
     from notifyq.database.pool import AnyConnection
 
-_PLACE = re.compile(r"\$(\d+)")
-_OURS = re.compile("NQ...|22...|42501|42883|42P01|3F000")
-"""What of the server's answers is about our call. The others, like a serialization failure, are for
-whoever owns the transaction, who knows them as errors of the driver."""
+_PARAMETER = re.compile(r"\$(\d+)")
+_CALL_ERRORS = re.compile("NQ...|22...|42501|42883|42P01|3F000")
+"""SQLSTATEs that are about our call. Others, such as a serialization failure, stay errors of the
+driver: the owner of the transaction handles those."""
 
 
 class Blocking(Protocol):
@@ -36,7 +36,7 @@ class Blocking(Protocol):
 
 
 class Asynchronous(Protocol):
-    """Their twins of asyncio."""
+    """The asyncio variants of these."""
 
     def commit(self) -> Coroutine[Any, Any, None]:
         """End the transaction."""
@@ -46,21 +46,40 @@ if TYPE_CHECKING:
     Awaited: TypeAlias = AnyConnection | Asynchronous
 
 
-class Borrowed(Protocol):
-    """A connection of the caller's, with a transaction open or not."""
+class External:
+    """A connection of the caller, with or without an open transaction; here one of asyncio."""
 
-    blocks: ClassVar[bool]
-    """Whether a call blocks the thread and is through when it returns, without an event loop."""
+    blocks: ClassVar[bool] = False
+    """Whether a call blocks the thread and needs no event loop."""
+    begin: ClassVar[str] = "transaction"
+    """The driver's method that opens a transaction, or a savepoint in an open one."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         """Run a call and return its rows."""
+        raise NotImplementedError
 
     def transaction(self) -> AbstractAsyncContextManager[object]:
-        """Open a transaction, or a savepoint where one is open."""
+        """Open a transaction, or a savepoint in an open one."""
+        opened: AbstractAsyncContextManager[object] = getattr(self._connection, self.begin)()
+        return opened
 
 
-def borrow(connection: Any) -> Borrowed:
-    """Find out what a connection is of; raise ConfigurationError for anything else."""
+class _Sync(External):
+    """A connection that blocks."""
+
+    blocks = True
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        with getattr(self._connection, self.begin)():
+            yield
+
+
+def adapt(connection: Any) -> External:
+    """Wrap a connection of any known driver; raise ConfigurationError for anything else."""
     for module, name, kind in _KINDS:
         known = getattr(sys.modules.get(module), name, None)
         if known is not None and isinstance(connection, known):
@@ -71,28 +90,14 @@ def borrow(connection: Any) -> Borrowed:
     )
 
 
-class _Asyncpg:
-    blocks: ClassVar = False
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
+class _Asyncpg(External):
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with explaining("the connection of the caller"):
             rows: list[Sequence[Any]] = await self._connection.fetch(statement, *args)
         return rows
 
-    def transaction(self) -> AbstractAsyncContextManager[object]:
-        opened: AbstractAsyncContextManager[object] = self._connection.transaction()
-        return opened
 
-
-class _Psycopg:
-    blocks: ClassVar = True
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
+class _Psycopg(_Sync):
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         from psycopg import RawCursor, rows
 
@@ -100,18 +105,8 @@ class _Psycopg:
         with _translating(), RawCursor(self._connection, row_factory=rows.tuple_row) as cursor:
             return cursor.execute(statement.encode(), _untyped(args)).fetchall()
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
-        with self._connection.transaction():
-            yield
 
-
-class _PsycopgAsync:
-    blocks: ClassVar = False
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
+class _PsycopgAsync(External):
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         from psycopg import AsyncRawCursor, rows
 
@@ -120,57 +115,36 @@ class _PsycopgAsync:
                 await cursor.execute(statement.encode(), _untyped(args))
                 return await cursor.fetchall()
 
-    def transaction(self) -> AbstractAsyncContextManager[object]:
-        opened: AbstractAsyncContextManager[object] = self._connection.transaction()
-        return opened
 
-
-class _Alchemy:
-    blocks: ClassVar = True
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+class _Alchemy(_Sync):
+    begin = "begin_nested"
 
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with _translating():
-            return _tuples(self._connection.execute(_clause(statement, args)))
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
-        with self._connection.begin_nested():
-            yield
+            return [tuple(row) for row in self._connection.execute(_clause(statement, args))]
 
 
-class _AlchemyAsync:
-    blocks: ClassVar = False
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+class _AlchemyAsync(External):
+    begin = "begin_nested"
 
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with _translating():
-            return _tuples(await self._connection.execute(_clause(statement, args)))
-
-    def transaction(self) -> AbstractAsyncContextManager[object]:
-        opened: AbstractAsyncContextManager[object] = self._connection.begin_nested()
-        return opened
+            return [tuple(row) for row in await self._connection.execute(_clause(statement, args))]
 
 
-class _Django:
-    blocks: ClassVar = True
-
+class _Django(_Sync):
     def __init__(self, connection: Any) -> None:
         if connection.vendor != "postgresql":
             raise ConfigurationError(
                 f"the database {connection.alias!r} of Django is {connection.vendor}: "
                 "messages live in PostgreSQL"
             )
-        self._connection = connection
+        super().__init__(connection)
 
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
-        places: list[Any] = [args[int(place) - 1] for place in _PLACE.findall(statement)]
+        values: list[Any] = [args[int(number) - 1] for number in _PARAMETER.findall(statement)]
         with _translating(), self._connection.cursor() as cursor:
-            cursor.execute(_PLACE.sub("%s", statement.replace("%", "%%")), _untyped(places))
+            cursor.execute(_PARAMETER.sub("%s", statement.replace("%", "%%")), _untyped(values))
             rows: list[Sequence[Any]] = cursor.fetchall()
         return rows
 
@@ -182,7 +156,7 @@ class _Django:
             yield
 
 
-_KINDS: tuple[tuple[str, str, Callable[[Any], Borrowed]], ...] = (
+_KINDS: tuple[tuple[str, str, type[External]], ...] = (
     ("asyncpg", "Connection", _Asyncpg),
     ("asyncpg.pool", "PoolConnectionProxy", _Asyncpg),
     ("psycopg", "Connection", _Psycopg),
@@ -199,24 +173,20 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], Borrowed]], ...] = (
 
 
 def _zoned(args: Sequence[Any]) -> list[Any]:
-    """Instants without a zone are local ones, as asyncpg takes them."""
+    """Datetimes without a zone are local ones, as in asyncpg."""
     return [arg.astimezone() if isinstance(arg, datetime) else arg for arg in args]
 
 
 def _untyped(args: Sequence[Any]) -> list[Any]:
-    """Numbers as text: sent as bigint they would fit no parameter that is an integer."""
+    """Send numbers as text: a bigint does not match an integer parameter."""
     return [str(arg) if isinstance(arg, int | str) else arg for arg in _zoned(args)]
 
 
-def _tuples(result: Any) -> list[Sequence[Any]]:
-    return [tuple(row) for row in result]
-
-
 def _clause(statement: str, args: Sequence[Any]) -> Any:
-    """Write a statement as SQLAlchemy has it, with the type of each value."""
+    """Translate a statement for SQLAlchemy, with the type of each value."""
     from sqlalchemy import bindparam, text
 
-    named = text(_PLACE.sub(r":p\1", statement.replace(":", "\\:")))
+    named = text(_PARAMETER.sub(r":p\1", statement.replace(":", "\\:")))
     return named.bindparams(
         *[
             bindparam(f"p{number}", value, type_=_alchemy_type(value))
@@ -246,7 +216,7 @@ def _alchemy_type(value: Any) -> Any:
 
 @contextmanager
 def _translating() -> Iterator[None]:
-    """Raise the error that asyncpg would for an answer to our call, ours included."""
+    """Raise the error that asyncpg, or notifyq, would raise for an answer to our call."""
     try:
         yield
     except Exception as error:
@@ -258,13 +228,13 @@ def _translating() -> Iterator[None]:
 
 
 def _translated(error: BaseException) -> BaseException | None:
-    """The error of asyncpg for one of another driver, or for one that wraps it."""
+    """The error of asyncpg for one of another driver, also where another error wraps it."""
     chain: BaseException | None = error
     while chain is not None:
         state = getattr(chain, "sqlstate", None) or getattr(chain, "pgcode", None)
         if isinstance(state, str):
-            return _raised_by_server(chain, state) if _OURS.fullmatch(state) else None
-        # Refused by the driver: half a character, a NUL in a text.
+            return _raised_by_server(chain, state) if _CALL_ERRORS.fullmatch(state) else None
+        # The driver itself refuses half a character and a NUL in a text.
         if isinstance(chain, UnicodeEncodeError) or _is_data_error(chain):
             return asyncpg.DataError(str(chain))
         chain = getattr(chain, "orig", None) or chain.__cause__
@@ -272,15 +242,15 @@ def _translated(error: BaseException) -> BaseException | None:
 
 
 def _is_data_error(error: BaseException) -> bool:
-    # Those that wrap another one are judged by that.
+    # An error that wraps another one is judged by that one.
     wraps = hasattr(error, "orig") or error.__cause__ is not None
     return type(error).__name__ == "DataError" and not wraps
 
 
 def _raised_by_server(error: BaseException, state: str) -> asyncpg.PostgresError:
-    told = getattr(error, "diag", None)
-    text = getattr(told, "message_primary", None) or str(error)
-    hint = getattr(told, "message_hint", None) or getattr(error.__cause__, "hint", None)
-    detail = getattr(told, "message_detail", None) or getattr(error.__cause__, "detail", None)
+    report = getattr(error, "diag", None)
+    text = getattr(report, "message_primary", None) or str(error)
+    hint = getattr(report, "message_hint", None) or getattr(error.__cause__, "hint", None)
+    detail = getattr(report, "message_detail", None) or getattr(error.__cause__, "detail", None)
     fields = {"C": state, "M": text, "H": hint, "D": detail}
     return asyncpg.PostgresError.new({name: value for name, value in fields.items() if value})

@@ -1,4 +1,4 @@
-"""Connections: how they are made, pooled, tried again, and how their errors become ours."""
+"""The pool of connections; errors of asyncpg become errors of notifyq here."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
-    # What a caller's open transaction runs on: a connection of its own, or one of a pool.
+    # A connection with a caller's transaction: its own, or one of a pool.
     AnyConnection: TypeAlias = Connection | PoolConnectionProxy[asyncpg.Record]
 
 log = logging.getLogger("notifyq.database")
 
 
 def explained(error: BaseException, dsn: str) -> NotifyqError | None:
-    """Our error for a foreign one, or None where it is not ours to explain."""
+    """The error of notifyq for one of asyncpg or the system; None where there is none."""
     where = masked(dsn)
     match error:
         case NotifyqError():
@@ -70,19 +70,19 @@ def _misfit(error: BaseException) -> SchemaError:
 
 
 def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
-    # Of a DSN that was misread, the host and the port in the error may be parts of its password.
+    # Host and port in the error may be parts of the password of a malformed DSN.
     is_misread = where.startswith("(")
     reason = type(error).__name__ if is_misread else str(error) or type(error).__name__
     if is_lost(error):
         return DatabaseUnavailableError(
             f"no connection to {where}: {reason}: is the server running?"
         )
-    return DatabaseUnavailableError(f"{where} cannot do it now: {reason}: try again later")
+    return DatabaseUnavailableError(f"{where} cannot do this now: {reason}: try again later")
 
 
 @contextlib.contextmanager
 def explaining(dsn: str) -> Iterator[None]:
-    """Raise our errors in place of asyncpg's and the system's; the one place that translates."""
+    """Raise errors of notifyq for those of asyncpg and the system; nothing else translates them."""
     try:
         yield
     except (
@@ -100,9 +100,9 @@ def explaining(dsn: str) -> Iterator[None]:
 async def connect(
     dsn: str, *, name: str = "notifyq", timeout: float = 10, route: Route | None = None
 ) -> Connection:
-    """Open one connection; `name` is what pg_stat_activity shows.
+    """Open one connection; pg_stat_activity shows it as `name`.
 
-    A `route` remembers for the next one what was found out about the way.
+    A `route` keeps what it has detected about the server for the next connection.
     """
     route = route or Route(dsn, name=name, timeout=timeout)
     if not dsn.startswith(("postgres://", "postgresql://")):
@@ -111,9 +111,9 @@ async def connect(
         try:
             return await route.connect(asyncpg.Connection)
         except (asyncpg.ClientConfigurationError, OSError):
-            raise  # a certificate that is not trusted is a ValueError, too
-        except (ValueError, OverflowError):  # what asyncpg says to ports and hosts
-            # What they say may quote a part of the DSN that was not meant as a port.
+            raise  # an untrusted certificate is a ValueError, too
+        except (ValueError, OverflowError):  # asyncpg on wrong ports and hosts
+            # Without the cause: it may quote a part of the password as a port.
             raise _unusable(dsn) from None
 
 
@@ -125,7 +125,7 @@ def _unusable(dsn: str) -> ConfigurationError:
 
 
 class Calls(Protocol):
-    """What answers calls: a database, or one transaction of it."""
+    """Runs calls: a database, or one transaction of it."""
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call and return its rows."""
@@ -135,17 +135,17 @@ class Calls(Protocol):
 
 
 class _Pooled(asyncpg.Connection):
-    """A connection that is reset when it comes back from a user, and only then.
+    """A connection that is reset only after a user had it.
 
-    Our own calls leave nothing behind, and a reset would double their round trips. What functions
-    of ours keep in the session, for the next call on it, is meant to stay.
+    Our own calls leave nothing behind, a reset would double their round trips, and our functions
+    keep values in the session for the next call.
     """
 
     is_lent = False
     is_shared = False
-    """Whether a pooler lends its session: then it is not ours to reset."""
+    """Whether a pooler lends the session: then we must not reset it."""
 
-    def lend(self) -> None:
+    def lend(self) -> None:  # a method: the pool's proxy passes on calls, but no attributes
         self.is_lent = True
 
     async def reset(self, *, timeout: float | None = None) -> None:
@@ -158,7 +158,7 @@ class _Pooled(asyncpg.Connection):
 
 
 class Database:
-    """A pool of connections that answers calls, trying again while a lost server comes back."""
+    """A pool of connections that runs calls, and retries them while a server is away."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Database:
             require_dsn(listen_dsn, "the listen DSN")
         self.dsn = dsn
         self.listen_dsn = listen_dsn or dsn
-        """Where to listen: the same database, without a pooler in between."""
+        """The DSN to listen on: the same database without a pooler."""
         self.settings = settings or DatabaseSettings.load()
         self.name = name
         self._route = Route(
@@ -185,7 +185,7 @@ class Database:
         self._pool: Pool | None = None
         self._users = 0
         self._opening = asyncio.Lock()
-        self._lanes: weakref.WeakSet[Database] = weakref.WeakSet()
+        self._dedicated: weakref.WeakSet[Database] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"Database({masked(self.dsn)!r})"
@@ -197,23 +197,23 @@ class Database:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._users -= 1
-        if self._users == 0:  # workers of one process share it
+        if self._users == 0:  # workers of a process share it
             await self.close()
 
     async def open(self) -> Pool:
-        """Connect, once; a server that is not there is an error at once."""
+        """Connect, once; a server that is away is an error at once."""
         async with self._opening:
             if self._pool is None:
-                # A single connection first: its errors are about this DSN, a pool's are not.
+                # One connection first: its errors name the DSN, those of a pool do not.
                 await (await connect(self.dsn, route=self._route)).close()
                 with explaining(self.dsn):
                     self._pool = await asyncpg.create_pool(
-                        # None that the pool would restore by itself: it logs each try that fails.
+                        # The pool must not reconnect by itself: it logs each failed attempt.
                         min_size=0,
                         max_size=self.settings.pool_size,
                         command_timeout=self.settings.command_timeout.total_seconds(),
                         connection_class=_Pooled,
-                        connect=cast("Any", self._connect),  # with fewer options than its own
+                        connect=cast("Any", self._connect),  # it takes fewer options
                     )
             return self._pool
 
@@ -221,23 +221,24 @@ class Database:
         self, _dsn: None, *, connection_class: type[_Pooled], **options: Any
     ) -> _Pooled:
         connection = await self._route.connect(connection_class, **options)
-        connection.is_shared = self._route.way is not None and self._route.way.is_pooled
+        features = self._route.features
+        connection.is_shared = features is not None and features.is_pooled
         return connection
 
-    def lane(self, size: int = 1) -> Database:
-        """One more connection to the same server, or more: all calls over one share its session.
+    def dedicated(self, size: int = 1) -> Database:
+        """A separate pool of the same server: with size 1 all calls share one session.
 
-        It is opened by the first call, replaced if it is lost, and closed with this object.
+        The first call opens it, a lost connection is replaced, and it closes with this object.
         """
         settings = self.settings.model_copy(update={"pool_size": size})
-        lane = Database(self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name)
-        lane._route.way = self._route.way
-        self._lanes.add(lane)
-        return lane
+        pool = Database(self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name)
+        pool._route.features = self._route.features
+        self._dedicated.add(pool)
+        return pool
 
     async def close(self) -> None:
-        """Close the pool and the lanes; calls that still run get a few seconds."""
-        await asyncio.gather(self._close_pool(), *(lane.close() for lane in self._lanes))
+        """Close this pool and the dedicated ones; calls that still run get a few seconds."""
+        await asyncio.gather(self._close_pool(), *(pool.close() for pool in self._dedicated))
 
     async def _close_pool(self) -> None:
         pool, self._pool = self._pool, None
@@ -260,19 +261,19 @@ class Database:
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call once and return its rows."""
         with explaining(self.dsn):
-            return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
+            return cast("list[asyncpg.Record]", await self._call("fetch", statement, *args))
 
     async def value(self, statement: str, *args: Any) -> Any:
         """Run a call once and return its one value."""
         with explaining(self.dsn):
-            return await self._ask("fetchval", statement, *args)
+            return await self._call("fetchval", statement, *args)
 
     async def persist(
         self, statement: str, *args: Any, retried: Callable[[], None] | None = None
     ) -> list[asyncpg.Record]:
-        """Run a call that is safe to repeat until it is through, or the retries are used up.
+        """Run a call that is safe to repeat, with retries.
 
-        `retried` is called before each repetition: the call before may have taken effect.
+        `retried` is called before each repetition: the earlier call may have taken effect.
         """
         what = f"a call to {masked(self.dsn)}"
         with explaining(self.dsn):
@@ -280,15 +281,15 @@ class Database:
                 with attempt:
                     if retried is not None and attempt.retry_state.attempt_number > 1:
                         retried()
-                    return cast("list[asyncpg.Record]", await self._ask("fetch", statement, *args))
-        raise AssertionError  # tenacity returns or raises; this line tells the type checker
+                    return cast("list[asyncpg.Record]", await self._call("fetch", statement, *args))
+        raise AssertionError  # unreachable, for the type checker: tenacity returns or raises
 
-    async def _ask(self, method: str, statement: str, *args: Any) -> Any:
-        # Opened for each call: another user of this object may have closed the pool.
+    async def _call(self, method: str, statement: str, *args: Any) -> Any:
+        # Open it for each call: another user of this object may have closed the pool.
         pool = await self.open()
         try:
             return await getattr(pool, method)(statement, *args)
         except asyncpg.ReadOnlySQLTransactionError:
-            # The primary of before is none any more, and may never close a connection by itself.
+            # The old primary may keep its connections open.
             await pool.expire_connections()
             raise

@@ -1,4 +1,4 @@
-"""How often and how long a lost connection is tried again: always bounded, jittered and logged."""
+"""Retries of database calls: bounded in time, jittered and logged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from datetime import timedelta
 
-# The server is gone, going, coming, full, or has become a standby: another try may succeed.
+# The server is down, starting, full, or has become a standby: another attempt may succeed.
 _PASSING = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
@@ -39,22 +39,22 @@ _PASSING = (
     ConnectionError,
     TimeoutError,
     OSError,
-    # None of the hosts is the one that was asked for, or the driver lost its way on a connection
-    # that broke at a bad moment; it throws that one away.
+    # No host matches target_session_attrs, or the connection broke in a state that the driver
+    # cannot handle; the driver discards it.
     asyncpg.InternalClientError,
 )
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Whether a call of ours is not one that the database knows: schema and package differ."""
+    """Whether the database does not know the call: versions of schema and package differ."""
     if isinstance(error, asyncpg.InterfaceError):
-        # Of its texts this is the one that tells of the call and not of the connection.
+        # Its only text about the call; all others are about the connection.
         return str(error).startswith("the server expects ")
     return isinstance(error, asyncpg.UndefinedFunctionError | asyncpg.UndefinedTableError)
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection is gone, as opposed to a server that answers, but not this call."""
+    """Whether the connection is lost; False where the server answers with an error."""
     return not is_misfit(error) and isinstance(
         error,
         asyncpg.PostgresConnectionError
@@ -65,8 +65,8 @@ def is_lost(error: BaseException) -> bool:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether there was no server that could answer: none, or one that starts or shuts down."""
-    error = _foreign(error)
+    """Whether no server could answer: it is down, starting or shutting down."""
+    error = _cause(error)
     return is_lost(error) or isinstance(
         error,
         asyncpg.CannotConnectNowError | asyncpg.AdminShutdownError | asyncpg.CrashShutdownError,
@@ -74,40 +74,40 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later, on this connection or a new one."""
-    error = _foreign(error)
+    """Whether the same call may succeed later, on this connection or a new one."""
+    error = _cause(error)
     if isinstance(error, asyncpg.InterfaceError):
         # asyncpg has no class of its own for "connection is closed".
         return not (isinstance(error, asyncpg.ClientConfigurationError) or is_misfit(error))
     return isinstance(error, _PASSING) and not isinstance(error, asyncio.CancelledError)
 
 
-def _foreign(error: BaseException) -> BaseException:
-    """The error of the driver or the system that ours stands for: it decides."""
+def _cause(error: BaseException) -> BaseException:
+    """The error of the driver or the system behind a DatabaseUnavailableError."""
     if isinstance(error, DatabaseUnavailableError) and error.__cause__ is not None:
         return error.__cause__
     return error
 
 
 _JITTER = wait_random(0, 0.5)
-_UNTIL_BACK = wait_exponential(multiplier=0.1, max=1) + _JITTER
-_UNTIL_ABLE = wait_exponential(multiplier=0.1, max=5) + _JITTER
+_WHILE_AWAY = wait_exponential(multiplier=0.1, max=1) + _JITTER
+_WHILE_BUSY = wait_exponential(multiplier=0.1, max=5) + _JITTER
 
 
 def _wait(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
-    # A server that is away costs nothing to ask, and work shall go on as soon as it is back; one
-    # that answers "too many" or "read-only" is spared.
-    return (_UNTIL_BACK if error is None or is_away(error) else _UNTIL_ABLE)(state)
+    # Attempts cost nothing while the server is away, and work should resume soon. A server that
+    # answers "too many connections" or "read-only" gets fewer of them.
+    return (_WHILE_AWAY if error is None or is_away(error) else _WHILE_BUSY)(state)
 
 
 def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetrying:
-    """Retry what passes for as long as `lasting`; then the last error is raised as it is."""
+    """Retry errors that may pass for as long as `lasting`; then raise the last one unchanged."""
 
     def before_sleep(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         log.warning(
-            "%s failed (%s: %s), try %d follows in %.1f s",
+            "%s failed (%s: %s), attempt %d follows in %.1f s",
             what,
             type(error).__name__,
             error,
@@ -125,7 +125,7 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
 
 
 class Patience:
-    """The start of a process: it waits for a server that is away, as the process does later on."""
+    """The start of a process: it waits for a server that is away."""
 
     def __init__(self, what: str, log: logging.Logger, lasting: timedelta) -> None:
         self._what = what
@@ -135,15 +135,15 @@ class Patience:
         self._waiting: asyncio.Timeout | None = None
 
     def stop(self) -> None:
-        """End the wait now; on the event loop of `through`."""
+        """End the wait now; call it on the event loop of `through`."""
         self._is_stopped = True
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def through(self, step: Callable[[], Awaitable[object]]) -> bool:
-        """Do a step of the start until it succeeds. False: it was stopped before.
+        """Retry a step of the start until it succeeds. False: it was stopped before.
 
-        What cannot pass, as a wrong password or a database that does not exist, is raised at once.
+        An error that cannot pass is raised at once, such as a wrong password or database name.
         """
         if self._is_stopped:
             return False

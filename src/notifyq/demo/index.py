@@ -1,4 +1,4 @@
-"""The demo's handlers: count what a source file holds, by `tokenize` and `ast`."""
+"""The demo's handlers: count the contents of a source file, by `tokenize` and `ast`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LIBRARY_QUEUE = "demo.library"
 app = App()
 
 _parsing = threading.Lock()
-"""CPython 3.11 counts the depth of the tree it builds, and the filters of its warnings, in one
-place for all threads: two that parse at once make each other fail."""
+"""CPython 3.11 keeps the depth of the tree it builds, and the filters of its warnings, in state
+that all threads share: two threads that parse at once make each other fail."""
 
 
 class Source(BaseModel):
@@ -34,7 +34,7 @@ class Source(BaseModel):
 
 
 class Index(BaseModel):
-    """What a source file holds."""
+    """The contents of a source file, counted."""
 
     path: str
     lines: int
@@ -46,13 +46,13 @@ class Index(BaseModel):
 
 @app.handler(MODULES)
 def index_module(source: Source) -> Index:
-    """Index one file; a file that is not Python is rejected, one that is missing fails."""
+    """Index one file; a file that is not Python is rejected, a missing one fails."""
     return index(source.path)
 
 
-@app.handler(LIBRARY_QUEUE, lock_timeout=1, heartbeat=False)
+@app.handler(LIBRARY_QUEUE, lock_duration=1, heartbeat=False)
 async def index_library(source: Source) -> int:
-    """Index a whole folder at once, which no second is long enough for: it outlives its lock."""
+    """Index a whole folder at once: that takes longer than its lock, which expires."""
     lines = 0
     for path in source_files(LIBRARY / source.path):
         try:
@@ -60,13 +60,13 @@ async def index_library(source: Source) -> int:
         except Reject:
             continue
         finally:
-            # Where a handler awaits, it can be stopped.
+            # A handler can only be stopped where it awaits.
             await asyncio.sleep(0)
     return lines
 
 
 def source_files(folder: Path = LIBRARY) -> list[str]:
-    """All source files below a folder of the library, without installed packages."""
+    """All source files in a folder of the library, without installed packages."""
     return sorted(
         path.relative_to(LIBRARY).as_posix()
         for path in folder.rglob("*.py")
@@ -82,7 +82,7 @@ def index(path: str) -> Index:
     code = (LIBRARY / path).read_bytes()
     try:
         with _parsing, warnings.catch_warnings():
-            # Old test data has escapes that Python warns about; that is not our business.
+            # Python warns about escapes in old test data.
             warnings.simplefilter("ignore", SyntaxWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             nodes = Counter(

@@ -1,4 +1,4 @@
-"""One run of the demo: publish, work with real worker processes, and check the sums."""
+"""One run of the demo: publish, work with real worker processes, and check the totals."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import Database
 
-_LOOK = 0.25
-"""Seconds between two looks at how far the workers are."""
+_EVERY = 0.25
+"""Seconds between two polls of the progress."""
 _MOST = 10_000
-"""Live messages of a queue that one look can see."""
+"""Live messages of a queue that one poll can list."""
 
 _LOCK = "hashtextextended('notifyq demo', 0)"
 
 
 class DemoError(NotifyqError):
-    """The demo could not be run to its end."""
+    """The demo could not be finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run published and found in the archive."""
+    """The messages that a run published, and those it found in the archive."""
 
     published: list[int]
     archived: list[ArchivedMessage]
     since: datetime
-    """When publishing began, by the clock of the database."""
+    """Start of publishing, by the clock of the database."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -60,12 +60,12 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether every published message is archived, and once."""
+        """Whether every published message is archived exactly once."""
         return sorted(message.id for message in self.archived) == sorted(self.published)
 
     @property
     def difference(self) -> str:
-        """What does not agree, in words."""
+        """The difference between both, in words."""
         missing = sorted(set(self.published) - {message.id for message in self.archived})
         named = ", ".join(map(str, missing[:10])) + (" and more" if missing[10:] else "")
         return (
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """How long it took until the last message was archived."""
+        """Seconds until the last message was archived."""
         last = max((message.archived_at for message in self.archived), default=self.since)
         return (last - self.since).total_seconds()
 
@@ -102,7 +102,7 @@ class Demo:
             raise ConfigurationError(f"there is no package {package!r} in {LIBRARY}")
 
     async def run(self, workers: int, progress: Callable[[int, int], None]) -> Outcome:
-        """Publish, work, look; `progress` is told the messages done and the messages in all."""
+        """Publish, and wait for the workers; `progress` gets the number done and the total."""
         async with self._present(), _workers(self._database.dsn, workers) as processes:
             since = await self._database.value("select clock_timestamp()")
             published = await self._publish()
@@ -110,15 +110,15 @@ class Demo:
                 progress(len(published) - left, len(published))
                 if all(process.poll() is not None for process in processes):
                     raise DemoError("all workers of the demo have ended before their work was done")
-                await asyncio.sleep(_LOOK)
+                await asyncio.sleep(_EVERY)
             progress(len(published), len(published))
             return Outcome(published, await self._archived(published, since), since)
 
     @contextlib.asynccontextmanager
     async def _present(self) -> AsyncIterator[None]:
-        """Have the queues until the last demo that uses them ends; a lock tells whether one does.
+        """Keep the queues until the last demo that uses them ends; an advisory lock shows that.
 
-        What a demo left that was killed would be indexed before anything of this one.
+        Queues that a killed demo left are dropped: their messages would be indexed first.
         """
         app.dsn = self._database.dsn
         async with app, self._database.connection() as session:
@@ -128,7 +128,7 @@ class Demo:
             await app.create_queues()
             await session.execute(f"select pg_advisory_lock_shared({_LOCK})")
             if is_alone:
-                # Only now, when the shared one is held: no other demo may drop the queues.
+                # After the shared lock is held, so that no other demo drops the queues.
                 await session.execute(f"select pg_advisory_unlock({_LOCK})")
             try:
                 yield
@@ -138,7 +138,7 @@ class Demo:
                     await _drop_queues()
 
     async def _publish(self) -> list[int]:
-        """Publish the files, and three messages that end in the other ways."""
+        """Publish the files, and three messages that do not succeed."""
         publisher = Publisher(self._database)
         payloads = [{"path": path} for path in self._paths]
         ids = await publisher.publish_many(
@@ -147,7 +147,7 @@ class Demo:
         return [*ids, await publisher.publish(LIBRARY_QUEUE, {"path": "."})]
 
     async def _left(self, published: list[int]) -> int:
-        """How many of these are live: another demo may be at work in the same queues."""
+        """How many of these are live: another demo may use the same queues."""
         live = [
             message.id
             for queue in (MODULES, LIBRARY_QUEUE)
@@ -156,17 +156,17 @@ class Demo:
         return len(published) if len(live) >= _MOST else len(set(live) & set(published))
 
     async def _archived(self, published: list[int], since: datetime) -> list[ArchivedMessage]:
-        mine = set(published)
+        own = set(published)
         return [
             message
             for queue in (MODULES, LIBRARY_QUEUE)
             for message in await self._archive.finished(queue, quantity=100_000, since=since)
-            if message.id in mine
+            if message.id in own
         ]
 
 
 async def _drop_queues() -> None:
-    """Drop the queues of the demo; what it has archived stays."""
+    """Drop the queues of the demo; its archived messages stay."""
     for queue in await app.admin.queue_info():
         if queue["queue"] in {MODULES, LIBRARY_QUEUE}:
             await app.admin.drop_queue(queue["queue"], force=True)
@@ -174,17 +174,17 @@ async def _drop_queues() -> None:
 
 @contextlib.asynccontextmanager
 async def _workers(dsn: str, number: int) -> AsyncIterator[list[subprocess.Popen[bytes]]]:
-    """Run `notifyq worker` processes that end with this one, however it ends."""
+    """Run `notifyq worker` processes that end with this one, even if it is killed."""
     command = [sys.executable, "-m", "notifyq", "worker", "notifyq.demo.index:app"]
-    # Some handlers fail on purpose, and the table shows it: their tracebacks would only alarm.
+    # Some handlers fail on purpose: their tracebacks would only alarm, the table shows them.
     options = ["--concurrency", "4", "--grace", "3s", "--log-level", "critical"]
     tie = Tie.thread if sys.platform == "linux" else Tie.pipe
     processes = [
-        subprocess.Popen(  # noqa: ASYNC220, S603  starting a process is quick; the command is ours
+        subprocess.Popen(  # noqa: ASYNC220, S603  quick; the command is fixed
             launcher(tie, None, [*command, *options]),
             stdin=subprocess.PIPE,
-            # The DSN is not in the arguments, which everybody may read. A demo that was killed took
-            # its server along: there is none to wait for.
+            # The DSN is not in the arguments, which every user can read. A killed demo takes its
+            # server along: its workers must not wait for that.
             env={**os.environ, "NOTIFYQ_DSN": dsn, "NOTIFYQ_RETRY_FOR": "3s"},
         )
         for _ in range(number)

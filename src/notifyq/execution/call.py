@@ -1,4 +1,7 @@
-"""Running one message: from a locked row to an outcome. Knows nothing of loops and of locks."""
+"""One call of a handler, for one message or a batch: from locked rows to outcomes.
+
+Loops and locks are elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,49 @@ import asyncio
 import enum
 import re
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from notifyq.durable.control import LockLostError, Parked
+from notifyq.durable.current import CURRENT
+from notifyq.durable.steps import Steps
 from notifyq.errors import ConfigurationError
-from notifyq.execution.runtime import EndedError, Runtime
-from notifyq.execution.transactions import Transactions
-from notifyq.handlers.retries import Reject, Retry
+from notifyq.execution.runtime import Transactions
+from notifyq.handlers.retries import Reject, Retry, Snooze
+from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.message import Message, Status
-from notifyq.models.outcome import Committed, Doubtful, Failed, Outcome, Rejected, Released, Success
+from notifyq.models.outcome import (
+    Committed,
+    Doubtful,
+    Failed,
+    Outcome,
+    Rejected,
+    Released,
+    Success,
+    Suspended,
+)
 from notifyq.telemetry.tracebacks import clean, describe, explain, report, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 
     from notifyq.database.pool import AnyConnection
-    from notifyq.handlers.handler import Handler, Middleware
+    from notifyq.durable.recorder import Recorder
+    from notifyq.execution.runtime import Runtime
+    from notifyq.handlers.handler import Handler, Middleware, Publishing
 
 T = TypeVar("T")
+M = TypeVar("M", bound="HandlerCall")
 
 _NO_RESULT = Success()
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-"""The escape itself in JSON text, not a backslash that happens to stand before u0000."""
+"""The escape in JSON text, not an escaped backslash followed by u0000."""
 
 
 class Cause(enum.StrEnum):
@@ -44,9 +63,9 @@ class Cause(enum.StrEnum):
 
 
 class HandlerCall:
-    """One message on its way through its handler."""
+    """One message and the call of its handler."""
 
-    __slots__ = ("cause", "handler", "is_running", "message", "started", "task")
+    __slots__ = ("cause", "handler", "is_running", "message", "started", "steps", "task")
 
     def __init__(self, handler: Handler[Any], message: Message) -> None:
         self.handler = handler
@@ -55,9 +74,11 @@ class HandlerCall:
         self.started: float | None = None
         """When it began, in monotonic seconds."""
         self.task: asyncio.Task[Any] | None = None
-        """The task that awaits the outcome; whoever makes one for it alone may say so."""
+        """The task that awaits the outcome; set where the task was created for it."""
         self.is_running = False
         """Whether the handler has been called and has not returned."""
+        self.steps: Recorder | None = None
+        """The record of its steps, where the handler takes them."""
 
     def begin(self) -> None:
         """Count the handler's time from now on."""
@@ -71,72 +92,113 @@ class HandlerCall:
         self.task.cancel()
         return True
 
-    async def outcome(self, tools: Runtime, transaction: AnyConnection | None = None) -> Outcome:
-        """Validate the payload, call the handler, and tell how that ended.
+    async def outcome(self, runtime: Runtime, transaction: AnyConnection | None = None) -> Outcome:
+        """Validate the payload and call the handler; return how that ended.
 
-        In a transaction of the caller's it is for the caller to end it as the outcome says.
+        A `transaction` of the caller must be ended by the caller, as the outcome requires.
         """
         if self.handler.process is not None:
-            return await self._in_process(self.handler.process, tools)
+            return await self._in_process(self.handler.process, runtime)
         payload = self.payload()
         if isinstance(payload, Rejected | Failed):
             return payload
-        if self.handler.is_transactional and transaction is None:
-            return await self._in_transaction(payload, tools)
-        return await self._ended(payload, tools, transaction)
+        return (await self.handle({self: payload}, runtime, transaction))[self]
 
     def payload(self) -> Any:
         """The payload as the handler takes it, or the outcome where it is not valid."""
+        handler = self.handler
         try:
-            return self._payload()
+            if not handler.takes_payload:
+                return None
+            if handler.payload is None:
+                return self.message.payload()
+            return handler.payload.validate_json(self.message.message)
         except ValidationError as error:
             return Rejected(clean(explain(error)))
         except (ValueError, RecursionError) as error:
             return Rejected(clean(f"the payload cannot be decoded: {error}"))
-        except BaseException as error:  # noqa: BLE001  a type may have validators of the user's
+        except BaseException as error:  # noqa: BLE001  a type may have validators of the user
             return self.raised(error)
 
-    async def _ended(
-        self, payload: Any, tools: Runtime, transaction: AnyConnection | None
-    ) -> Outcome:
+    def handle(
+        self, payloads: Mapping[M, Any], runtime: Runtime, transaction: AnyConnection | None
+    ) -> Coroutine[Any, Any, dict[M, Outcome]]:
+        """Call the handler with these payloads of messages; return how that ended for each."""
+        # No coroutine of its own: it would cost each message.
+        if self.handler.is_transactional and transaction is None:
+            return self._in_transaction(payloads, runtime)
+        return self._called(payloads, runtime, transaction)
+
+    async def _in_transaction(
+        self, payloads: Mapping[M, Any], runtime: Runtime
+    ) -> dict[M, Outcome]:
+        ended: dict[M, Outcome] = {}
         try:
-            result = await self.call(payload, self.message, tools, transaction)
+            async with self._transaction(runtime) as connection:
+                ended = await self._called(payloads, runtime, connection)
+                await _finish(connection, ended)
         except asyncio.CancelledError as cancelled:
-            return self.stopped(cancelled)
+            return self._all_stopped(payloads, cancelled)
+        except RollBackError:
+            return ended
+        except Exception as error:  # noqa: BLE001  the server may answer anything
+            return {member: member.rolled_back(ended.get(member), error) for member in payloads}
+        return {
+            member: Committed() if isinstance(outcome, Success) else outcome
+            for member, outcome in ended.items()
+        }
+
+    async def _called(
+        self, payloads: Mapping[M, Any], runtime: Runtime, transaction: AnyConnection | None
+    ) -> dict[M, Outcome]:
+        try:
+            returned = await self._call(payloads, runtime, transaction)
+        except asyncio.CancelledError as cancelled:
+            return self._all_stopped(payloads, cancelled)
         except BaseException as error:
             if is_closing(error, self.task):
                 raise
-            return self.raised(error)
-        return self.success(result)
+            return {member: member.raised(error) for member in payloads}
+        if self.handler.batch is None:
+            [member] = payloads
+            return {member: member.success(returned)}
+        if returned is None:
+            returned = [None] * len(payloads)
+        if not isinstance(returned, Sequence) or len(returned) != len(payloads):
+            count = f"{len(returned)} of them" if isinstance(returned, Sequence) else "no list"
+            wrong = Failed(
+                f"the handler must return None or a list with an outcome for each of its "
+                f"{len(payloads)} messages, not {count}"
+            )
+            return dict.fromkeys(payloads, wrong)
+        return {
+            member: member.raised(value)
+            if isinstance(value, BaseException)
+            else member.success(value)
+            for member, value in zip(payloads, returned, strict=True)
+        }
 
-    async def _in_transaction(self, payload: Any, tools: Runtime) -> Outcome:
-        outcome: Outcome | None = None
-        try:
-            async with self.transaction(tools) as connection:
-                outcome = await self._ended(payload, tools, connection)
-                await self._finish(connection, outcome)
-        except asyncio.CancelledError as cancelled:
-            return self.stopped(cancelled)
-        except RollBackError as ended:
-            return ended.outcome
-        except Exception as error:  # noqa: BLE001  the server may answer anything
-            return self.rolled_back(outcome, error)
-        return Committed()
+    def _all_stopped(
+        self, members: Collection[M], cancelled: asyncio.CancelledError
+    ) -> dict[M, Outcome]:
+        for member in members:
+            member.cause = self.cause
+        return {member: member.stopped(cancelled) for member in members}
 
-    async def _in_process(self, where: tuple[str, str], tools: Runtime) -> Outcome:
-        if tools.processes is None:
-            raise ConfigurationError("handlers with processes are run by a worker")
-        self.started = None  # the start of a process is not the handler's time
-        processes, tracing = tools.processes, self.handler.tracing
+    async def _in_process(self, where: tuple[str, str], runtime: Runtime) -> Outcome:
+        if runtime.processes is None:
+            raise ConfigurationError("only a worker runs handlers in processes")
+        self.started = None  # starting a process does not count as time of the handler
+        processes, tracing = runtime.processes, self.handler.tracing
 
-        async def run() -> Outcome:  # within the span, which is a middleware
+        async def run() -> Outcome:  # inside the span, which is a middleware
             carried = tracing.carried() if tracing is not None else {}
             return await processes.run(where, self.message, self.begin, carried)
 
         try:
             if not self.handler.middleware:
                 return await self._interruptible(run())
-            call = _around(partial(_result_of, run), [], self.message, self.handler.middleware)
+            call = _around(partial(_result_of, run), self.message, self.handler.middleware)
             return self.success(await self._interruptible(call()))
         except asyncio.CancelledError as cancelled:
             return self.stopped(cancelled)
@@ -147,49 +209,55 @@ class HandlerCall:
                 raise
             return self.raised(error)
 
-    async def _finish(self, connection: AnyConnection, outcome: Outcome) -> None:
-        if not isinstance(outcome, Success):
-            raise RollBackError(outcome)
-        if not await Transactions.finish(connection, [(self.message, outcome)]):
-            raise RollBackError(Committed(is_held=False))
-
     @asynccontextmanager
-    async def transaction(self, tools: Runtime) -> AsyncIterator[AnyConnection]:
-        """Open a transaction for the handler; the wait for it can be stopped as the handler can."""
-        if tools.transactions is None:
-            raise ConfigurationError("transactional handlers are run by a worker")
+    async def _transaction(self, runtime: Runtime) -> AsyncIterator[AnyConnection]:
+        """Open a transaction for the handler; waiting for it can be stopped like the handler."""
+        if runtime.transactions is None:
+            raise ConfigurationError("only a worker runs transactional handlers")
         async with AsyncExitStack() as stack:
-            opened = tools.transactions.open()
+            opened = runtime.transactions.open()
             yield await self._interruptible(stack.enter_async_context(opened))
 
-    def _payload(self) -> Any:
-        if not self.handler.takes_payload:
-            return None
-        if self.handler.payload is None:
-            return self.message.payload()
-        return self.handler.payload.validate_json(self.message.message)
-
-    async def call(
-        self, payload: Any, message: Any, tools: Runtime, transaction: AnyConnection | None
+    async def _call(
+        self, payloads: Mapping[M, Any], runtime: Runtime, transaction: AnyConnection | None
     ) -> Any:
-        """Call the handler with what it takes, and with the middleware around it."""
+        """Call the handler with its arguments, inside its middleware."""
         handler = self.handler
+        message: Any = self.message
+        payload: Any
+        if handler.batch is None:
+            [payload] = payloads.values()
+        else:
+            message = [member.message for member in payloads]
+            payload = list(payloads.values())
         slots = {"payload": payload, "message": message, "transaction": transaction}
+        if handler.takes_steps:
+            slots["steps"] = steps = Steps(self.message, _Work(handler.publisher, runtime))
+            self.steps = steps.record
+        if runtime.database is not None and handler.is_async:
+            CURRENT.set((self.message, runtime.database))
         args = [slots[slot] for slot in handler.takes]
         function = handler.function
         if handler.names:
             function = partial(function, **{name: slots[slot] for name, slot in handler.names})
-        call = function if handler.is_async else partial(tools.threads.run, function)
-        if handler.middleware:
-            call = _around(call, args, self.message, handler.middleware)
-            args = []
-        if handler.tracing is not None:
-            call, args = handler.tracing.around(handler, message, partial(call, *args)), []
-        return await self._interruptible(call(*args))
+        if not handler.is_async:
+            function = partial(runtime.threads.run, function)
+        if self.steps is not None:
+            function = partial(self.steps.run_handler, function)
+        if handler.middleware or handler.tracing is not None:
+            function, args = self._wrapped(partial(function, *args), message), []
+        return await self._interruptible(function(*args))
+
+    def _wrapped(self, call: Callable[[], Awaitable[Any]], message: Any) -> Any:
+        """The call inside its middleware and its span."""
+        call = _around(call, self.message, self.handler.middleware)
+        if self.handler.tracing is not None:
+            call = self.handler.tracing.around(self.handler, message, call)
+        return call
 
     async def _interruptible(self, call: Awaitable[T]) -> T:
         self.task = self.task or asyncio.current_task()
-        # Only while the task is inside the handler may it be cancelled: past that it settles.
+        # The task may be cancelled only inside the handler: after it, the task settles.
         self.is_running = True
         try:
             return await call
@@ -198,25 +266,35 @@ class HandlerCall:
             if self.cause is not None and self.task is not None:
                 self.task.uncancel()
 
-    def raised(self, error: BaseException) -> Rejected | Failed:
+    def raised(self, error: BaseException) -> Outcome:
         """The outcome of a call that raised this."""
+        if self.steps is not None and self.steps.ended is not None:
+            error = self.steps.ended  # also where the handler has raised another error since
         match error:
+            case Parked():
+                return Suspended()
+            case LockLostError():
+                return Committed(is_held=False)
             case Reject():
                 reason = clean(text_of(error) or "rejected by the handler")
                 if error.__cause__ is None:
                     return Rejected(reason)
-                # What led to it is worth a place in the history.
+                # Its cause belongs in the history of attempts.
                 return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
+            case Snooze() if not isinstance(self.handler, Subscriber):
+                return Released(error.after)
             case Retry():
                 return self._failed(error, text_of(error) or "retry")
             case _:
                 return self._failed(error, describe(error))
 
     def stopped(self, cancelled: asyncio.CancelledError) -> Outcome:
-        """How an attempt has ended that was cancelled; raises where it was not the handler."""
+        """The outcome of a cancelled attempt; raises where the worker itself is cancelled."""
         task = asyncio.current_task()
         if self.cause is None and task is not None and task.cancelling():
-            raise cancelled  # the worker itself is being cancelled
+            raise cancelled
+        if self.steps is not None and isinstance(self.steps.ended, Parked):
+            return Suspended()  # the lock was given back, which the heartbeat takes for a loss
         match self.cause:
             case Cause.LOCK:
                 return Failed("the handler outlived its lock", status=Status.LOCK_EXPIRED)
@@ -224,7 +302,7 @@ class HandlerCall:
                 late = TimeoutError(
                     f"the handler took longer than its timeout {self.handler.timeout}"
                 )
-                # Where it was when it was stopped.
+                # The traceback shows where the handler was stopped.
                 return self._failed(late.with_traceback(cancelled.__traceback__), str(late))
             case Cause.STOP:
                 return Released()
@@ -244,9 +322,9 @@ class HandlerCall:
         )
 
     def rolled_back(self, outcome: Outcome | None, error: Exception) -> Outcome:
-        """How an attempt has ended whose transaction ended with an error."""
+        """The outcome of an attempt whose transaction ended with an error."""
         if outcome is not None and not isinstance(outcome, Success):
-            return outcome  # it was to be rolled back, and a server that is gone does so by itself
+            return outcome  # it was to be rolled back, which a lost server does by itself
         what = "opened" if outcome is None else "committed"
         failed = self._failed(error, f"the transaction could not be {what}: {describe(error)}")
         if outcome is None:
@@ -262,7 +340,7 @@ class HandlerCall:
                 text = self.handler.result.dump_json(result, warnings=False).decode()
             else:
                 text = to_json(result).decode()
-        except BaseException as error:  # noqa: BLE001  a result may have serializers of the user's
+        except BaseException as error:  # noqa: BLE001  a result may have serializers of the user
             return self._failed(error, f"the result cannot be written as JSON: {text_of(error)}")
         if "\\u0000" in text and _NUL.search(text):
             why = "the result has the character \\u0000, which PostgreSQL cannot store"
@@ -270,10 +348,83 @@ class HandlerCall:
         return Success(text)
 
 
-def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether this ends the coroutines of a task from outside, as when its loop is closed.
+async def _finish(connection: AnyConnection, ended: dict[M, Outcome]) -> None:
+    """Finish in the transaction what has succeeded; the rest is settled after it."""
+    done = {member: it for member, it in ended.items() if isinstance(it, Success)}
+    if not done:
+        raise RollBackError
+    held = await Transactions.finish(connection, [(it.message, done[it]) for it in done])
+    if len(held) == len(done):
+        return
+    # The writes for a message that another worker has now cannot be separated from the rest:
+    # nothing is committed, and the others are handled again.
+    for member in done:
+        is_held = member.message.id in held
+        ended[member] = Released() if is_held else Committed(is_held=False)
+    raise RollBackError
 
-    A handler may raise the same: then its task is running.
+
+class BatchCall(Generic[M]):
+    """Messages that one call handles together.
+
+    Each keeps its own lock: a message without its lock is left out or not finished, the others go
+    on.
+    """
+
+    def __init__(self, handler: Handler[Any]) -> None:
+        self.handler = handler
+        self.members: list[M] = []
+        self.unsettled = 0
+        self.started: float | None = None
+        self.waits_since = 0.0
+        self.lost: set[M] = set()
+        """Members whose lock was lost."""
+        self._call: HandlerCall | None = None
+        self.task: asyncio.Task[Any] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more messages."""
+        return len(self.members) >= (self.handler.batch or 1)
+
+    def stop(self, cause: Cause) -> bool:
+        """Stop the handler if it runs; false where there is nothing to stop."""
+        return self._call is not None and self._call.stop(cause)
+
+    def lose(self, member: M) -> bool:
+        """Leave out a member whose lock is lost; true if no other member is left."""
+        self.lost.add(member)
+        return len(self.lost) == len(self.members)
+
+    async def outcomes(
+        self, runtime: Runtime, transaction: AnyConnection | None = None
+    ) -> dict[M, Outcome]:
+        """Validate the payloads and call the handler; return how that ended for each message.
+
+        A `transaction` of the caller must be ended by the caller, as the outcomes require.
+        """
+        ended: dict[M, Outcome] = {}
+        payloads: dict[M, Any] = {}
+        for member in self.members:
+            if member in self.lost:
+                ended[member] = Released()
+                continue
+            payload = member.payload()
+            if isinstance(payload, Rejected | Failed):
+                ended[member] = payload
+            else:
+                payloads[member] = payload
+        if payloads:
+            call = self._call = HandlerCall(self.handler, next(iter(payloads)).message)
+            call.task = self.task
+            ended |= await call.handle(payloads, runtime, transaction)
+        return ended
+
+
+def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether this error closes the coroutines of a task from outside, as when its loop ends.
+
+    A handler may raise the same error: then its task is running.
     """
     if not isinstance(error, GeneratorExit):
         return False
@@ -283,8 +434,29 @@ def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         return True
 
 
-class RollBackError(EndedError):
-    """Ends a transaction whose outcome is known already."""
+class _Work:
+    """What the steps of a handler use of its worker."""
+
+    def __init__(self, publisher: Publishing, runtime: Runtime) -> None:
+        if runtime.database is None or runtime.transactions is None:
+            raise ConfigurationError("only a worker runs handlers with steps")
+        self.publisher = publisher
+        self.database = runtime.database
+        self.in_thread = runtime.threads.run
+        self.transaction = runtime.transactions.open
+        self.crashes = runtime.crashes
+
+
+class EndedError(Exception):
+    """Passes on an outcome that is already known."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class RollBackError(Exception):
+    """Rolls back a transaction whose outcomes are known."""
 
 
 async def _result_of(run: Callable[[], Awaitable[Outcome]]) -> Any:
@@ -295,12 +467,8 @@ async def _result_of(run: Callable[[], Awaitable[Outcome]]) -> Any:
 
 
 def _around(
-    call: Callable[..., Awaitable[Any]],
-    args: list[Any],
-    message: Message,
-    middleware: tuple[Middleware, ...],
+    call: Callable[[], Awaitable[Any]], message: Message, middleware: tuple[Middleware, ...]
 ) -> Callable[[], Awaitable[Any]]:
-    inner: Callable[[], Awaitable[Any]] = partial(call, *args)
     for outer in reversed(middleware):
-        inner = partial(outer, message, inner)
-    return inner
+        call = partial(outer, message, call)
+    return call

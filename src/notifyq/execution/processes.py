@@ -1,4 +1,4 @@
-"""Processes for handlers that a thread could not stop: one for each, killed to stop it."""
+"""Processes for handlers that a thread could not stop: killing the process stops the handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from notifyq.execution.call import HandlerCall
-from notifyq.execution.runtime import ProcessDiedError
 from notifyq.handlers.handler import Handler
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected
@@ -31,13 +30,17 @@ if TYPE_CHECKING:
 _SPAWN = multiprocessing.get_context("spawn")
 _PR_SET_PDEATHSIG = 1
 _EXITS_WITHIN = 5.0
-"""Seconds in which a process that was killed or has died is gone."""
+"""Seconds in which a process that was killed or has crashed is gone."""
+
+
+class ProcessCrashedError(Exception):
+    """The process of a handler ended before the handler returned."""
 
 
 class Processes:
-    """Run handlers in processes of their own, which are kept for the next message.
+    """Runs each handler in a process, which is kept for the next message.
 
-    One that a handler has left in any way but by returning or raising is thrown away, alone.
+    A process whose handler neither returned nor raised is discarded; the others stay.
     """
 
     def __init__(self) -> None:
@@ -51,7 +54,7 @@ class Processes:
         began: Callable[[], None],
         carried: dict[str, str],
     ) -> Outcome:
-        """Handle a message; cancelled, the process is killed. `began` is called when it is up."""
+        """Handle a message; cancelling kills the process. `began` is called once it has started."""
         if self._idle:
             child = self._idle.pop()
         else:
@@ -62,12 +65,14 @@ class Processes:
             began()
             outcome: Outcome = await child.call(handle, where, message, carried)
         except BrokenProcessPool:
-            # Before it is thrown away: the executor's thread may be first to hear of the end.
+            # Before the process is discarded, as the executor's thread may notice its end first.
             code = await asyncio.to_thread(child.exit_code)
-            self._throw_away(child)
-            raise ProcessDiedError(f"the process of the handler died: {_told(code)}") from None
+            self._discard(child)
+            raise ProcessCrashedError(
+                f"the process of the handler crashed: {_describe(code)}"
+            ) from None
         except BaseException:
-            self._throw_away(child)
+            self._discard(child)
             raise
         self._idle.append(child)
         return outcome
@@ -75,21 +80,21 @@ class Processes:
     def close(self) -> None:
         """Kill all of them."""
         for child in list(self._children):
-            self._throw_away(child)
+            self._discard(child)
         self._idle.clear()
 
-    def _throw_away(self, child: _Child) -> None:
+    def _discard(self, child: _Child) -> None:
         self._children.discard(child)
         child.kill()
 
 
 class _Child:
-    """One process, and the executor that has no other."""
+    """One process, with an executor of its own."""
 
     def __init__(self, where: tuple[str, str]) -> None:
         self._executor = ProcessPoolExecutor(1, mp_context=_SPAWN, initializer=_begin)
         self.ready = asyncio.wrap_future(self._executor.submit(_prepare, where[0]))
-        # Its number alone may be another's by the time that it is killed.
+        # A process id could belong to another process by the time it is killed.
         (self._process,) = self._executor._processes.values()  # noqa: SLF001  public in 3.14 only
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -109,7 +114,7 @@ class _Child:
         return None
 
 
-def _told(code: int | None) -> str:
+def _describe(code: int | None) -> str:
     if code is None:
         return "its exit code is not known"
     if code < 0:
@@ -118,18 +123,18 @@ def _told(code: int | None) -> str:
     return f"its exit code is {code}"
 
 
-# What follows runs in the process.
+# The functions below run in the process.
 
 
 def _begin() -> None:
-    """Tie this process to the worker: without it nobody would stop the handler, or take its end."""
-    # Keys go to all processes of a terminal; the worker decides what becomes of its handlers.
+    """End this process with the worker, which alone stops the handler and takes its outcome."""
+    # A terminal sends Ctrl-C to all processes; the worker decides about its handlers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     if sys.platform == "linux":
-        # Also where the handler keeps the thread below from running.
+        # This also works while the handler keeps the thread below from running.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def follow() -> None:
@@ -140,17 +145,17 @@ def _begin() -> None:
 
 
 def _prepare(module: str) -> None:
-    """Import what takes its time before that of the handler is counted."""
-    # If that fails, so does each message, and says why.
+    """Import the module before the time of the handler is counted."""
+    # If this fails, each message fails with the reason.
     with contextlib.suppress(BaseException):
         importlib.import_module(module)
 
 
 def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) -> Outcome:
-    """Validate the payload, call the handler, and tell how that ended."""
+    """Validate the payload and call the handler; return how that ended."""
     handler = _find(where)
-    execution = HandlerCall(handler, message)
-    payload = execution.payload()
+    call = HandlerCall(handler, message)
+    payload = call.payload()
     if isinstance(payload, Rejected | Failed):
         return _portable(payload)
     slots = {"payload": payload, "message": message}
@@ -159,12 +164,12 @@ def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) ->
         with continued(carried):
             result = handler.function(*(slots[slot] for slot in handler.takes), **names)
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
-        return _portable(execution.raised(error))
-    return _portable(execution.success(result))
+        return _portable(call.raised(error))
+    return _portable(call.success(result))
 
 
 def _portable(outcome: Outcome) -> Outcome:
-    """The outcome without the error itself, which may be one that cannot be pickled."""
+    """The outcome without the exception, which may not be picklable."""
     if isinstance(outcome, Failed) and outcome.error is not None:
         return replace(outcome, error=replace(outcome.error, exception=None))
     return outcome
@@ -174,5 +179,5 @@ def _find(where: tuple[str, str]) -> Handler[Any]:
     module, name = where
     found = attrgetter(name)(importlib.import_module(module))
     if not isinstance(found, Handler):
-        raise TypeError(f"{module}.{name} is no handler, but {found!r}")
+        raise TypeError(f"{module}.{name} is not a handler but {found!r}")
     return found

@@ -1,34 +1,169 @@
-"""What handlers are run with, beside the event loop."""
+"""What a worker runs handlers with, besides the event loop: threads, transactions, processes."""
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from notifyq.execution.threads import Threads
+from notifyq.database import statements as sql
+from notifyq.database.retry import retrying
+from notifyq.models.message import Message, newest
+from notifyq.models.outcome import Rejected, Success
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from notifyq.execution.transactions import Transactions
-    from notifyq.models.message import Message
+    from notifyq.database.pool import AnyConnection, Database
     from notifyq.models.outcome import Outcome
 
+    Finish = tuple[Message, Success | Rejected]
 
-class ProcessDiedError(Exception):
-    """The process of a handler died before the handler returned."""
-
-
-class EndedError(Exception):
-    """Passes an outcome on that is known already."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
+log = logging.getLogger("notifyq.worker")
 
 
-class Running(Protocol):
-    """What runs handlers in processes."""
+class Threads:
+    """Run functions in daemon threads.
+
+    A thread cannot be stopped from outside. A function that its caller has abandoned runs on, and
+    `stuck` counts it until it ends. The process can exit without it, which threads of
+    `concurrent.futures` would not allow.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._running: set[asyncio.Future[Any]] = set()
+        self._abandoned: set[asyncio.Future[Any]] = set()
+        self._idle = 0
+        self._is_closed = False
+
+    @property
+    def busy(self) -> int:
+        """How many functions run, abandoned ones included."""
+        return len(self._running)
+
+    @property
+    def stuck(self) -> int:
+        """How many functions run on after they were abandoned."""
+        return len(self._abandoned)
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in a thread, with the context variables of the caller."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def call() -> None:
+            try:
+                result = context.run(function, *args)
+            except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
+                _report(loop, self._ended, future, None, error)
+            else:
+                _report(loop, self._ended, future, result, None)
+
+        if self._idle == 0:
+            threading.Thread(target=self._serve, name="notifyq-handler", daemon=True).start()
+        else:
+            self._idle -= 1
+        self._running.add(future)
+        self._calls.put(call)
+        try:
+            return await future
+        finally:
+            # A cancelled function may have ended before this task noticed.
+            if future.cancelled() and future in self._running:
+                self._abandoned.add(future)
+
+    def close(self) -> None:
+        """End the idle threads, and each busy one when it becomes idle."""
+        self._is_closed = True
+        for _ in range(self._idle):
+            self._calls.put(None)
+        self._idle = 0
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _ended(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._running.discard(future)
+        self._abandoned.discard(future)
+        if self._is_closed:
+            self._calls.put(None)
+        else:
+            self._idle += 1
+        if future.done():  # abandoned
+            return
+        if isinstance(error, StopIteration | GeneratorExit):
+            # A future cannot pass it on: it would end the coroutines that wait.
+            wrapper = RuntimeError(f"the handler raised {type(error).__name__}")
+            wrapper.__cause__ = error
+            future.set_exception(wrapper)
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _report(loop: asyncio.AbstractEventLoop, ended: Callable[..., None], *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(ended, *args)
+    except RuntimeError:  # the loop is closed: the process is ending
+        return
+
+
+class Transactions:
+    """Connections for transactional handlers beside the pool, one for each that may run.
+
+    A handler never waits for the connection of another one, and claims do not wait for handlers.
+    """
+
+    def __init__(self, database: Database, size: int) -> None:
+        self._connections = database.dedicated(size)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[AnyConnection]:
+        """Begin a transaction; it commits at the end of the block, unless the block raises."""
+        async with AsyncExitStack() as stack:
+            connection = await self._borrow(stack)
+            await stack.enter_async_context(connection.transaction())
+            await connection.fetch(sql.TRANSACTION)
+            yield connection
+
+    @staticmethod
+    async def finish(connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
+        """Finish messages in the transaction; return the ids whose locks were still held."""
+        keys = [(message.id, message.lock_token) for message, _ in finishes]
+        outcomes = [outcome for _, outcome in finishes]
+        rows = await connection.fetch(
+            sql.FINISH_MANY,
+            [message_id for message_id, _ in keys],
+            [token for _, token in keys],
+            [outcome.status for outcome in outcomes],
+            [outcome.reason if isinstance(outcome, Rejected) else None for outcome in outcomes],
+            [outcome.result if isinstance(outcome, Success) else None for outcome in outcomes],
+        )
+        return {message_id for message_id, _ in newest(keys, rows)}
+
+    async def close(self) -> None:
+        """Close the connections; open transactions get a few seconds."""
+        await self._connections.close()
+
+    async def _borrow(self, stack: AsyncExitStack) -> AnyConnection:
+        # The attempt begins when there is a server to work with.
+        async for attempt in retrying("a transaction", log, self._connections.settings.retry_for):
+            with attempt:
+                return await stack.enter_async_context(self._connections.connection())
+        raise AssertionError  # tenacity returns or raises; this line is for the type checker
+
+
+class HandlerProcesses(Protocol):
+    """Runs handlers in processes."""
 
     async def run(
         self,
@@ -37,9 +172,9 @@ class Running(Protocol):
         began: Callable[[], None],
         carried: dict[str, str],
     ) -> Outcome:
-        """Handle a message by the handler with this module and name.
+        """Handle a message with the handler of this module and name.
 
-        `carried` is the trace context of the span around it; empty, if there is none.
+        `carried` is the trace context of the span around it, or empty.
         """
 
     def close(self) -> None:
@@ -48,19 +183,23 @@ class Running(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Runtime:
-    """What handlers of a worker are run with; one that only a few need may be missing."""
+    """Threads for all handlers; transactions and processes where a handler needs them."""
 
     threads: Threads = field(default_factory=Threads)
+    database: Database | None = None
+    """For steps, progress and output of handlers."""
+    crashes: bool = False
+    """Whether a call ends after each new step, as by a crash: for tests."""
     transactions: Transactions | None = None
-    processes: Running | None = None
+    processes: HandlerProcesses | None = None
 
     @property
     def stuck(self) -> int:
-        """How many slots are held by what runs on although nobody waits for it any more."""
+        """How many slots are taken by functions that run on after they were abandoned."""
         return self.threads.stuck
 
     async def close(self) -> None:
-        """End what is idle, and leave the rest to itself."""
+        """End what is idle; threads that run end by themselves."""
         self.threads.close()
         if self.processes is not None:
             self.processes.close()

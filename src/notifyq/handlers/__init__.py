@@ -1,1 +1,1 @@
-"""The user's functions: what they take, how they retry, what they share."""
+"""The functions of the user: handlers, subscribers, cron functions and their resources."""

@@ -1,4 +1,4 @@
-"""`@app.cron`: a function, the queue that it handles, and the schedule that publishes into it."""
+"""`@app.cron`: a handler, and the schedule that publishes into its queue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CronOptions(HandlerOptions, total=False):
-    """What may be said of a function that runs by the clock, besides the options of its handler."""
+    """Options of a cron function: those of its handler, and those of its schedule."""
 
     name: str
     queue: str
@@ -38,14 +38,13 @@ class CronOptions(HandlerOptions, total=False):
 
 
 _OF_HANDLER = HandlerOptions.__annotations__.keys()
-_OPTIONS = CronOptions.__annotations__.keys()
 
 
 def make_cron(
     registry: Registry, publisher: Publishing, cron: str, **options: Unpack[CronOptions]
 ) -> Callable[[Any], Any]:
-    """Give what registers a function: with a handler, unless it is one, and with a schedule."""
-    known_options("a cron function", options, _OPTIONS)
+    """Return a decorator that registers a schedule and, unless it gets one, a handler."""
+    known_options("a cron function", options, CronOptions.__annotations__)
     encode(options.get("payload"))
 
     def register(function: Any) -> Handler[Any]:
@@ -55,12 +54,11 @@ def make_cron(
             handler = function
             if refused := sorted(of_handler.keys() | (given.keys() & {"queue"})):
                 raise ConfigurationError(
-                    f"queue {handler.queue!r} has its handler already: say {refused[0]!r} there"
+                    f"queue {handler.queue!r} already has its handler: pass {refused[0]!r} there"
                 )
         else:
-            queue = given.pop("queue", function.__qualname__)
             handler = make_handler(
-                queue,
+                given.pop("queue", function.__qualname__),
                 function,
                 resources=registry.resources,
                 publisher=publisher,

@@ -1,20 +1,11 @@
-"""Handlers: functions that handle the messages of a queue, and publish into it."""
+"""Handlers: functions that handle the messages of a queue and publish into it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Protocol,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar, Unpack, overload
 
 from notifyq.models.message import Message
 
@@ -26,7 +17,7 @@ if TYPE_CHECKING:
     from notifyq.handlers.retries import Retries
     from notifyq.queues.admin import Policy
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions
-    from notifyq.queues.results import Handle
+    from notifyq.queues.results import Handle, Results
     from notifyq.telemetry.tracing import Tracing
 
     Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -38,7 +29,11 @@ T = TypeVar("T")
 
 
 class Publishing(Protocol):
-    """What publishes for a handler: its App."""
+    """Publishes for a handler: an App."""
+
+    @property
+    def results(self) -> Results:
+        """Waits for the ends of messages."""
 
     async def publish(
         self, queue: str, payload: Any, **options: Unpack[PublishOptions]
@@ -58,40 +53,42 @@ class Handler(Generic[F_co]):
     queue: str
     function: Callable[..., Any]
     policy: Policy
-    """What its queue gets, where a worker creates it."""
+    """The policy of the queue, for the worker that creates it."""
     retries: Retries = field(repr=False)
     timeout: timedelta | None
-    """The handler is stopped, and the attempt has failed, after this long."""
+    """After this time the handler is stopped, and the attempt has failed."""
     heartbeat: bool
-    """Whether the lock is extended while the handler runs; without, it must end in time."""
-    lock_timeout: timedelta | None
-    """Overrides the lock timeout of the queue for claims of this worker."""
+    """Whether the lock is extended while the handler runs."""
+    lock_duration: timedelta | None
+    """Overrides the lock_duration of the queue for claims of this worker."""
     publisher: Publishing = field(repr=False)
     payload: TypeAdapter[Any] | None = field(repr=False)
-    """What the payload is validated as; None hands on the decoded JSON."""
+    """Validates the payload; None passes the decoded JSON."""
     result: TypeAdapter[Any] | None = field(repr=False)
     takes: tuple[str, ...]
-    """What the function is called with, in order: `payload`, `message`, `transaction`."""
+    """The positional arguments in order: `payload`, `message`, `transaction` or `steps`."""
     names: tuple[tuple[str, str], ...]
-    """Parameters that are given one of them by name, since their place would be another's."""
+    """Parameters that receive one of these by name, and which one."""
     resources: tuple[tuple[str, Any], ...]
-    """Parameters that are given a resource, and the type of each."""
+    """Parameters that receive a resource, and the type of each."""
     takes_payload: bool
-    """Whether the payload is of any interest; else it is not even decoded."""
+    """Whether the function uses the payload; else it is not decoded."""
     is_async: bool
-    """Whether the function is run on the event loop; otherwise it runs in a thread."""
+    """Whether the function runs on the event loop; otherwise it runs in a thread."""
     is_transactional: bool
-    """Whether it gets a transaction, in which its messages are finished."""
+    """Whether the function takes the transaction that finishes its messages."""
+    takes_steps: bool
+    """Whether the function takes the recorded steps of its message."""
     process: tuple[str, str] | None
-    """Module and name, for a process that has to find it; None: it runs in this one."""
+    """Module and name, for a handler process that imports it; None: it runs in this process."""
     batch: int | None
-    """Most messages of one call; None: the function takes one, not a list."""
+    """Most messages of one call; None: the function takes one message, not a list."""
     linger: timedelta
     """How long the first message of a batch waits for others."""
     middleware: tuple[Middleware, ...] = ()
-    """What runs around the function, the outermost first; a worker sets it."""
+    """Runs around the function, the outermost first; a worker sets it."""
     tracing: Tracing | None = field(default=None, repr=False)
-    """What makes a span of each call; a worker sets it."""
+    """Makes a span of each call; a worker sets it."""
 
     if TYPE_CHECKING:
 
@@ -116,7 +113,10 @@ class Handler(Generic[F_co]):
 
 
 class MessageHandler(Handler[F_co]):
-    """A handler that takes one message at a time."""
+    """A handler that takes one message at a time.
+
+    For type checkers the payload is the first parameter of the function.
+    """
 
     __slots__ = ()
 
@@ -147,10 +147,7 @@ class MessageHandler(Handler[F_co]):
     async def publish(
         self, payload: Any = None, /, **options: Unpack[PublishOptions]
     ) -> Handle[Any]:
-        """Publish a message to this handler's queue; options as for `App.publish`.
-
-        For type checkers the payload is the first parameter of the function.
-        """
+        """Publish a message to this handler's queue; options as for `App.publish`."""
         return await self._publish(payload, options)
 
     @overload
@@ -186,10 +183,6 @@ class BatchHandler(Handler[F_co]):
 
     @overload
     async def publish(
-        self: _AsyncOfMany[T, R], payload: T, /, **options: Unpack[PublishOptions]
-    ) -> Handle[R]: ...
-    @overload
-    async def publish(
         self: _OfMany[T, R], payload: T, /, **options: Unpack[PublishOptions]
     ) -> Handle[R]: ...
     @overload
@@ -202,10 +195,6 @@ class BatchHandler(Handler[F_co]):
         """Publish one message to this handler's queue; options as for `App.publish`."""
         return await self._publish(payload, options)
 
-    @overload
-    async def publish_many(
-        self: _AsyncOfMany[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
-    ) -> list[Handle[R]]: ...
     @overload
     async def publish_many(
         self: _OfMany[T, R], payloads: Iterable[T], /, **options: Unpack[PublishManyOptions]
@@ -222,13 +211,14 @@ class BatchHandler(Handler[F_co]):
 
 
 if TYPE_CHECKING:
-    # What handlers are to `publish`, by what their functions take: T, a payload, and give: R.
+    # Handlers by what their functions take, T, and return, R. Each case has its overload, since
+    # mypy infers neither R from `Awaitable[R] | R`, nor a type variable from a union of handlers.
     _AsyncOf = MessageHandler[Callable[Concatenate[T, ...], Awaitable[R]]]
     _AsyncOfNothing = MessageHandler[Callable[[], Awaitable[R]]]
     _Of = MessageHandler[Callable[Concatenate[T, ...], R]]
     _OfNothing = MessageHandler[Callable[[], R]]
-    _AsyncOfMany = BatchHandler[Callable[Concatenate[list[T], ...], Awaitable[Sequence[R]]]]
-    _OfMany = BatchHandler[Callable[Concatenate[list[T], ...], Sequence[R]]]
+    _Many = Awaitable[Sequence[R]] | Sequence[R]
+    _OfMany = BatchHandler[Callable[Concatenate[list[T], ...], _Many[R]]]
     _OfManyMixed = BatchHandler[Callable[Concatenate[list[T], ...], Any]]
 
 
@@ -239,19 +229,19 @@ class Register(Protocol):
         """Register it."""
 
 
+class RegisterBatch(Protocol):
+    """Makes a handler of a function that takes many messages at a time."""
+
+    def __call__(self, function: F, /) -> BatchHandler[F]:
+        """Register it."""
+
+
 class RegisterCron(Protocol):
-    """Makes a handler of a function, or takes one, and publishes into its queue by the clock."""
+    """Makes a handler of a function, or takes one, and registers a schedule for its queue."""
 
     @overload
     def __call__(self, function: MessageHandler[F], /) -> MessageHandler[F]: ...
     @overload
     def __call__(self, function: F, /) -> MessageHandler[F]: ...
     def __call__(self, function: Any, /) -> Any:
-        """Register it."""
-
-
-class RegisterBatch(Protocol):
-    """Makes a handler of a function that takes many messages at a time."""
-
-    def __call__(self, function: F, /) -> BatchHandler[F]:
         """Register it."""

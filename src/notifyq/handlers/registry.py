@@ -1,4 +1,4 @@
-"""The registry: which function handles which queue, and what handlers share."""
+"""The registry: handlers by queue, subscribers, schedules, resources and middleware."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
-from notifyq.handlers.resources import Resources, name
+from notifyq.handlers.resources import Resources
+from notifyq.models.annotations import name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
     from notifyq.handlers.handler import Handler, Middleware
     from notifyq.handlers.subscriber import Subscriber
@@ -24,20 +25,19 @@ Opened = dict[Any, Any]
 
 
 class Registry:
-    """Handlers by queue, one for each queue; what they share, and what runs around them."""
+    """Everything that the decorators of an App register."""
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler[Any]] = {}
         self._subscribers: dict[tuple[str, str], Subscriber[Any]] = {}
         self.schedules: dict[str, Schedule] = {}
-        """By name."""
         self.resources = Resources()
-        self._middleware: list[Middleware] = []
+        self.middleware: list[Middleware] = []
+        """The outermost first."""
         self.tracing: Tracing | None = None
-        """What makes spans of calls."""
 
     def add(self, handler: Handler[Any]) -> None:
-        """Register a handler; a second one for the same queue is an error."""
+        """Register a handler; a second one of the same queue is an error."""
         other = self._handlers.setdefault(handler.queue, handler)
         if other is not handler:
             raise ConfigurationError(
@@ -46,7 +46,7 @@ class Registry:
             )
 
     def add_subscriber(self, subscriber: Subscriber[Any]) -> None:
-        """Register a subscriber; a second one of its name and stream is an error."""
+        """Register a subscriber; a second one of the same name and stream is an error."""
         stream, called = subscriber.subscription
         other = self._subscribers.setdefault((stream, called), subscriber)
         if other is not subscriber:
@@ -56,12 +56,12 @@ class Registry:
             )
 
     def subscribers(self, streams: Iterable[str] = ()) -> list[Subscriber[Any]]:
-        """The subscribers in the order of registration, all or those of some streams."""
+        """The subscribers in the order of registration: all, or those of some streams."""
         wanted = set(streams)
         return [it for it in self._subscribers.values() if not wanted or it.stream in wanted]
 
     def check(self, queues: Iterable[str], streams: Iterable[str]) -> None:
-        """Raise unless there is something to serve, and for all that is asked for."""
+        """Raise unless each of these queues and streams, and at least one, has a handler."""
         for queue in queues:
             if queue not in self._handlers:
                 raise ConfigurationError(
@@ -79,30 +79,22 @@ class Registry:
             raise ConfigurationError("there is no handler: register one with @app.handler('queue')")
 
     def add_schedule(self, schedule: Schedule) -> None:
-        """Register what workers of its queue put in place; a second one of its name is an error."""
+        """Register a schedule, which workers define; a second one of the same name is an error."""
         other = self.schedules.setdefault(schedule.name, schedule)
         if other is not schedule:
             raise ConfigurationError(
-                f"there is a schedule {schedule.name!r} already, at {other.cron!r}: give this one "
+                f"schedule {schedule.name!r} already exists, at {other.cron!r}: give this one "
                 "a name of its own, as in @app.cron(..., name='...')"
             )
 
     def policies(self, queues: Iterable[str] = ()) -> dict[str, Policy]:
-        """What the handlers of these queues say of them; of all, without any."""
+        """The policies of these queues by their handlers; without any, of all queues."""
         return {queue: self[queue].policy for queue in queues or self.queues()}
 
     def schedules_of(self, queues: Iterable[str]) -> list[Schedule]:
         """The schedules that publish into these queues."""
         wanted = set(queues)
         return [schedule for schedule in self.schedules.values() if schedule.queue in wanted]
-
-    def add_resource(self, function: Callable[..., Any]) -> None:
-        """Register what handlers that are registered later may take."""
-        self.resources.add(function)
-
-    def add_middleware(self, function: Middleware) -> None:
-        """Run this around all handlers, inside of what was added before."""
-        self._middleware.append(function)
 
     @asynccontextmanager
     async def opened(
@@ -112,21 +104,18 @@ class Registry:
         *,
         subscribers: Iterable[Subscriber[Any]] = (),
     ) -> AsyncIterator[Opened]:
-        """Give the handlers of these queues, ready to be called, while their resources are open."""
+        """Open the resources of these handlers and subscribers; yield them, ready to be called."""
         keyed: dict[Any, Any] = {queue: self[queue] for queue in queues}
         keyed |= {subscriber.subscription: subscriber for subscriber in subscribers}
         wanted = [
             kind for it in keyed.values() for _, kind in it.resources if kind in self.resources
         ]
         async with self.resources.opened(wanted, given or {}) as values:
-            middleware = tuple(self._middleware)
+            middleware = tuple(self.middleware)
             yield {key: _bound(it, values, middleware, self.tracing) for key, it in keyed.items()}
 
     def __getitem__(self, queue: str) -> Handler[Any]:
         return self._handlers[queue]
-
-    def __len__(self) -> int:
-        return len(self._handlers)
 
     def declares_stream(self, name: str) -> bool:
         """Whether a subscriber reads this stream."""
@@ -147,7 +136,7 @@ def _bound(
         return handler
     if tracing is not None and handler.process is not None:
         middleware = (tracing.middleware(handler), *middleware)
-    # A batch of events is not there yet.
-    arguments = {place: values[kind] for place, kind in handler.resources if kind in values}
+    # The type `Batch` is no resource: each call passes its own batch.
+    arguments = {name: values[kind] for name, kind in handler.resources if kind in values}
     function = partial(handler.function, **arguments)
     return replace(handler, function=function, middleware=middleware, tracing=tracing)

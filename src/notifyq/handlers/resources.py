@@ -1,4 +1,4 @@
-"""What the handlers of a worker share: opened when it starts, closed in reverse when it ends."""
+"""Resources that the handlers of a worker share: opened at its start, closed at its end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError, ResourceError
+from notifyq.models.annotations import hints, name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
@@ -28,11 +29,11 @@ _ITERATORS = {
 class _Resource:
     function: Callable[..., Any]
     needs: tuple[tuple[str, Hashable], ...]
-    """Parameters of the function, and the types that they are given."""
+    """Parameters of the function and their types, which are resources too."""
 
 
 class Resources:
-    """Functions by the type of what they give."""
+    """Functions that make resources, by the type that they return or yield."""
 
     def __init__(self) -> None:
         self._resources: dict[Hashable, _Resource] = {}
@@ -41,18 +42,18 @@ class Resources:
         return isinstance(kind, abc.Hashable) and kind in self._resources
 
     def add(self, function: Callable[..., Any]) -> None:
-        """Register a function for the type that its annotation says it returns or yields."""
+        """Register a function for the type that it returns or yields, by its annotation."""
         annotations = hints(function)
         kind = _given(annotations.get("return"))
         if kind is None or kind is Any or not isinstance(kind, abc.Hashable):
             raise ConfigurationError(
-                f"{name(function)} must say what it gives: annotate it with a type, or with "
-                "AsyncIterator of a type where it yields"
+                f"{name(function)} needs a return annotation: the type of the resource, or "
+                "AsyncIterator of that type where it yields"
             )
         if (other := self._resources.get(kind)) is not None:
             raise ConfigurationError(
-                f"{name(other.function)} gives {_text(kind)} already: give "
-                f"{name(function)} a type of its own, as with typing.NewType"
+                f"{name(other.function)} already makes {_text(kind)}: give "
+                f"{name(function)} a type of its own, for example by typing.NewType"
             )
         needs = []
         for parameter in inspect.signature(function).parameters.values():
@@ -60,7 +61,7 @@ class Resources:
                 needs.append((parameter.name, annotations[parameter.name]))
             elif parameter.default is parameter.empty:
                 raise ConfigurationError(
-                    f"parameter {parameter.name!r} of {name(function)} would get nothing: a "
+                    f"parameter {parameter.name!r} of {name(function)} has no value: a "
                     "resource may take resources that are registered before it"
                 )
         self._resources[kind] = _Resource(function, tuple(needs))
@@ -69,20 +70,19 @@ class Resources:
     async def opened(
         self, wanted: Iterable[Hashable], given: Mapping[Any, Any]
     ) -> AsyncIterator[dict[Any, Any]]:
-        """Open what is wanted and what that needs; what is `given` is used as it is."""
+        """Open the wanted resources and what those need; use those in `given` as they are."""
         values = dict(given)
         needed = self._needed(wanted, values)
         stack = AsyncExitStack()
         try:
-            # What a resource needs was registered before it.
+            # A resource is registered after those that it needs.
             for kind, resource in self._resources.items():
                 if kind in needed:
                     arguments = {parameter: values[need] for parameter, need in resource.needs}
                     values[kind] = await _open(stack, resource.function, arguments)
             yield values
         finally:
-            # Not with the error that ends the worker, if there is one: what stands behind a `yield`
-            # is to run all the same.
+            # Without the error that ends the worker: the code behind a `yield` must run.
             await stack.aclose()
 
     def _needed(self, wanted: Iterable[Hashable], given: Mapping[Any, Any]) -> set[Hashable]:
@@ -112,23 +112,8 @@ async def _open(
         ) from error
 
 
-def hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a function; one that cannot be resolved is an error."""
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        raise ConfigurationError(
-            f"{name(function)} has an annotation that cannot be resolved: {error}"
-        ) from error
-
-
-def name(function: Callable[..., Any]) -> str:
-    """A function's module and name, for errors."""
-    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
-
-
 def _given(annotation: Any) -> Any:
-    """What a function with this return annotation gives: the item, where it yields."""
+    """The type of a resource by its return annotation: the item, where the function yields."""
     if typing.get_origin(annotation) in _ITERATORS:
         return typing.get_args(annotation)[0]
     return None if annotation is type(None) else annotation

@@ -1,4 +1,4 @@
-"""What a handler says about failed attempts: whether there is another one, and when."""
+"""The backoff of handlers: whether a failed attempt is followed by another one, and when."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from notifyq.models.message import Message
 
 
-class Reject(Exception):  # noqa: N818  a signal of the handler's, not an error
+class Reject(Exception):  # noqa: N818  a signal, not an error
     """Raised by a handler: this message can never be handled. It is archived as rejected."""
 
 
-class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
-    """Raised by a handler: try again, `after` a while of its own instead of the backoff.
+class Retry(Exception):  # noqa: N818  a signal, not an error
+    """Raised by a handler: try again, `after` this time instead of the backoff.
 
-    The attempt counts: with none left the message is archived as failed.
+    The attempt counts: after the last one the message is archived as failed.
     """
 
     def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
@@ -33,15 +33,31 @@ class Retry(Exception):  # noqa: N818  a signal of the handler's, not an error
         self.after = duration("after", after)
 
 
-# They are named in histories, by the name that users know.
-Reject.__module__ = Retry.__module__ = "notifyq"
+class Snooze(Exception):  # noqa: N818  a signal, not an error
+    """Raised by a handler: call it again for this message after so long. No attempt is used up.
+
+    In a subscriber it is a `Retry`: the attempt counts.
+    """
+
+    def __init__(self, after: timedelta | float) -> None:
+        super().__init__(f"for {after}")
+        self.after = positive(after)
+        if self.after is None:
+            raise ConfigurationError(
+                f"Snooze takes a duration, a timedelta or seconds, not {after!r}"
+            )
+
+
+# The attempt history shows their public names.
+Reject.__module__ = Retry.__module__ = Snooze.__module__ = "notifyq"
 
 Wait = timedelta | float | Callable[[RetryCallState], float | timedelta]
-"""The base of an exponential backoff, or a wait strategy as tenacity has them."""
+"""The base of an exponential backoff, or a wait strategy of tenacity."""
 Backoff = Wait | Mapping[Any, Wait | type[Reject] | None]
-"""One for all errors, or by the class of the error; None there: do not try again."""
+"""One for all errors, or one for each class of errors, where None means: do not try again."""
 
 _Strategy = Callable[[RetryCallState], Any]
+_Rules = dict[type[BaseException], _Strategy | type[Reject] | None]
 _BASE, _MOST = timedelta(seconds=2), timedelta(minutes=5)
 _CALLER = AsyncRetrying()
 _EXPECTED = "a duration (timedelta or seconds) or a wait strategy of tenacity"
@@ -49,33 +65,30 @@ _EXPECTED = "a duration (timedelta or seconds) or a wait strategy of tenacity"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What follows from an error."""
+    """The consequence of an error."""
 
     after: timedelta | None = None
-    """When to try again; None leaves it to the queue."""
+    """The delay of the next attempt; None: the backoff of the queue."""
     gives_up: bool = False
     is_rejected: bool = False
     complaint: str | None = None
-    """Why a strategy was of no use."""
+    """Why a wait strategy gave no delay."""
 
 
 _BY_QUEUE = Decision()
 
 
 class Retries:
-    """The backoff of a handler.
-
-    `most` bounds all delays that it names; where it names none, the queue's backoff holds.
-    """
+    """The backoff of a handler; `most` limits its delays, not those of the queue."""
 
     def __init__(
         self, backoff: Backoff | None = None, most: timedelta | float | None = None
     ) -> None:
         self._most = duration("backoff_max", most)
-        self._by_class: dict[type[BaseException], _Strategy | type[Reject] | None] | None = None
+        self._by_class: _Rules | None = None
         self._for_all: _Strategy | None = None
         self.base: timedelta | None = None
-        """The base, where it is a duration: then it is one that a queue can have, too."""
+        """The base, if it is a duration: a queue can have it, too."""
         if isinstance(backoff, Mapping):
             self._by_class = {
                 _error_class(key): self._rule(key, value) for key, value in backoff.items()
@@ -89,16 +102,13 @@ class Retries:
 
     @property
     def most(self) -> timedelta | None:
-        """The bound, where it is one that a queue can have, too."""
-        return self._most if self._by_class is None and self._is_of_durations else None
-
-    @property
-    def _is_of_durations(self) -> bool:
-        return self._for_all is None or isinstance(self._for_all, _Growing)
+        """The limit, if a queue can have it, too."""
+        is_of_durations = self._for_all is None or isinstance(self._for_all, _Growing)
+        return self._most if self._by_class is None and is_of_durations else None
 
     def decide(self, error: BaseException, message: Message) -> Decision:
-        """What becomes of a message whose attempt ended with an error."""
-        if isinstance(error, Retry) and error.after is not None:
+        """Decide what follows an attempt that ended with an error."""
+        if isinstance(error, Retry | Snooze) and error.after is not None:
             return Decision(error.after)
         strategy = self._for_all if self._by_class is None else self._find(error, self._by_class)
         match strategy:
@@ -106,14 +116,10 @@ class Retries:
                 return _BY_QUEUE
             case Decision():
                 return strategy
-        return self._ask(strategy, error, message)
+        return self._apply(strategy, error, message)
 
-    def _find(
-        self,
-        error: BaseException,
-        by_class: dict[type[BaseException], _Strategy | type[Reject] | None],
-    ) -> _Strategy | Decision | None:
-        # A task group wraps what its tasks raise: a lone error counts as itself.
+    def _find(self, error: BaseException, by_class: _Rules) -> _Strategy | Decision | None:
+        # A task group wraps the errors of its tasks; a single one is handled as itself.
         while (
             isinstance(error, BaseExceptionGroup)
             and len(error.exceptions) == 1
@@ -126,22 +132,22 @@ class Retries:
             rule = by_class[kind]
             if rule is not None and rule is not Reject:
                 return rule
-            if not isinstance(error, Retry):  # which asks for another attempt
+            if not isinstance(error, Retry):  # it requests another attempt
                 return Decision(gives_up=True, is_rejected=rule is Reject)
         return None
 
-    def _ask(self, strategy: _Strategy, error: BaseException, message: Message) -> Decision:
+    def _apply(self, strategy: _Strategy, error: BaseException, message: Message) -> Decision:
         state = RetryCallState(_CALLER, None, (message,), {})
         state.attempt_number = message.attempts
         state.set_exception((type(error), error, error.__traceback__))
         try:
-            said = strategy(state)
-            after = positive(said)
+            delay = strategy(state)
+            after = positive(delay)
             if after is None:
-                if hasattr(said, "close"):
-                    said.close()  # the coroutine of an async function, which nobody will await
-                return Decision(complaint=f"the handler's gave {said!r}, which is no duration")
-        except BaseException as wrong:  # noqa: BLE001  it is the user's code
+                if hasattr(delay, "close"):
+                    delay.close()  # a coroutine: the strategy is an async function
+                return Decision(complaint=f"the handler's gave {delay!r}, which is no duration")
+        except BaseException as wrong:  # noqa: BLE001  code of the user
             kind = type(wrong).__name__
             return Decision(complaint=f"the handler's raised {kind}: {text_of(wrong)}")
         return Decision(after if self._most is None else min(after, self._most))
@@ -164,19 +170,19 @@ class Retries:
 
 
 class _Growing:
-    """As the queue's backoff: it doubles with each attempt, less up to half at random."""
+    """The queue's backoff: the delay doubles with each attempt, less up to half at random."""
 
     def __init__(self, base: timedelta, most: timedelta) -> None:
         self._wait = wait_exponential(multiplier=base.total_seconds(), max=most)
 
     def __call__(self, state: RetryCallState) -> float:
-        return self._wait(state) * random.uniform(0.5, 1)  # noqa: S311  nothing secret
+        return self._wait(state) * random.uniform(0.5, 1)  # noqa: S311
 
 
 def _error_class(key: Any) -> type[BaseException]:
     if isinstance(key, type) and issubclass(key, BaseException):
         return key
     raise ConfigurationError(
-        f"backoff has {key!r} as a key: by error it is a mapping from classes of exceptions to "
-        f"{_EXPECTED}, None (do not try again) or notifyq.Reject"
+        f"backoff has {key!r} as a key: a mapping needs classes of exceptions as keys, and as "
+        f"values {_EXPECTED}, None (do not try again) or notifyq.Reject"
     )

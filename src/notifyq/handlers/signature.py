@@ -1,4 +1,4 @@
-"""What a handler takes and gives, as its signature says."""
+"""The signature of a handler: what its parameters receive, and what it returns."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
+from notifyq.durable.steps import Steps
 from notifyq.errors import ConfigurationError
-from notifyq.handlers.resources import Resources, hints, name
+from notifyq.handlers.resources import Resources
+from notifyq.models.annotations import hints, name
 from notifyq.models.event import Event
 from notifyq.models.message import Message
 
@@ -31,10 +33,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Signature:
-    """Which parameter of a handler gets what.
-
-    With `is_batch` each message has its own payload and result, and the function takes lists.
-    """
+    """The parameters of a handler; with `is_batch` it takes lists and returns a list."""
 
     def __init__(
         self,
@@ -45,21 +44,20 @@ class Signature:
         has_transaction: bool,
         kind: type[Message] | type[Event] = Message,
     ) -> None:
-        """Read the signature; `kind` is what the function takes that is not only its payload."""
+        """Read the signature; `kind` is the class of the messages that the function handles."""
         self._function = function
         self._kind = kind
         self._known = known
         self._is_batch = is_batch
         self._has_transaction = has_transaction
         self.hints = hints(function)
+        # See the fields of Handler.
         self.takes: list[str] = []
-        """What the function is called with, in order."""
         self.names: list[tuple[str, str]] = []
-        """Parameters that are given one of them by name."""
         self.resources: list[tuple[str, Any]] = []
         self.payload: Any = Any
         self.takes_payload = False
-        # Behind a parameter that keeps its default, or gets a resource, places have moved.
+        # After a parameter that keeps its default or gets a resource, the others need their names.
         self._is_by_name = False
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
@@ -68,7 +66,7 @@ class Signature:
                     raise ConfigurationError(
                         f"{name(function)} cannot be a handler: it may take the payload, a "
                         f"notifyq.{kind.__name__}, and resources that are registered before it, "
-                        f"but parameter {parameter.name!r} would get nothing"
+                        f"but parameter {parameter.name!r} has no value"
                     )
         if has_transaction and "transaction" not in [
             *self.takes,
@@ -76,12 +74,17 @@ class Signature:
         ]:
             raise ConfigurationError(
                 f"{name(function)} takes no transaction: annotate a parameter with "
-                "notifyq.Transaction, or leave transactional out"
+                "notifyq.Transaction, or omit transactional"
             )
 
     @property
+    def takes_steps(self) -> bool:
+        """Whether a parameter receives the recorded steps of the message."""
+        return "steps" in self.takes or any(slot == "steps" for _, slot in self.names)
+
+    @property
     def result(self) -> Any:
-        """What the result of one message is annotated as."""
+        """The annotation of the result of one message."""
         given = self.hints.get("return", Any)
         return _each_of(given) if self._is_batch else given
 
@@ -116,6 +119,17 @@ class Signature:
             )
         if hint is kind or (self._is_batch and _element(hint) is kind):
             return "message"
+        if hint is Steps:
+            if self._is_batch or self._has_transaction or kind is not Message:
+                raise ConfigurationError(
+                    f"{name(self._function)} cannot take notifyq.Steps: only a handler of one "
+                    "message can, without batch=… and transactional=True"
+                )
+            if not inspect.iscoroutinefunction(self._function):
+                raise ConfigurationError(
+                    f"{name(self._function)} cannot take notifyq.Steps: it must be async"
+                )
+            return "steps"
         if hint in _CONNECTIONS and (self._has_transaction or hint not in self._known):
             if not self._has_transaction:
                 raise ConfigurationError(
@@ -133,13 +147,13 @@ class Signature:
         if (element := _element(hint)) is None:
             raise ConfigurationError(
                 f"{name(self._function)} takes many messages at once: annotate "
-                f"{parameter.name!r} with the list of them, as list[{_text(hint)}]"
+                f"{parameter.name!r} with a list, as list[{_text(hint)}]"
             )
         return element
 
 
 def adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] | None:
-    """What validates and writes values of an annotation; None where it says nothing."""
+    """The pydantic adapter of an annotation; None where it is Any or object."""
     if annotation is Any or annotation is object:
         return None
     try:
@@ -151,7 +165,7 @@ def adapter(function: Callable[..., Any], annotation: Any) -> TypeAdapter[Any] |
 
 
 def _element(hint: Any) -> Any:
-    """The type of the items of a list; None for what is none."""
+    """The item type of a list; None for any other type."""
     if hint in _LISTS:
         return Any
     if typing.get_origin(hint) in _LISTS:
@@ -160,11 +174,11 @@ def _element(hint: Any) -> Any:
 
 
 def _each_of(hint: Any) -> Any:
-    """What a batch gives for one message, without the errors that stand for an outcome."""
+    """The result type of one message of a batch, without the errors that are outcomes."""
     for option in _options(hint):
         if (element := _element(option)) is not None:
             results = tuple(each for each in _options(element) if not _is_error(each))
-            return typing.Union[results] if results else Any  # noqa: UP007  it is made of a tuple
+            return typing.Union[results] if results else Any  # noqa: UP007  a tuple of types
     return Any
 
 

@@ -1,8 +1,8 @@
-"""Moving what waits in another queue over to notifyq, each message once.
+"""Move the waiting messages of another queue system to notifyq, each once.
 
 A batch of rows is locked at the source, received at the destination with a receipt for each, and
-removed at the source, in this order: an import that dies between the two commits finds the receipts
-when it is run again, and then only removes.
+deleted at the source. After a crash between the two commits the next import finds the receipts and
+only deletes.
 """
 
 from notifyq.importing.table import Census, Item, Table

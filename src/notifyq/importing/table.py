@@ -1,4 +1,4 @@
-"""A table of another queue: what of it waits, and what a row of it is as a message."""
+"""A table of another queue system: which rows wait, and how a row becomes a message."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """What one queue of the source has."""
+    """Counts of one queue of the source."""
 
     queue: str
     waiting: int
     scheduled: int
     running: int
-    """Being worked on at this moment: it is left where it is."""
+    """Messages that are being handled now; they stay at the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A row of the source as a message; its queue is still that of the source."""
+    """A row of the source as a message; `queue` is the name at the source."""
 
     id: int
-    place: str
-    """Which one it is there: an id may be given again after a truncate, hence more than that."""
+    position: str
+    """Identifies the row: id and creation time, as ids start again after a truncate."""
     queue: str
     message: str
     """The payload as JSON text."""
@@ -40,46 +40,36 @@ class Item:
     key: str | None = None
 
     def sent(self, queue: str) -> str:
-        """JSON text that messages.receive() takes, for this queue of the destination."""
-        rest = encode(
-            {
-                "place": self.place,
-                "queue": queue,
-                "type": self.type,
-                "priority": self.priority,
-                "available_at": self.available_at,
-                "headers": self.headers,
-                "dedup_key": self.dedup_key,
-                "key": self.key,
-            }
-        )
-        # Not decoded and encoded again: numbers would lose digits.
+        """The JSON text for messages.receive(), with the queue at the destination."""
+        names = "position", "type", "priority", "available_at", "headers", "dedup_key", "key"
+        rest = encode({"queue": queue, **{name: getattr(self, name) for name in names}})
+        # Decoding and encoding the message would lose digits of numbers.
         return f'{rest[:-1]},"message":{self.message}}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the source. What is SQL here speaks of its row as `t`."""
+    """A table of the source. In the SQL of the fields `t` is its row."""
 
     system: str
     name: str
-    """As regclass writes it: quoted where it must be."""
+    """As regclass writes it, with quotes where needed."""
     id: str
     payload: str
-    """The column of the payload."""
+    """The name of the payload column."""
     kind: str
-    """What the payload is read as."""
+    """The type that the payload is cast to."""
     queue: str
     due: str
-    """The instant from which on a row may be worked on; null: at once."""
+    """When a row is due; null: at once."""
     waits: str
-    """Whether it may be moved: it waits, or is not due yet."""
+    """Whether a row may be moved: it waits or is not due yet."""
     runs: str
-    """Whether it is being worked on."""
+    """Whether a row is being handled."""
     begun: str
-    """When the row was made, or null."""
+    """When a row was created, or null."""
     item: Callable[[int, str, dict[str, Any], Any], Item]
-    """Make an item of id, place, the columns but the payload, and the payload."""
+    """Makes an item of id, position, columns without payload, and payload."""
 
     @property
     def census(self) -> str:
@@ -100,11 +90,11 @@ class Table:
         """
 
     @property
-    def look(self) -> str:
-        """Read rows behind an id, of some queues, but for some ids."""
+    def read(self) -> str:
+        """Read rows after an id, of some queues, except some ids."""
         return f"""
             select t.{self.id} as id,
-              concat_ws('@', t.{self.id}, extract(epoch from {self.begun})) as place,
+              concat_ws('@', t.{self.id}, extract(epoch from {self.begun})) as position,
               to_jsonb(t) - '{self.payload}' as row, t.{self.payload}::{self.kind} as payload
             from {self.name} as t
             where {self.waits}
@@ -116,27 +106,10 @@ class Table:
 
     @property
     def lock(self) -> str:
-        """The same, locked; what others have locked is passed over."""
-        return f"{self.look} for update of t skip locked"
+        """Read and lock rows; skip those that others have locked."""
+        return f"{self.read} for update of t skip locked"
 
     @property
     def remove(self) -> str:
-        """Remove rows that were moved."""
+        """Delete rows that were moved."""
         return f"delete from {self.name} as t where t.{self.id} = any ($1)"
-
-
-def short(columns: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Some of the columns, but those that are null."""
-    return {name: columns[name] for name in names if columns.get(name) is not None}
-
-
-def name_of_table(name: str, found: str | None, system: str) -> str:
-    """The name of a table that was looked for; it must be there."""
-    from notifyq.errors import ConfigurationError
-
-    if found is None:
-        raise ConfigurationError(
-            f"there is no table {name} of {system} in this database: name it with --table, "
-            "or give the DSN of its database"
-        )
-    return found

@@ -1,4 +1,4 @@
-"""The loop that moves rows: lock, receive, remove; and what came of them."""
+"""Move rows: lock them, let the destination receive them, delete them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import explaining
 from notifyq.errors import (
     AccessDeniedError,
@@ -16,31 +16,25 @@ from notifyq.errors import (
     InvalidArgumentError,
     MessageLimitError,
 )
-from notifyq.importing import pgmq, pgqueuer, procrastinate
+from notifyq.importing.systems import SYSTEMS
 from notifyq.importing.table import Census
 from notifyq.models.message import decode
 from notifyq.queues.admin import Admin
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from notifyq.database.pool import Connection, Database
     from notifyq.importing.table import Item, Table
 
-    Finder = Callable[[Connection, str | None], Awaitable[list[Table]]]
-
-SYSTEMS: dict[str, Finder] = {
-    "pgmq": pgmq.tables,
-    "pgqueuer": pgqueuer.tables,
-    "procrastinate": procrastinate.tables,
-}
+__all__ = ["SYSTEMS", "Refusal", "Summary", "Transfer"]
 
 _MOST = 1000
-"""Rows of a batch."""
+"""Most rows of a batch."""
 _LARGEST = 4_000_000
-"""Characters of a batch, but for the last of its rows."""
+"""Characters after which a batch ends."""
 _REFUSED = (MessageLimitError, InvalidArgumentError, asyncpg.DataError)
-"""The message is at fault: the others go on without it."""
+"""The destination refuses a message; it may receive the others."""
 _IDENTITY = """
 select concat_ws('/', c.system_identifier, d.oid, $1::regclass::oid)
 from pg_control_system() as c, pg_database as d
@@ -50,7 +44,7 @@ where d.datname = current_database()
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that stays where it is, and why."""
+    """A row that stays at the source, and the reason."""
 
     queue: str
     id: int
@@ -59,21 +53,21 @@ class Refusal:
 
 @dataclass(slots=True)
 class Summary:
-    """What an import did."""
+    """The result of an import."""
 
     published: int = 0
     merged: int = 0
-    """A live message with the same dedup_key was there."""
+    """There was a live message with the same dedup_key."""
     known: int = 0
-    """An earlier import has received it."""
+    """An earlier import had received the message."""
     refused: list[Refusal] = field(default_factory=list)
 
 
 class Transfer:
-    """Moves what waits in another queue, found on `source`, into queues of `destination`.
+    """Moves the waiting messages of another queue system into queues of `destination`.
 
-    `names` says which queue becomes which other one; `queues` are the only ones to move, or all;
-    with `keep` the source stays as it is. The source is one session, and of nobody else.
+    `names` maps queues of the source to those of the destination; `queues` limits which are moved;
+    with `keep` the source is not changed. No other code may use the session of the source.
     """
 
     def __init__(
@@ -95,11 +89,11 @@ class Transfer:
         self.summary = Summary()
 
     def target(self, queue: str) -> str:
-        """The queue that a queue of the source becomes."""
+        """The queue at the destination for a queue of the source."""
         return self._names.get(queue, queue)
 
     async def census(self) -> list[Census]:
-        """Count what there is in the queues that are asked for."""
+        """Count the messages of the queues to move."""
         found: list[Census] = []
         with self._explaining():
             for table in self._tables:
@@ -108,23 +102,23 @@ class Transfer:
 
     async def missing(self, census: Sequence[Census]) -> list[str]:
         """The queues that the destination lacks."""
-        there = {row["queue"] for row in await Admin(self._destination).queue_info()}
-        return sorted({self.target(one.queue) for one in census} - there)
+        known = {row["queue"] for row in await Admin(self._destination).queue_info()}
+        return sorted({self.target(one.queue) for one in census} - known)
 
     async def run(
         self, census: Sequence[Census], advance: Callable[[int], None] = lambda _: None
     ) -> Summary:
-        """Move the messages of these queues; `advance` is told how many, batch by batch."""
+        """Move the messages of these queues; `advance` receives the row count of each batch."""
         missing = await self.missing(census)
         if missing:
             raise ConfigurationError(
-                f"there is no queue {missing[0]!r}: create it with `notifyq queues create`, have "
-                "all of them created with --create-queues, or choose another one with --map"
+                f"there is no queue {missing[0]!r}: create it with `notifyq queues create`, create "
+                "all with --create-queues, or choose another one with --map"
             )
         queues = [one.queue for one in census]
         for table in self._tables:
             passed: list[int] = []
-            # Once more while it had something: others have come, or been released, behind it.
+            # Again while rows are moved: others may have been added or released behind it.
             while await self._pass(table, queues, passed, advance) and not self._keep:
                 pass
         return self.summary
@@ -136,7 +130,7 @@ class Transfer:
         passed: list[int],
         advance: Callable[[int], None],
     ) -> int:
-        """Go through a table once; return how many rows were moved."""
+        """Read a table once; return how many rows were moved."""
         with self._explaining():
             name = await self._source.fetchval(_IDENTITY, table.name)
         after, moved = -(2**63), 0
@@ -157,14 +151,14 @@ class Transfer:
     async def _take(
         self, table: Table, after: int, queues: Sequence[str], passed: list[int]
     ) -> list[Item]:
-        """Take a batch of bounded size, locked unless it stays."""
-        await self._source.execute(sql.PATIENCE)
-        statement = table.look if self._keep else table.lock
+        """Read a batch of limited size; lock its rows unless they stay."""
+        await self._source.execute(sql.NO_IDLE_TIMEOUT)
+        statement = table.read if self._keep else table.lock
         items: list[Item] = []
         size = 0
         async for row in self._source.cursor(statement, after, queues, passed, prefetch=100):
             columns: dict[str, Any] = decode(row["row"])
-            item = table.item(row["id"], row["place"], columns, row["payload"])
+            item = table.item(row["id"], row["position"], columns, row["payload"])
             items.append(item)
             size += len(item.message)
             if len(items) >= _MOST or size >= _LARGEST:
@@ -172,12 +166,12 @@ class Transfer:
         return items
 
     async def _receive(self, name: str, items: Sequence[Item]) -> set[int]:
-        """Have messages received; return the ids of those that are refused."""
+        """Send messages to the destination; return the ids of those that it refuses."""
         if not items:
             return set()
         text = ",".join(item.sent(self.target(item.queue)) for item in items)
         try:
-            # Received once, however often it is sent: safe to repeat.
+            # Safe to repeat: a message is received once, however often it is sent.
             [row] = await self._destination.persist(sql.RECEIVE, name, f"[{text}]")
         except _REFUSED as error:
             if len(items) == 1:

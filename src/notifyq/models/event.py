@@ -1,11 +1,11 @@
-"""The rows of streams that users see: events, and where streams and subscriptions stand."""
+"""The rows of streams that users see: events, and the state of subscriptions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from notifyq.models.message import decode, decode_headers
+from notifyq.models.message import Columns, decode, decode_headers
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 class Event:
     """An event as one subscriber gets it; it never changes.
 
-    `message` is the JSON text as PostgreSQL gives it: decoding is left to `payload()`, since a
-    payload that the decoder cannot take must fail alone, not the batch that it came with.
+    `message` is JSON text, decoded by `payload()`: one that cannot be decoded fails alone, not
+    with its batch.
     """
 
     id: int
     stream: str
-    """Where it was published."""
+    """The stream that it was published into."""
     created_at: datetime
     type: str | None
     key: str | None
     message: str
     headers: dict[str, Any]
     retries: int | None
-    """How often it was put back for this subscriber; None: this is the first time."""
+    """How often it was retried for this subscriber; None: this is the first attempt."""
     reason: str | None
-    """Why it was put back the last time."""
+    """Why the last attempt failed."""
 
     @classmethod
     def from_row(cls, row: asyncpg.Record, stream: str) -> Self:
-        """Take an event out of a row of a batch."""
+        """Take an event from a row of a batch."""
+        headers = row["headers"]
         return cls(
             id=row["id"],
             stream=stream,
@@ -44,19 +45,19 @@ class Event:
             type=row["type"],
             key=row["key"],
             message=row["message"],
-            headers=_headers(row["headers"]),
+            headers={} if headers in {None, "{}"} else decode_headers(headers),
             retries=row["retries"],
             reason=row["reason"],
         )
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered to this subscriber, this time included."""
+        """How often it was delivered to this subscriber, including this time."""
         return (self.retries or 0) + 1
 
     @property
     def queue(self) -> str:
-        """The stream, for what takes messages as well."""
+        """The stream, for code that takes messages too."""
         return self.stream
 
     def payload(self) -> Any:
@@ -64,41 +65,29 @@ class Event:
         return decode(self.message)
 
 
-def _headers(text: str | None) -> dict[str, Any]:
-    if text is None or text == "{}":
-        return {}
-    # The event must fail alone, if it fails at all.
-    return decode_headers(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubscriptionInfo:
-    """Where a subscription stands."""
+class SubscriptionInfo(Columns):
+    """The state of a subscription."""
 
     stream: str
-    """What it reads."""
+    """The stream that it reads."""
     subscriber: str
     """Its name."""
     lag: timedelta | None
-    """How old the oldest event is that it has not finished."""
+    """The age of its oldest unfinished event."""
     pending: int
-    """Events that it has not finished, at most."""
+    """Its unfinished events, at most."""
     last_seen_at: datetime | None
-    """When it was last handed a batch."""
+    """When it last got a batch."""
     last_tick: int | None
-    """The newest tick then."""
+    """The newest tick at that time."""
     current_batch: int | None
-    """The oldest batch that it has open."""
+    """Its oldest open batch."""
     next_tick: int | None
-    """The tick behind `last_tick`."""
+    """The tick after `last_tick`."""
     retries: int
-    """Events that wait to be delivered again."""
+    """Events that wait for a retry."""
     dead: int
-    """Events of it that are dead and still need attention."""
+    """Its dead events that were not retried or deleted."""
     members: int
-    """How many have a batch open."""
-
-    @classmethod
-    def from_row(cls, row: asyncpg.Record) -> Self:
-        """Take the columns that this class knows out of a row; newer ones are ignored."""
-        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
+    """How many of its members have a batch open."""

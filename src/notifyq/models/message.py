@@ -1,4 +1,4 @@
-"""The rows that users see: live and archived messages, and how a handler ended."""
+"""The rows of queues that users see: live and archived messages, attempts, dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic_core import from_json
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """How a message ended; everything but success is dead."""
+    """How a message ended: success, or dead for one of three reasons."""
 
     SUCCESS = "success"
     REJECTED = "rejected"
@@ -30,7 +30,7 @@ class Status(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """Where a live message stands."""
+    """The state of a live message."""
 
     WAITING = "waiting"
     SCHEDULED = "scheduled"
@@ -39,10 +39,10 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """What live and archived messages have in common.
+    """The columns that live and archived messages share.
 
-    `message` is the JSON text as PostgreSQL gives it: decoding is left to `payload()`, since a
-    payload that the decoder cannot take must fail alone, not the batch that it came with.
+    `message` is JSON text, decoded by `payload()`: one that cannot be decoded fails alone, not
+    with its batch.
     """
 
     id: int
@@ -63,10 +63,10 @@ class _Row:
 
     @classmethod
     def from_row(cls, row: asyncpg.Record, *, strict: bool = False) -> Self:
-        """Take the columns that this class knows out of a row; newer ones are ignored.
+        """Take the columns that this class has from a row.
 
-        Headers that Python cannot hold are text under `undecodable`, as the message must still be
-        seen; if strict, ValueError or RecursionError.
+        Headers that Python cannot decode become text under `undecodable`, to show the message
+        anyway; if strict, they raise ValueError or RecursionError.
         """
         self = cls.__new__(cls)
         values, setters = _columns(cls)  # type: ignore[arg-type]  # a class can be hashed
@@ -75,7 +75,7 @@ class _Row:
         read = decode if strict else decode_headers
         headers = {} if row["headers"] == "{}" else read(row["headers"])
         object.__setattr__(self, "headers", headers)
-        for name in _ENDLESS:
+        for name in _MAY_BE_INFINITE:
             if (value := getattr(self, name, None)) is not None and value.tzinfo is None:
                 object.__setattr__(self, name, aware(value))
         return self
@@ -85,26 +85,25 @@ class _Row:
         return decode(self.message)
 
 
-_ENDLESS = ("available_at", "lock_expires_at")
-"""Fields that may be infinity."""
+_MAY_BE_INFINITE = ("available_at", "lock_expires_at")
 
 _Setter = Callable[[object, Any], None]
 
 
 @cache
 def _columns(kind: type[_Row]) -> tuple[itemgetter[Any], list[_Setter]]:
-    """How to read the columns of a row, and how to write them past the guard of a frozen class.
+    """What reads the columns of a row, and what sets them on an object of a frozen class.
 
-    That takes a third of the time of its `__init__`, which counts in thousands of rows a second.
+    This takes a third of the time of `__init__`, which matters for thousands of rows a second.
     """
     names = tuple(kind.__dataclass_fields__)
     return itemgetter(*names), [getattr(kind, name).__set__ for name in names]
 
 
 def aware(value: Any) -> Any:
-    """Infinity, which the driver gives as the last instant without a time zone, with one.
+    """Add a time zone to infinity, which the driver returns as the last datetime without one.
 
-    Else it could not be compared with any other instant.
+    Otherwise it could not be compared with other instants.
     """
     if isinstance(value, datetime) and value.tzinfo is None:
         return value.replace(tzinfo=UTC)
@@ -112,25 +111,25 @@ def aware(value: Any) -> Any:
 
 
 def columns(row: asyncpg.Record) -> dict[str, Any]:
-    """A row by the names of its columns, with instants that can be compared."""
+    """The values of a row by column, with instants that can be compared."""
     return {name: aware(value) for name, value in row.items()}
 
 
 def decode(text: str) -> Any:
-    """Decode JSON that PostgreSQL has taken.
+    """Decode JSON of PostgreSQL.
 
-    Raises ValueError or RecursionError where Python cannot hold what PostgreSQL can, as with
-    numbers of more than 4300 digits.
+    Raises ValueError or RecursionError for what Python cannot hold, such as numbers of more than
+    4300 digits.
     """
     try:
         return from_json(text)
     except ValueError:
-        # The quick decoder stops at a depth of 200, this one where Python does.
+        # The fast decoder stops at a depth of 200, this one at the limit of Python.
         return json.loads(text)
 
 
 def decode_headers(text: str) -> dict[str, Any]:
-    """Headers to be shown: those that cannot be decoded are text under `undecodable`."""
+    """Decode headers to be shown; what cannot be decoded is text under `undecodable`."""
     try:
         headers: dict[str, Any] = decode(text)
     except (ValueError, RecursionError):
@@ -139,7 +138,7 @@ def decode_headers(text: str) -> dict[str, Any]:
 
 
 def readable(text: str | None) -> Any:
-    """Decode JSON to be shown: what cannot be decoded stays text."""
+    """Decode JSON to be shown; what cannot be decoded stays text."""
     try:
         return None if text is None else decode(text)
     except (ValueError, RecursionError):
@@ -164,78 +163,113 @@ class ArchivedMessage(_Row):
     handled_by: str | None
     result: str | None
     subscriber: str | None
-    """The subscriber that could not handle the event; None: it was a message of a queue."""
+    """The subscriber that failed to handle the event; None for a message of a queue."""
     event_id: int | None
-    """The event of the stream `queue` that this is about, for a subscriber."""
+    """The event of the stream `queue`; None for a message of a queue."""
+
+
+class Columns:
+    """A row whose columns have the names of the fields."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def from_row(cls, row: asyncpg.Record) -> Self:
+        """Take the columns that this class has from a row."""
+        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Columns):
     """An attempt that did not succeed."""
 
     message_id: int
     number: int
-    """Which attempt of the message it was, from 1 on."""
+    """The number of the attempt, from 1."""
     queue: str
     status: str
-    """How it ended; that of the last attempt is final."""
+    """How it ended; the status of the last attempt is final."""
     locked_at: datetime
     ended_at: datetime
     retry_at: datetime | None
-    """When the next one was due; None: this was the last."""
+    """When the next attempt was due; None: this was the last."""
     lock_token: int
     handled_by: str | None
     """The worker."""
     error_type: str | None
     details: str | None
-    """The text of the error, or what else went wrong."""
+    """The text of the error, or another reason."""
     traceback: str | None
-
-    @classmethod
-    def from_row(cls, row: asyncpg.Record) -> Self:
-        """Take the columns that this class knows out of a row; newer ones are ignored."""
-        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dependency:
-    """A message that another one waits for."""
+class Dependency(Columns):
+    """A message that another message waits for."""
 
     id: int
-    """That message."""
+    """Its id."""
     queue: str | None
-    """None where the archive does not keep it any more."""
+    """None where the archive has dropped it."""
     state: str
-    """Where it stands, or how it ended."""
+    """Its state, or how it ended."""
     details: str | None
     """Why it did not succeed."""
     result: str | None
     """What its handler returned, as JSON text."""
 
-    @classmethod
-    def from_row(cls, row: asyncpg.Record) -> Dependency:
-        """Take the columns of a report."""
-        return cls(**{name: row[name] for name in cls.__dataclass_fields__})
-
     def value(self) -> Any:
-        """Decode the result; None where there is none."""
+        """The decoded result, or None."""
         return None if self.result is None else decode(self.result)
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedStep(Columns):
+    """A recorded step of a message; see `notifyq.Steps`."""
+
+    name: str
+    kind: str
+    """step, sleep, signal or end."""
+    state: str
+    """done, failed, received or timed_out."""
+    attempt: int
+    """The attempt that recorded it."""
+    created_at: datetime
+    value: str | None
+    """What it returned or received, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage(Columns):
+    """A message that waits without a worker."""
+
+    id: int
+    queue: str
+    name: str
+    """The step that waits."""
+    kind: str
+    """sleep, signal or end."""
+    waits_for: str | None
+    """The signals, or the ids of the messages."""
+    since: datetime
+    until: datetime | None
+    """When it goes on at the latest; None: it has no deadline."""
+
+
+@dataclass(frozen=True, slots=True)
 class Retried:
-    """What followed a failed attempt: true, as the lock was held."""
+    """What follows a failed attempt whose lock was held."""
 
     max_attempts: int
     delay: timedelta | None
-    """After what time the next attempt comes; None: the message is archived."""
+    """How long until the next attempt; None: the message is archived."""
 
 
 def newest(keys: Iterable[tuple[int, int]], rows: Iterable[asyncpg.Record]) -> set[tuple[int, int]]:
-    """Which of these locks an answer is about that names ids only.
+    """The locks that an answer with ids only is about.
 
-    A worker may still settle a lock that it lost when it has the message again: of two tokens only
-    the larger one can have been held.
+    A worker may settle a lock that it lost after it has claimed the message again: of two tokens
+    only the larger one can have been held.
     """
     tokens = dict(sorted(keys))
     return {(row[0], tokens[row[0]]) for row in rows}

@@ -21,7 +21,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The message is not one that can ever be handled."""
+    """The message can never be handled."""
 
     status: ClassVar[str] = "rejected"
     reason: str
@@ -29,7 +29,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReport:
-    """An error as the history of attempts keeps it."""
+    """An error in the history of attempts."""
 
     type: str
     text: str
@@ -40,10 +40,10 @@ class ErrorReport:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed; the message is retried while attempts are left, unless it gives up.
+    """The attempt failed; the message is retried while attempts are left, unless `gives_up`.
 
-    `after` overrides the backoff of the queue; `status` is how the message is archived when no
-    attempt is left.
+    `after` overrides the backoff of the queue; `status` is the archive status when no attempt is
+    left.
     """
 
     details: str
@@ -55,7 +55,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Doubtful(Failed):
-    """The transaction of the handler may have been committed, or not: nobody has answered."""
+    """The transaction of the handler may or may not have committed: the answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,18 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The handler was stopped from outside; the attempt does not count."""
+    """The handler was stopped from outside or snoozed; the attempt does not count."""
 
     status: ClassVar[str] = "released"
+    after: timedelta | None = None
+    """When it is available again; None: at once."""
 
 
-Outcome = Success | Rejected | Failed | Committed | Released
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The message is parked: the database has taken its lock back, nothing is left to settle."""
+
+    status: ClassVar[str] = "parked"
+
+
+Outcome = Success | Rejected | Failed | Committed | Released | Suspended

@@ -1,4 +1,4 @@
-"""Payloads: values as JSON text, and texts that PostgreSQL would not take."""
+"""Payloads: values as JSON text, and checking JSON text for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from notifyq.errors import ConfigurationError
 
-# What a numeric holds, before and after the point.
+# Limits of numeric, before and after the point.
 _MOST_DIGITS = 131_072
 _MOST_DECIMALS = 16_383
 
@@ -21,7 +21,7 @@ _LONE_SURROGATE = re.compile(
 
 
 class Json(str):
-    """A payload that is JSON text already: it is published as it is."""
+    """A payload that is JSON text already, published as it is."""
 
     __slots__ = ()
 
@@ -41,7 +41,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def check_json(text: str) -> None:
-    """Raise ValueError, saying why, for a text that PostgreSQL would not take as jsonb."""
+    """Raise ValueError with the reason for a text that PostgreSQL refuses as jsonb."""
     try:
         _DECODER.decode(text)
     except json.JSONDecodeError as error:
@@ -50,7 +50,7 @@ def check_json(text: str) -> None:
         raise ValueError("it is nested too deeply") from error
     if "\\u" not in text:
         return
-    # Without the escaped backslashes, every backslash that is left begins an escape.
+    # Without escaped backslashes, each remaining backslash begins an escape.
     escapes = text.replace("\\\\", "--")
     if "\\u0000" in escapes:
         raise ValueError("it has the character \\u0000, which PostgreSQL cannot store")
@@ -70,5 +70,5 @@ def _check_size(number: str) -> None:
         raise ValueError(f"the number {number[:20]} has more digits than PostgreSQL can store")
 
 
-# Made once: it takes longer than a short text. Numbers stay text: PostgreSQL keeps more digits.
+# Made once, as this takes longer than decoding a short text. Numbers are only checked.
 _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_check_size, parse_float=_check_size)

@@ -1,1 +1,1 @@
-"""LISTEN and NOTIFY: hear, wake, and suppress notifications that nobody needs."""
+"""LISTEN and NOTIFY: one listening session, when to poll, and when publishers may skip NOTIFY."""

@@ -1,8 +1,8 @@
-"""The one listening session of a process, in a thread and event loop of its own.
+"""A listening session in a thread and event loop of its own.
 
-A handler that blocks the main loop must not keep this session from reading its socket: the server
-would hold back vacuum for a listener that is deaf. What has to go on whatever handlers do, like
-extending locks, runs beside it as a service on the same session.
+A handler that blocks the main loop must not stop this session from reading its socket: the server
+would hold back vacuum for a listener that does not read. What has to go on whatever handlers do,
+such as extending locks, runs beside it as a service on the same session.
 """
 
 from __future__ import annotations
@@ -14,108 +14,156 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import asyncpg
 
+from notifyq.config import masked
 from notifyq.database import probes
+from notifyq.database import statements as sql
 from notifyq.database.connect import Route
 from notifyq.database.pool import connect, explained
 from notifyq.database.retry import is_passing, retrying
+from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.notify.session import Session
-from notifyq.telemetry import Event, ListenerConnected, ListenerDeaf, ListenerLost, Sink
+from notifyq.telemetry import (
+    ListenerConnected,
+    ListenerLost,
+    NotificationsLost,
+    TelemetryEvent,
+    TelemetryHandler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from notifyq.config import DatabaseSettings
-    from notifyq.database.pool import Connection
+    from notifyq.database.pool import Connection, Database
 
-    Bell = Callable[[str, str], None]
-    Service = Callable[["Session"], Coroutine[Any, Any, None]]
+    OnNotification = Callable[[str, str], None]
+    Service = Callable[[Session], Coroutine[Any, Any, None]]
 
 log = logging.getLogger("notifyq.listener")
 
-_MOST_HEARD = 1000
-"""Bells kept until the main loop has time for them. Anybody may ring, also while it is blocked."""
+T = TypeVar("T")
+
+_MOST_PENDING = 1000
+"""Notifications kept until the main loop has time for them: any session may send them."""
 _SHORT = 5.0
-"""Seconds that a session must last to count as a good one."""
+"""Seconds that a session must last before the next one is opened without a pause."""
 _LONGEST_PAUSE = 5.0
 
 
 class Listener:
-    """LISTEN on channels, for ever: after a lost connection listen again, then report a bell.
+    """LISTEN on channels of a database; after a lost connection, connect and listen again.
 
-    `on_bell(channel, payload)` and the sink are called on the event loop that started the listener.
-    `on_bell("", "")` means "something may have been missed": after every (re)connection.
+    `on_notification(channel, payload)` and the telemetry are called on the event loop that opened
+    the listener. `on_notification("", "")` means "notifications may have been missed": after every
+    connection, and when the listener has ended. `services` run on its loop for each session.
     """
 
     def __init__(
         self,
-        dsn: str,
+        database: Database,
         channels: Sequence[str],
-        on_bell: Bell,
+        on_notification: OnNotification,
         *,
-        settings: DatabaseSettings,
         name: str,
-        ping: float,
+        telemetry: TelemetryHandler,
+        ping: float = 10,
         services: Sequence[Service] = (),
-        sink: Sink,
     ) -> None:
-        self._dsn = dsn
+        self._database = database
+        self._dsn = database.listen_dsn
         self._channels = channels
-        self._on_bell = on_bell
-        self._settings = settings
+        self._on_notification = on_notification
         self._route = Route(
-            dsn,
+            self._dsn,
             name=name,
-            timeout=settings.connect_timeout.total_seconds(),
-            prepared=settings.prepared_statements,
+            timeout=database.settings.connect_timeout.total_seconds(),
+            prepared=database.settings.prepared_statements,
         )
+        self._telemetry = telemetry
         self._ping_every = ping
-        self._services = services
-        self._sink = sink
-        self._heard: set[tuple[str, str]] = set()
-        self._hearing = threading.Lock()
-        self._connected_before = False
-        self._is_deaf = False
+        self._services = [self._check_database, self._check_delivery, *services]
+        self._pending: set[tuple[str, str]] = set()
+        self._pending_lock = threading.Lock()
+        self._opening = asyncio.Lock()
+        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = False
+        self._connected_before = False
+        self._has_reported_loss = False
+        self.is_closed = False
+        self.delivers = False
+        """Whether notifications are known to arrive: through some poolers none does."""
 
     async def __aenter__(self) -> Self:
-        """Connect and listen; a server that is not there is an error here, later it is retried."""
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect and listen, unless it does; raises the error after which it has given up.
+
+        A server that is away is an error here; later the connection is retried.
+        """
+        async with self._opening:
+            if self.is_closed:
+                return
+            if self._thread is None:
+                await self._start()
+            else:
+                self.check()
+
+    async def close(self) -> None:
+        """End the session, permanently."""
+        self.is_closed = True
+        async with self._opening:
+            if self._thread is not None:
+                await self._stop()
+
+    def check(self) -> None:
+        """Raise the error after which the listener has given up, if it has."""
+        if self.failed.done():
+            self.failed.result()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of its thread; None before it has started."""
+        return self._loop
+
+    async def _start(self) -> None:
         self._home = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._home.create_future()
         self.failed: asyncio.Future[None] = self._home.create_future()
-        """Set when the listener has given up: its exception says why."""
+        """Set when the listener has given up, with the error."""
         self.failed.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.failed.add_done_callback(lambda _: self._on_notification("", ""))
+        self._loop, self._stopping = None, False
         self._thread = threading.Thread(target=self._run, name="notifyq-listener", daemon=True)
         self._thread.start()
         try:
             await self._ready
         except BaseException:
-            # Also when cancelled: a thread that nobody stops would listen for ever.
-            await self.__aexit__()
+            # Also when cancelled: otherwise the thread would listen until the process ends.
+            await self._stop()
             raise
-        return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def _stop(self) -> None:
+        thread, self._thread = self._thread, None
         self._stopping = True
         if self._loop is not None:
             with suppress(RuntimeError):  # its loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stop.set)
-        await self._home.run_in_executor(None, self._thread.join)
+                self._loop.call_soon_threadsafe(self._stopped.set)
+        if thread is not None:
+            await self._home.run_in_executor(None, thread.join)
         self.failed.cancel()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop of its thread, once it is there."""
-        return self._loop
 
     def _run(self) -> None:
         try:
             asyncio.run(self._listen_until_stopped())
-        except Exception as error:  # noqa: BLE001  any end of this thread must be heard of
+        except Exception as error:  # noqa: BLE001  the main loop must learn of any end of this thread
             self._call_home(self._fail, explained(error, self._dsn) or error)
 
     def _fail(self, error: BaseException) -> None:
@@ -124,19 +172,23 @@ class Listener:
             future.set_exception(error)
 
     def _call_home(self, function: Callable[..., None], *args: Any) -> None:
-        with suppress(RuntimeError):  # the main loop has gone: nobody is left to tell
+        with suppress(RuntimeError):  # the main loop is closed
             self._home.call_soon_threadsafe(function, *args)
 
-    def _emit(self, event: Event) -> None:
-        self._call_home(self._sink, event)
+    async def _at_home(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call on the main loop, where the pool of the database lives."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._home))
+
+    def _emit(self, event: TelemetryEvent) -> None:
+        self._call_home(self._telemetry, event)
 
     async def _listen_until_stopped(self) -> None:
-        self._stop = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        if self._stopping:  # set before it could be told to the loop
+        if self._stopping:  # set before there was a loop to notify
             return
         listening = asyncio.create_task(self._listen())
-        stopped = asyncio.create_task(self._stop.wait())
+        stopped = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         listening.cancel()
@@ -145,19 +197,20 @@ class Listener:
 
     async def _listen(self) -> None:
         short = 0
-        # Not for ever: a session that breaks while it is being cancelled ends with its own error.
-        while not self._stop.is_set():
+        # Not `while True`: a session that breaks while it is cancelled ends with its own error.
+        while not self._stopped.is_set():
             connection = await self._connect()
             since = time.monotonic()
             try:
                 await self._serve(connection)
-            except Exception as error:  # noqa: BLE001  it is judged two lines below
+            except Exception as error:  # noqa: BLE001  it is examined two lines below
                 reason = _first(error)
                 if not self._connected_before or not is_passing(reason):
                     raise reason from None
                 self._emit(ListenerLost(error=f"{type(reason).__name__}: {reason}"))
             finally:
-                # Not close(): that asks a server that may never answer.
+                self.delivers = False
+                # Not close(): that waits for a server that may never answer.
                 connection.terminate()
             short = short + 1 if time.monotonic() - since < _SHORT else 0
             await asyncio.sleep(_pause(short))
@@ -165,72 +218,100 @@ class Listener:
     async def _connect(self) -> Connection:
         if not self._connected_before:
             return await connect(self._dsn, route=self._route)
-        async for attempt in retrying("listening", log, self._settings.retry_for):
+        async for attempt in retrying("listening", log, self._database.settings.retry_for):
             with attempt:
                 return await connect(self._dsn, route=self._route)
-        raise AssertionError  # tenacity returns or raises; this line tells the type checker
+        raise AssertionError  # tenacity returns or raises; this line is for the type checker
 
     async def _serve(self, connection: Connection) -> None:
-        session = Session(connection, 5, partial(self._report_deaf, connection.get_server_pid()))
-        gone = asyncio.Event()
-        connection.add_termination_listener(lambda _: gone.set())
+        pid = connection.get_server_pid()
+        session = Session(
+            connection,
+            notify=lambda channel: self._at_home(self._notify(channel)),
+            on_lost=partial(self._report_loss, pid),
+        )
+        closed = asyncio.Event()
+        connection.add_termination_listener(lambda _: closed.set())
         for channel in self._channels:
-            await connection.add_listener(channel, self._hear)
+            await connection.add_listener(channel, self._receive)
         again, self._connected_before = self._connected_before, True
-        self._emit(ListenerConnected(backend_pid=connection.get_server_pid(), again=again))
-        # After LISTEN is in force: what was published before is found by the look this causes, what
-        # comes later rings.
-        self._hear(connection, 0, "", "")
+        self._emit(ListenerConnected(backend_pid=pid, again=again))
+        # After LISTEN is in force: the poll that this causes finds what was published before it.
+        self._receive(connection, pid, "", "")
         self._call_home(self._report_ready)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._ping(session))
-            group.create_task(_raise_when(gone))
+            group.create_task(_raise_when(closed))
             for service in self._services:
                 group.create_task(service(session))
 
-    def _report_deaf(self, backend_pid: int) -> None:
-        if not self._is_deaf:
-            self._is_deaf = True
-            self._emit(ListenerDeaf(backend_pid=backend_pid))
+    def _report_loss(self, backend_pid: int) -> None:
+        if not self._has_reported_loss:
+            self._has_reported_loss = True
+            self._emit(NotificationsLost(backend_pid=backend_pid))
 
     def _report_ready(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
 
     async def _ping(self, session: Session) -> None:
-        # A half-open socket looks alive for two hours; only an answer proves the session.
-        # Nor does a primary that became a standby without a restart say so by itself.
+        # A half-open socket seems alive for two hours: only an answer proves the session. And a
+        # primary may become a standby without a restart, which no connection notices.
         is_read_only = bool(await session.fetch(probes.IS_READ_ONLY))
         while True:
             await asyncio.sleep(self._ping_every)
             if bool(await session.fetch(probes.IS_READ_ONLY)) and not is_read_only:
-                raise asyncpg.ReadOnlySQLTransactionError("the server is no primary any more")
+                raise asyncpg.ReadOnlySQLTransactionError("the server is no longer a primary")
 
-    def _hear(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
-        # A thousand bells cost the main loop one call, which gives them their turn in a bunch.
-        with self._hearing:
-            is_first = not self._heard
-            is_full = len(self._heard) >= _MOST_HEARD
-            self._heard.add(("", "") if is_full else (channel, str(payload)))
+    async def _check_database(self, session: Session) -> None:
+        """Raise where the listen DSN leads to another database than the DSN."""
+        if self._dsn == self._database.dsn:
+            return
+        [there] = await self._at_home(self._database.persist(probes.IDENTITY))
+        [here] = await session.fetch(probes.IDENTITY)
+        if here != there:
+            raise ConfigurationError(
+                "the listen DSN leads to another database than the DSN, "
+                f"{masked(self._database.dsn)}: it must be the address of the same database "
+                "without the pooler"
+            )
+
+    async def _check_delivery(self, session: Session) -> None:
+        self.delivers = await session.delivers()
+
+    async def _notify(self, channel: str) -> bool:
+        try:
+            return bool(await self._database.value(sql.NOTIFY, channel))
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            # The server is away, or its notification queue is full.
+            log.debug("no notification could be sent: %s", error)
+            return False
+
+    def _receive(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        # A thousand notifications cost the main loop one call, which delivers them together.
+        with self._pending_lock:
+            is_first = not self._pending
+            is_full = len(self._pending) >= _MOST_PENDING
+            self._pending.add(("", "") if is_full else (channel, str(payload)))
         if is_first:
             self._call_home(self._deliver)
 
     def _deliver(self) -> None:
-        # Without the lock a bell could join a bunch that has just been handed out: it would be
-        # lost, and each later one would wait for a call that nobody makes.
-        with self._hearing:
-            heard, self._heard = self._heard, set()
-        for channel, payload in heard:
-            self._on_bell(channel, payload)
+        # Without the lock a notification could join a set that has just been taken: it would be
+        # lost, and each later one would wait for a call that is never made.
+        with self._pending_lock:
+            pending, self._pending = self._pending, set()
+        for channel, payload in pending:
+            self._on_notification(channel, payload)
 
 
-async def _raise_when(gone: asyncio.Event) -> None:
-    await gone.wait()
+async def _raise_when(closed: asyncio.Event) -> None:
+    await closed.wait()
     raise ConnectionError("the server closed the listening session")
 
 
 def _pause(short: int) -> float:
-    """Seconds before the next try after so many short sessions; the first one is tried at once."""
+    """Seconds before the next try after so many short sessions; the first try is immediate."""
     if short < 2:
         return 0
     return min(0.1 * 2.0 ** min(short, 10), _LONGEST_PAUSE) * random.uniform(0.5, 1)  # noqa: S311

@@ -1,8 +1,8 @@
-"""When a worker looks, when it sleeps, and who gets up for one message.
+"""Decides how long to wait between polls and which idle worker answers a notification.
 
-Under load a worker attends its queues: it looks every few milliseconds, and publishers need not
-ring. Before it sleeps it takes that back, waits for the publishers that were silent, and looks once
-more. Of many idle workers only a few answer the bell for a single message.
+Under load a worker suppresses the notifications of its queues and polls every few milliseconds.
+Before it sleeps it ends the suppression, waits until the publishers that skipped NOTIFY are over,
+and polls once more. Of many idle workers only a few answer a notification for a single message.
 """
 
 from __future__ import annotations
@@ -22,235 +22,238 @@ if TYPE_CHECKING:
     from notifyq.notify.suppression import Suppression
 
 _LOADED = 5
-"""Looks in a row that found messages, after which a queue is attended if publishers contend."""
+"""Polls in a row that found messages: then a queue is suppressed, if its publishers contend."""
 _LULL = 0.05
 """Seconds without a message that end such a row."""
 _LINGER = 0.2
-"""Seconds without a message after which a queue is attended no more."""
-_LOOK_EVERY = 0.003
-"""Seconds between two looks at attended queues that have nothing; longer the longer that lasts."""
-_SUMMON_EVERY = 0.1
-"""Seconds between two calls for other workers by one that attends and cannot take everything."""
+"""Seconds without a message that end the suppression of a queue."""
+_POLL_EVERY = 0.003
+"""Seconds between two polls of suppressed queues that are empty; it grows with that time."""
+_WAKE_EVERY = 0.1
+"""Seconds between two calls for other workers while this one cannot take everything."""
 _STUCK = 1.0
 """Seconds without a free slot after which a worker leaves its queues to others."""
 _BUSY = 0.02
-"""Seconds without a free slot after which a worker does not answer the bell."""
+"""Seconds without a free slot after which a worker does not answer notifications."""
 _AT_ONCE = 0.0
-"""Seconds to wait where a look is owed."""
-_RETRY_ATTEND, _RETRY_WATCH = 0.2, 1.0
-"""Seconds before what was refused is tried again."""
-_NEVER = 60.0
+"""Seconds to wait before a poll that must not be left out."""
+_RETRY_SUPPRESS, _RETRY_WAKE_SLOTS = 0.2, 1.0
+"""Seconds before the next try for what was refused."""
+_LONGEST_RETRY = 60.0
 """Seconds to the next try where a publisher's transaction stays open."""
 _TOKENS_EVERY = 0.01
-"""Least time in seconds between two looks for what a rate lets through: it gathers meanwhile."""
+"""Least seconds between two polls for what a rate allows: more gathers meanwhile."""
 _NO_RATE = 5.0
-"""Seconds after which queues without a rate may have got one."""
+"""Seconds after which to see whether queues without a rate have got one."""
 _MOST_QUEUES = 16
-"""Session locks live in shared memory: a worker of a thousand queues must not take it all."""
+"""Session locks live in shared memory: a worker of a thousand queues must not fill it."""
 
 
 @dataclass(slots=True)
 class _Load:
     """How busy one queue is."""
 
-    looks: int = 0
-    dry_since: float | None = None
+    polls: int = 0
+    empty_since: float | None = None
     retry_at: float = 0
-    retry_in: float = _RETRY_ATTEND
+    retry_in: float = _RETRY_SUPPRESS
 
     def lull(self, now: float) -> float:
-        """Seconds since it was seen to be empty."""
-        return 0 if self.dry_since is None else now - self.dry_since
+        """Seconds since it was found empty."""
+        return 0 if self.empty_since is None else now - self.empty_since
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What one poll of all queues has found; `is_full` means that there may be more."""
+
+    queues: frozenset[str]
+    is_full: bool
+    began: float
+    """In monotonic seconds: what was due by then was found."""
+    has_failed: bool = False
 
 
 class Poller:
-    """Decides, after each look of a worker, what it promises and how long it may wait."""
+    """Decides, after each poll of a worker, what to suppress and how long to wait."""
 
-    def __init__(self, promises: Suppression, queues: Sequence[str], *, poll: float) -> None:
-        self._promises = promises
+    def __init__(self, suppression: Suppression, queues: Sequence[str], *, poll: float) -> None:
+        self._suppression = suppression
         self._queues = frozenset(queues)
         self._poll = poll
         self._loads: dict[str, _Load] = {}
-        self._attending: asyncio.Task[None] | None = None
-        self._crowded: set[str] = set()
-        self._summoned: set[str] = set()
-        self._watch_at = 0.0
-        self._ask_token_at = 0.0
-        self._summon_at = 0.0
+        self._suppressing: asyncio.Task[None] | None = None
+        self._without_slot: set[str] = set()
+        """Queues whose wake slots are all taken by other workers."""
+        self._woken: set[str] = set()
+        """Queues for which all workers were woken."""
+        self._take_slots_at = 0.0
+        self._query_rate_at = 0.0
+        self._wake_all_at = 0.0
         self._full_since: float | None = None
-        self._dry_looks = 0
-        self._owes_look_since = 0
+        self._empty_polls = 0
+        self._full_scan_after = 0
         self._has_failed = False
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self._due_at: float | None = None
-        self._ask_due_at = 0.0
+        self._query_due_at = 0.0
 
     def answers(self, queue: str, ids: str) -> bool:
-        """Whether to look when the bell rings for these messages of a queue; none: a summons."""
+        """Whether this worker polls after a notification of a queue; without ids all workers do."""
         if not ids:
-            self._summoned.add(queue)
-            # Maybe nobody is left who answers for a single message.
-            self._crowded.discard(queue)
-            self._watch_at = 0
-        return queue not in self._crowded or not ids.isdecimal()
+            self._woken.add(queue)
+            # Perhaps no worker is left that has a wake slot.
+            self._without_slot.discard(queue)
+            self._take_slots_at = 0
+        return queue not in self._without_slot or not ids.isdecimal()
 
     @property
-    def owes_look(self) -> bool:
-        """Whether something may be there that rang for nobody: the next look must find it."""
-        return self._owes_look_since == self._dry_looks
+    def needs_full_scan(self) -> bool:
+        """Whether messages may be there without a notification: the next poll must find them."""
+        return self._full_scan_after == self._empty_polls
 
-    async def note(self, look: Poll) -> None:
-        """Learn what a look has found, and attend queues that are under load."""
+    async def record(self, poll: Poll) -> None:
+        """Learn what a poll has found, and suppress notifications of queues under load."""
         now = time.monotonic()
-        self._has_failed = look.has_failed
-        self._looked_at = look.began
+        self._has_failed = poll.has_failed
+        self._polled_at = poll.began
         self._full_since = None
-        for queue in look.queues:
+        for queue in poll.queues:
             load = self._loads.setdefault(queue, _Load())
-            load.looks = 1 if load.lull(now) > _LULL else load.looks + 1
-            load.dry_since = None if look.is_full else now
-        if look.is_full:
-            await self._summon(now)
-        elif not look.has_failed:
-            self._dry_looks += 1
-            if not look.queues:
-                self._ask_due_at = 0  # it may have been rung for what is due in a moment
+            load.polls = 1 if load.lull(now) > _LULL else load.polls + 1
+            load.empty_since = None if poll.is_full else now
+        if poll.is_full:
+            await self._wake_others(now)
+        elif not poll.has_failed:
+            self._empty_polls += 1
+            if not poll.queues:
+                self._query_due_at = 0  # the notification may be for what is due in a moment
             for queue, load in self._loads.items():
-                if queue not in look.queues and load.dry_since is None:
-                    load.dry_since = now
-        self._attend(now)
+                if queue not in poll.queues and load.empty_since is None:
+                    load.empty_since = now
+        self._suppress(now)
 
     async def pause(self, room: int) -> float:
-        """Keep the promises of a worker that can claim nothing now; return how long it may wait."""
-        if not self._promises.is_possible:
+        """Adjust the leases of a worker that can claim nothing now; return how long to wait."""
+        if self._suppression.session is None:
             return await self._until_due() if room > 0 else self._poll
-        if await self._promises.renew(self._queues):
-            self._crowded.clear()
-            self._watch_at = 0
+        if await self._suppression.renew(self._queues):
+            self._without_slot.clear()
+            self._take_slots_at = 0
         now = time.monotonic()
         if room <= 0:
             return await self._pause_full(now)
-        # Not without room: the others have heard it as well. To summon them in turn would go on
-        # for ever where all workers are full.
-        if self._summoned:
-            summoned, self._summoned = self._summoned, set()
-            await self._promises.fall_silent(summoned)
-        lulls = {queue: self._lull(queue, now) for queue in self._promises.attended}
-        if calm := [queue for queue, lull in lulls.items() if lull >= _LINGER]:
-            await self._promises.leave(calm)
-        if self._promises.attended or self._attending is not None:
-            return max(_LOOK_EVERY, min(lulls.values(), default=0) / 8)
-        if now >= self._watch_at:
-            await self._watch(now)
+        # Only with room: where all workers are full they would wake each other without end.
+        if self._woken:
+            woken, self._woken = self._woken, set()
+            await self._suppression.await_publishers(woken)
+        lulls = {queue: self._lull(queue, now) for queue in self._suppression.suppressed}
+        await self._suppression.unsuppress([q for q, lull in lulls.items() if lull >= _LINGER])
+        if self._suppression.suppressed or self._suppressing is not None:
+            return max(_POLL_EVERY, min(lulls.values(), default=0) / 8)
+        if now >= self._take_slots_at:
+            await self._take_wake_slots(now)
         seconds = await self._before_sleep()
         return seconds if seconds == _AT_ONCE else min(seconds, await self._until_due())
 
-    async def until_token(self) -> float:
-        """Seconds until a rate lets something through again, if one of the queues has a rate."""
+    async def rate_limit_wait(self) -> float:
+        """Seconds until a rate allows a message again; infinite where no queue has a rate."""
         now = time.monotonic()
-        if now < self._ask_token_at:
+        if now < self._query_rate_at:
             return math.inf
-        seconds = await due_in(self._looked_at, partial(self._promises.token_in, self._queues))
+        query = partial(self._suppression.rate_limit_wait, self._queues)
+        seconds = await due_in(self._polled_at, query)
         if seconds is None:
-            self._ask_token_at = now + _NO_RATE
+            self._query_rate_at = now + _NO_RATE
             return math.inf
         return max(_TOKENS_EVERY, seconds)
 
     async def close(self) -> None:
-        """Take all promises back, and leave publishers that were silent to the other workers."""
-        if self._attending is not None:
-            await asyncio.wait({self._attending})
-        await self._promises.leave(list(self._promises.attended))
-        await self._promises.unwatch()
-        if silence := self._promises.silence:
-            await self._promises.summon(silence.queues, always=True)
+        """End all leases, and leave messages of open publishers to the other workers."""
+        if self._suppressing is not None:
+            await asyncio.wait({self._suppressing})
+        await self._suppression.unsuppress(list(self._suppression.suppressed))
+        await self._suppression.leave_wake_slots()
+        if publishers := self._suppression.publishers:
+            await self._suppression.wake_all(publishers.queues, always=True)
 
     async def _before_sleep(self) -> float:
-        if silence := self._promises.silence:
-            if not await silence.is_over(self._promises):
-                return silence.next_check
-            self._promises.silence = None
-            self._owes_look_since = self._dry_looks
-        return _AT_ONCE if self.owes_look and not self._has_failed else self._poll
+        if publishers := self._suppression.publishers:
+            if not await publishers.have_ended(self._suppression):
+                return publishers.next_check
+            self._suppression.publishers = None
+            self._full_scan_after = self._empty_polls
+        return _AT_ONCE if self.needs_full_scan and not self._has_failed else self._poll
 
     async def _until_due(self) -> float:
         """Seconds until something may be due, or the poll."""
         now = time.monotonic()
-        if now >= self._ask_due_at:
-            self._ask_due_at = now + self._poll
-            seconds = await due_in(self._looked_at, partial(self._promises.next_due, self._queues))
+        if now >= self._query_due_at:
+            self._query_due_at = now + self._poll
+            query = partial(self._suppression.next_due, self._queues)
+            seconds = await due_in(self._polled_at, query)
             self._due_at = None if seconds is None else time.monotonic() + seconds
         if self._due_at is None:
             return self._poll
-        return min(self._poll, max(_LOOK_EVERY, self._due_at - time.monotonic()))
+        return min(self._poll, max(_POLL_EVERY, self._due_at - time.monotonic()))
 
     def _lull(self, queue: str, now: float) -> float:
         return self._loads[queue].lull(now) if queue in self._loads else _LINGER
 
     async def _pause_full(self, now: float) -> float:
-        promises = self._promises
+        suppression = self._suppression
         if self._full_since is None:
             self._full_since = now
         full_for = now - self._full_since
-        if full_for >= _BUSY and promises.places:
-            await promises.unwatch()
-            self._watch_at = 0
-        if full_for >= _STUCK and promises.attended:
-            await promises.leave(list(promises.attended))
-        if promises.attended:
-            await self._summon(now)
-            return _SUMMON_EVERY
+        if full_for >= _BUSY and suppression.wake_slots:
+            await suppression.leave_wake_slots()
+            self._take_slots_at = 0
+        if full_for >= _STUCK:
+            await suppression.unsuppress(list(suppression.suppressed))
+        if suppression.suppressed:
+            await self._wake_others(now)
+            return _WAKE_EVERY
         seconds = await self._before_sleep()
         if seconds == _AT_ONCE:
-            # There is no room for the look that is owed: others must take it.
-            await promises.summon(self._queues)
-            self._dry_looks += 1
-        return min(seconds, _BUSY if promises.places else self._poll)
+            # There is no room for the poll that is due: other workers must make it.
+            await suppression.wake_all(self._queues)
+            self._empty_polls += 1
+        return min(seconds, _BUSY if suppression.wake_slots else self._poll)
 
-    def _attend(self, now: float) -> None:
+    def _suppress(self, now: float) -> None:
         for queue, load in list(self._loads.items()):
-            if queue in self._promises.attended:
+            if queue in self._suppression.suppressed:
                 continue
-            if self._attending is None and load.looks >= _LOADED and now >= load.retry_at:
+            if self._suppressing is None and load.polls >= _LOADED and now >= load.retry_at:
                 load.retry_at = now + load.retry_in
-                if len(self._promises.attended) < _MOST_QUEUES:
-                    # Beside the claims, for publishers that ring may hold it up.
-                    self._attending = asyncio.create_task(self._try_to_attend(queue, load))
+                if len(self._suppression.suppressed) < _MOST_QUEUES:
+                    # Beside the claims, since publishers that notify may delay it.
+                    self._suppressing = asyncio.create_task(self._try_to_suppress(queue, load))
             elif load.lull(now) > _LINGER:
                 del self._loads[queue]
 
-    async def _try_to_attend(self, queue: str, load: _Load) -> None:
+    async def _try_to_suppress(self, queue: str, load: _Load) -> None:
         try:
-            answer = await self._promises.attend(queue)
-            # Each try in vain has silenced publishers for as long as it waited for one of them.
-            load.retry_in = _RETRY_ATTEND if answer is not None else min(2 * load.retry_in, _NEVER)
+            answer = await self._suppression.suppress(queue)
+            # During an unsuccessful try publishers skip NOTIFY, for as long as it lasts.
+            is_over = answer is not None
+            load.retry_in = _RETRY_SUPPRESS if is_over else min(2 * load.retry_in, _LONGEST_RETRY)
         finally:
-            self._attending = None
+            self._suppressing = None
 
-    async def _summon(self, now: float) -> None:
-        if self._promises.attended and now >= self._summon_at:
-            await self._promises.summon(self._promises.attended)
-            # Where old snapshots make it slow, it must not become all that happens.
-            self._summon_at = now + max(_SUMMON_EVERY, 10 * (time.monotonic() - now))
+    async def _wake_others(self, now: float) -> None:
+        if self._suppression.suppressed and now >= self._wake_all_at:
+            await self._suppression.wake_all(self._suppression.suppressed)
+            # Old snapshots can make this slow: it must take a small part of the time only.
+            self._wake_all_at = now + max(_WAKE_EVERY, 10 * (time.monotonic() - now))
 
-    async def _watch(self, now: float) -> None:
-        """Try for a place in each queue."""
-        self._watch_at = now + _RETRY_WATCH
-        missing = [queue for queue in self._queues if queue not in self._promises.places]
+    async def _take_wake_slots(self, now: float) -> None:
+        """Try for a wake slot in each queue."""
+        self._take_slots_at = now + _RETRY_WAKE_SLOTS
+        missing = [queue for queue in self._queues if queue not in self._suppression.wake_slots]
         if not missing or len(self._queues) > _MOST_QUEUES:
             return
-        self._crowded = await self._promises.watch(missing)
-        if len(self._crowded) < len(missing):
-            # What rang before the place was taken, nobody may have answered.
-            self._owes_look_since = self._dry_looks
-
-
-@dataclass(frozen=True, slots=True)
-class Poll:
-    """What one look at all queues has found; `is_full` means that there may be more."""
-
-    queues: frozenset[str]
-    is_full: bool
-    began: float
-    """In monotonic seconds: what was due by then it has found."""
-    has_failed: bool = False
+        self._without_slot = await self._suppression.take_wake_slots(missing)
+        if len(self._without_slot) < len(missing):
+            # Perhaps no worker answered the notifications before this one had its slot.
+            self._full_scan_after = self._empty_polls

@@ -1,8 +1,7 @@
-"""What a worker's listening session promises to publishers and other workers.
+"""Leases under which publishers skip NOTIFY, and which workers wake up for a single message.
 
-See common/notify.sql.
-
-A promise is an advisory lock of that session, so it ends with the session, whatever happens.
+A lease is an advisory lock of the listening session, so it ends with the session in any case. The
+protocol is described in db/init/common/notify.sql.
 """
 
 from __future__ import annotations
@@ -15,213 +14,195 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import NotifyqError
 from notifyq.telemetry import (
-    QueueAttended,
-    QueueUnattended,
-    StreamAttended,
-    StreamUnattended,
+    QueueSuppressed,
+    QueueUnsuppressed,
+    StreamSuppressed,
+    StreamUnsuppressed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
     from datetime import timedelta
 
     from notifyq.database.pool import Database
     from notifyq.notify.session import Session
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.worker")
 
-_BROKEN = (
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    OSError,
-    TimeoutError,
-)
+_BROKEN = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 _FIRST_CHECK, _LAST_CHECK = 0.002, 1.0
-"""Seconds between two checks on publishers that were silent: the first pause, and the longest."""
+"""Seconds between two checks on open publishers: the first pause, and the longest."""
 
 
-class Silence:
-    """Publishers that did not ring and may not have committed yet, in `queues`."""
+class OpenPublishers:
+    """Transactions that may have skipped NOTIFY for `queues` and may not have committed yet.
 
-    def __init__(self, queues: Iterable[str], number: str | None) -> None:
+    All of them have a smaller transaction id than `xid`.
+    """
+
+    def __init__(self, queues: Iterable[str], xid: str | None) -> None:
         self.queues = set(queues)
-        self._number = number
+        self._xid = xid
         self._check_in = _FIRST_CHECK
         self._check_at = 0.0
 
     @property
     def next_check(self) -> float:
-        """Seconds to the next check, longer from time to time."""
+        """Seconds to the next check; the pauses between checks grow."""
         return max(0.0, self._check_at - time.monotonic())
 
-    async def is_over(self, promises: Suppression) -> bool:
-        """Whether all of them have ended, so that one more look finds what they published."""
-        if self.next_check > 0:  # bells may wake whoever waits for it
+    async def have_ended(self, suppression: Suppression) -> bool:
+        """Whether all of them are over, which means that one more poll finds their messages."""
+        if self.next_check > 0:  # notifications may cause calls in between
             return False
-        is_over = False
-        if self._number is None:  # the server could not be asked when it began
-            self._number = await promises.ask(sql.NUMBER)
+        have_ended = False
+        if self._xid is None:  # the server did not answer when this began
+            self._xid = await suppression.query(sql.CURRENT_XACT_ID)
         else:
-            is_over = await promises.ask(sql.SETTLED, self._number) is True
+            have_ended = await suppression.query(sql.IS_TRANSACTION_OVER, self._xid) is True
         self._check_at = time.monotonic() + self._check_in
         self._check_in = min(2 * self._check_in, _LAST_CHECK)
-        return is_over
+        return have_ended
 
 
 class Suppression:
-    """Attended queues, and places among those who answer the bell for a single message.
+    """The suppression leases and wake slots of a worker's listening session.
 
-    `serve` runs beside the listener on its loop, all else on the worker's; `on_session` is called
-    there whenever a session has taken over.
+    `serve` runs beside the listener on its loop, everything else on the worker's; `on_session` is
+    called there for each new session.
     """
 
-    _attend, _unattend = sql.ATTEND, sql.UNATTEND
+    _suppress, _unsuppress = sql.SUPPRESS, sql.UNSUPPRESS
 
-    def __init__(self, database: Database, sink: Sink, on_session: Callable[[], None]) -> None:
+    def __init__(
+        self, database: Database, telemetry: TelemetryHandler, on_session: Callable[[], None]
+    ) -> None:
         self._database = database
-        self._sink = sink
+        self._telemetry = telemetry
         self._on_session = on_session
-        self._home = asyncio.get_running_loop()
-        self._loop = self._home
-        self._session: Session | None = None
-        self._seen: Session | None = None
+        self._home = self._loop = asyncio.get_running_loop()
+        self._renewed_for: Session | None = None
         self._identity: tuple[int, Any] | None = None
-        self.attended: set[str] = set()
-        self.places: dict[str, int] = {}
-        self.silence: Silence | None = None
-        self.is_deaf = False
-        """Whether the session is one of a pooler, on which nothing can be promised."""
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether there is a session to promise anything on."""
-        return self._session is not None
-
-    @property
-    def session(self) -> Session | None:
-        """The session that promises are made on; with it they end."""
-        return self._session
+        self.session: Session | None = None
+        """The session that has the leases; None where there is no session to hold any."""
+        self.suppressed: set[str] = set()
+        """Queues for which publishers skip NOTIFY."""
+        self.wake_slots: dict[str, int] = {}
+        """By queue: with a slot this worker wakes up for a single message."""
+        self.publishers: OpenPublishers | None = None
+        """Those to wait for before the last poll."""
+        self.is_pooled = False
+        """Whether a pooler lends the session, which therefore cannot hold leases."""
 
     async def serve(self, session: Session) -> None:
         """Lend the session to the worker for as long as it lasts."""
         if self._identity is not None:
-            # The server may not know yet that the one before is dead, and believe its promises.
+            # The server may not have noticed that the session before is gone, and keep its leases.
             await session.fetch(sql.END_SESSION, *self._identity)
             self._identity = None
         self._loop = asyncio.get_running_loop()
-        if not await session.hears(self._ring):
-            session.report_deaf()
-            self.is_deaf = True
-            self._home.call_soon_threadsafe(self._on_session)
-            return
-        self.is_deaf = False
-        # Of a session that is ours: one of a pooler's must not be ended, others work on it.
-        # Where a host dies without a word, its promises must not outlive it by two hours.
-        [row] = await session.fetch(sql.KEEP_ALIVE)
-        self._identity = (row["pid"], row["backend_start"])
-        self._session = session
+        self.is_pooled = not await session.delivers()
         try:
+            if not self.is_pooled:
+                # Never of a pooler's session, which must not be ended: others work on it. With
+                # keepalives the leases of a host that fails do not outlive it by two hours.
+                [row] = await session.fetch(sql.KEEP_ALIVE)
+                self._identity = (row["pid"], row["backend_start"])
+                self.session = session
             self._home.call_soon_threadsafe(self._on_session)
             await asyncio.Event().wait()
         finally:
-            self._session = None
+            self.session = None
 
     async def renew(self, queues: Iterable[str]) -> bool:
-        """Start again where another session has taken over; true if it has."""
-        if self._session is self._seen or self._session is None:
+        """Start over where there is a new session; true if there is."""
+        if self.session is self._renewed_for or self.session is None:
             return False
-        self._seen = self._session
-        self.attended.clear()
-        self.places.clear()
-        await self.fall_silent(queues)
+        self._renewed_for = self.session
+        self.suppressed.clear()
+        self.wake_slots.clear()
+        await self.await_publishers(queues)
         return True
 
-    async def attend(self, queue: str) -> bool | None:
-        """Promise to poll the queue every few milliseconds; answer as notifyq.suppress() does."""
-        answer: bool | None = await self.call(self._attend, queue)
+    async def suppress(self, queue: str) -> bool | None:
+        """Have publishers skip NOTIFY for a queue; answer as notifyq.suppress() does."""
+        answer: bool | None = await self.call(self._suppress, queue)
         if answer is True:
-            self.attended.add(queue)
-            self._tell(queue, attended=True)
+            self.suppressed.add(queue)
+            self._report(queue, is_suppressed=True)
         elif answer is None:
-            await self.fall_silent([queue])
+            await self.await_publishers([queue])
         return answer
 
-    async def leave(self, queues: list[str]) -> None:
-        """Attend these queues no more. Where that cannot be said, the promise stands."""
+    async def unsuppress(self, queues: list[str]) -> None:
+        """Have publishers notify again; without an answer of the server the leases stay."""
         if not queues:
             return
-        number = await self.call(self._unattend, queues)
-        if number is not None:
-            self.attended.difference_update(queues)
-            await self.fall_silent(queues, number)
+        xid = await self.call(self._unsuppress, queues)
+        if xid is not None:
+            self.suppressed.difference_update(queues)
+            await self.await_publishers(queues, xid)
             for queue in queues:
-                self._tell(queue, attended=False)
+                self._report(queue, is_suppressed=False)
 
-    async def watch(self, queues: list[str]) -> set[str]:
-        """Try for a place in each of the queues; return those where all places are taken."""
-        places = await self.call(sql.WATCH, queues)
-        if places is None:
+    async def take_wake_slots(self, queues: list[str]) -> set[str]:
+        """Try for a wake slot in each of the queues; return those where all slots are taken."""
+        slots = await self.call(sql.TAKE_WAKE_SLOTS, queues)
+        if slots is None:
             return set()
-        taken = {q: p for q, p in zip(queues, places, strict=True) if p is not None}
-        self.places |= taken
+        taken = {queue: s for queue, s in zip(queues, slots, strict=True) if s is not None}
+        self.wake_slots |= taken
         return set(queues) - taken.keys()
 
-    async def unwatch(self) -> None:
-        """Give up all places; whoever is the last to leave calls the others."""
-        if self.places:
-            await self.call(sql.UNWATCH, list(self.places), list(self.places.values()))
-            self.places.clear()
+    async def leave_wake_slots(self) -> None:
+        """Give up all wake slots; the last worker to do that wakes the others."""
+        if self.wake_slots:
+            held = self.wake_slots
+            await self.call(sql.LEAVE_WAKE_SLOTS, list(held), list(held.values()))
+            held.clear()
 
-    async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
-        """Call all workers of those queues that have something waiting. False: it cannot be."""
-        return await self.ask(sql.SUMMON, list(queues), always) is not None
+    async def wake_all(self, queues: Iterable[str], *, always: bool = False) -> None:
+        """Wake all workers of those queues that have messages waiting, or of all of them."""
+        await self.query(sql.WAKE_ALL, list(queues), always)
 
     async def next_due(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
         """How long until the next scheduled message is due; None: there is none, or no answer.
 
-        What has become due in the time `since` the last look counts, too.
+        What has become due since the last poll, which was `since` ago, counts too.
         """
-        due: timedelta | None = await self.ask(sql.NEXT_DUE, list(queues), since)
+        due: timedelta | None = await self.query(sql.NEXT_DUE, list(queues), since)
         return due
 
-    async def token_in(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
-        """How long until a rate of these queues lets something through; None if none has one.
+    async def rate_limit_wait(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
+        """How long until a rate of these queues allows a message; None: none has a rate.
 
-        What has been let through in the time `since` the last look counts, too.
+        What was allowed since the last poll, which was `since` ago, counts too.
         """
-        token_in: timedelta | None = await self.ask(sql.DRY_FOR, list(queues), since)
-        return token_in
+        wait: timedelta | None = await self.query(sql.RATE_LIMIT_WAIT, list(queues), since)
+        return wait
 
-    async def fall_silent(self, queues: Iterable[str], number: str | None = None) -> None:
-        """Remember that publishers of these queues may have been silent up to now."""
-        before = self.silence.queues if self.silence is not None else set()
-        # The later number holds for the earlier silence too.
-        self.silence = Silence(before | set(queues), number or await self.ask(sql.NUMBER))
+    async def await_publishers(self, queues: Iterable[str], xid: str | None = None) -> None:
+        """Remember that publishers of these queues may have skipped NOTIFY until now."""
+        before = self.publishers.queues if self.publishers is not None else set()
+        # The later transaction id is the larger one, hence right for the queues of before too.
+        xid = xid or await self.query(sql.CURRENT_XACT_ID)
+        self.publishers = OpenPublishers(before | set(queues), xid)
 
-    async def ask(self, statement: str, *args: Any) -> Any:
-        """The one value of a call on any session; None if it cannot be had."""
+    async def query(self, statement: str, *args: Any) -> Any:
+        """The one value of a call on any session; None without an answer."""
         try:
             return await self._database.value(statement, *args)
         except (NotifyqError, asyncpg.PostgresError) as error:
-            log.debug("a call for the bell failed: %s", error)
+            log.debug("a call about notifications failed: %s", error)
             return None
 
-    def _tell(self, queue: str, *, attended: bool) -> None:
-        self._sink(QueueAttended(queue=queue) if attended else QueueUnattended(queue=queue))
-
-    async def _ring(self, channel: str) -> Any:
-        return await self._from_home(self.ask(sql.RING, channel))
-
-    async def _from_home(self, call: Coroutine[Any, Any, Any]) -> Any:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._home))
-
     async def call(self, statement: str, *args: Any) -> Any:
-        """The one value of a call on the listening session; None if it cannot be had."""
-        session = self._session
+        """The one value of a call on the listening session; None without an answer."""
+        session = self.session
         if session is None:
             return None
         call = session.fetch(statement, *args)
@@ -233,11 +214,11 @@ class Suppression:
         try:
             rows = await asyncio.wrap_future(future)
         except asyncpg.PostgresError as error:
-            log.debug("a call for the bell failed: %s", error)
+            log.debug("a call about notifications failed: %s", error)
             return None
         except _BROKEN as error:
-            # It may have made a promise that nobody knows of; that ends with the session.
-            log.debug("a call for the bell was not answered: %s", error)
+            # The call may have taken a lease that is not known here: it ends with the session.
+            log.debug("a call about notifications was not answered: %s", error)
             with suppress(RuntimeError):  # the listener has ended
                 self._loop.call_soon_threadsafe(session.abort)
             return None
@@ -245,26 +226,31 @@ class Suppression:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return None  # it was the listener's loop that ended
+            return None  # the listener's loop has ended
         return rows[0][0]
 
+    def _report(self, queue: str, *, is_suppressed: bool) -> None:
+        kind = QueueSuppressed if is_suppressed else QueueUnsuppressed
+        self._telemetry(kind(queue=queue))
 
-class StreamPromises(Suppression):
-    """Attended streams. Every subscriber answers every bell, so there are no places among them."""
 
-    _attend, _unattend = sql.ATTEND_STREAM, sql.UNATTEND_STREAMS
+class StreamSuppression(Suppression):
+    """The leases for streams; every subscriber wakes up for each notification, without slots."""
 
-    async def watch(self, queues: list[str]) -> set[str]:
-        """Take no place."""
+    _suppress, _unsuppress = sql.SUPPRESS_STREAM, sql.UNSUPPRESS_STREAMS
+
+    async def take_wake_slots(self, queues: list[str]) -> set[str]:
+        """Take no slot."""
         return set(queues)
 
-    async def summon(self, queues: Iterable[str], *, always: bool = False) -> bool:
-        """Call all subscribers of these streams. False: it cannot be."""
-        return await self.ask(sql.RING_STREAMS, list(queues)) is not None
+    async def wake_all(self, queues: Iterable[str], *, always: bool = False) -> None:
+        """Wake all subscribers of these streams."""
+        await self.query(sql.NOTIFY_STREAMS, list(queues))
 
     async def next_due(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
         """Leave what is due again to the poll."""
         return None
 
-    def _tell(self, queue: str, *, attended: bool) -> None:
-        self._sink(StreamAttended(stream=queue) if attended else StreamUnattended(stream=queue))
+    def _report(self, queue: str, *, is_suppressed: bool) -> None:
+        kind = StreamSuppressed if is_suppressed else StreamUnsuppressed
+        self._telemetry(kind(stream=queue))

@@ -1,40 +1,38 @@
-"""How many messages to have at hand before a slot is free, and how many looks may be in vain.
-
-And what came too late for a look.
-"""
+"""Waking loops and callers that wait, the limit on empty polls, and when something is due."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from collections import defaultdict
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Iterator
 
-PATIENCE = 1.0
-"""Seconds that a message may wait for a slot before another worker may have it."""
-_VAIN, _VAIN_RATE = 10, 100.0
-"""Bells that may be about nothing, at once and a second: anybody may ring, all the time."""
+K = TypeVar("K")
+
+_EMPTY_POLLS, _EMPTY_POLLS_RATE = 10, 100.0
+"""Polls that notifications may cause although they find nothing: at once, and per second."""
 _LATE = 0.02
-"""Seconds that a question for what has come since a look may take to reach the server."""
+"""Seconds that a query for what came after a poll may take to reach the server."""
 _LATEST = 5.0
-"""Most seconds since a look that such a question is for; the poll finds the rest."""
+"""Most seconds after a poll that such a query covers; the next poll finds the rest."""
 
 
 class TokenBucket:
-    """So many looks may be in vain at once, and so many a second after that: a token bucket."""
+    """Token bucket for empty polls: any session may send notifications, all the time."""
 
-    def __init__(self, burst: int = _VAIN, rate: float = _VAIN_RATE) -> None:
+    def __init__(self, burst: int = _EMPTY_POLLS, rate: float = _EMPTY_POLLS_RATE) -> None:
         self._burst = burst
         self._rate = rate
         self._left = float(burst)
         self._since = time.monotonic()
 
     def spend(self) -> float:
-        """Note one; return for how many seconds there should be no other."""
+        """Count one; return how many seconds to wait before the next one."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._since) * self._rate) - 1
         self._since = now
@@ -42,35 +40,63 @@ class TokenBucket:
 
 
 class Wake(asyncio.Event):
-    """Set by a bell, for a loop that looks and then waits for the next one."""
+    """Set by a notification, for a loop that polls and then waits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._vain = TokenBucket()
+        self._bucket = TokenBucket()
 
     async def rest(self, seconds: float) -> None:
-        """Wait until it rings, or for so long; and a moment longer where it rings all the time."""
+        """Wait for a notification, at most for so long; a moment longer where they never end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wait()
-        if self.is_set() and (pause := self._vain.spend()) > 0:
+        if self.is_set() and (pause := self._bucket.spend()) > 0:
             await asyncio.sleep(pause)
 
 
 async def due_in(
-    looked_at: float, ask: Callable[[timedelta], Awaitable[timedelta | None]]
+    polled_at: float, query: Callable[[timedelta], Awaitable[timedelta | None]]
 ) -> float | None:
-    """Ask in how many seconds something comes; what came since the last look counts: it missed it.
+    """Seconds until something is due, for which the poll at `polled_at` was too early.
 
-    `ask` is given how long ago that was, and answers in how long something comes, if it can tell.
+    `query` gets how long ago that was, and returns in how long something is due, if it knows.
     """
     late = _LATE
     while True:
-        asked_at = time.monotonic()
-        since = asked_at - looked_at + late
-        told = await ask(timedelta(seconds=min(since, _LATEST)))
-        took = time.monotonic() - asked_at
+        sent_at = time.monotonic()
+        since = sent_at - polled_at + late
+        due = await query(timedelta(seconds=min(since, _LATEST)))
+        took = time.monotonic() - sent_at
         if took <= late or since >= _LATEST:
-            return None if told is None else told.total_seconds()
-        # It may have reached the server too late to count all of that.
+            return None if due is None else due.total_seconds()
+        # The query may have reached the server too late to cover all of that.
         late = 2 * took
+
+
+class Waiters(Generic[K]):
+    """Callers that wait, by the keys that they wait for."""
+
+    def __init__(self) -> None:
+        self._events: defaultdict[K, set[asyncio.Event]] = defaultdict(set)
+
+    @contextmanager
+    def waiting(self, keys: Collection[K]) -> Iterator[asyncio.Event]:
+        """Give an event that is set when one of the keys is woken."""
+        event = asyncio.Event()
+        for key in keys:
+            self._events[key].add(event)
+        try:
+            yield event
+        finally:
+            for key in set(keys):
+                self._events[key].discard(event)
+                if not self._events[key]:
+                    del self._events[key]
+
+    def wake(self, matches: Callable[[K], bool] = lambda _: True) -> None:
+        """Wake callers that wait for matching keys, by default all."""
+        for key, events in self._events.items():
+            if matches(key):
+                for event in events:
+                    event.set()

@@ -1,4 +1,4 @@
-"""What of payloads nobody shall see on a screen: the values of some keys, or all of them."""
+"""Hides parts of payloads on screens: the values of some keys, or all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 HIDDEN = "•••"
-"""What is shown in place of a value."""
+"""Shown instead of a value."""
 _LITERAL = re.compile(
     r"""
     \b[eE]'(?:[^'\\]|\\.|'')*(?:'|\\?\Z) | '(?:[^']|'')*(?:'|\Z)
@@ -19,15 +19,15 @@ _LITERAL = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _SHORTEST = 3
-"""Characters of a hidden value that are looked for in other texts; less is found everywhere."""
+"""Shorter hidden values are not searched in other texts: they would match everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Patterns of keys, `password` or `*.token`: whose values are hidden, at any depth.
+    """Patterns of keys, `password` or `*.token`, whose values are hidden at any depth.
 
-    A pattern without a dot means a key wherever it stands; one with dots is compared with the whole
-    path from the top, `user.card.number`, where `*` may stand for any part of it.
+    A pattern without a dot matches a key anywhere. A pattern with dots is compared with the whole
+    path from the top, `user.card.number`; `*` matches any part of it.
     """
 
     patterns: tuple[str, ...] = ()
@@ -35,26 +35,26 @@ class Masks:
 
     @classmethod
     def parse(cls, text: str | None, *, all_payloads: bool = False) -> Masks:
-        """Read patterns with commas between them."""
+        """Read patterns separated by commas."""
         parts = (part.strip().lower() for part in (text or "").split(","))
         return cls(tuple(part for part in parts if part), all_payloads)
 
     @property
     def are_none(self) -> bool:
-        """Whether everything may be seen."""
+        """Whether nothing is hidden."""
         return not self.patterns and not self.all_payloads
 
     def value(self, value: Any) -> Any:
-        """A decoded value with what is hidden replaced."""
+        """A decoded value with hidden parts replaced."""
         return HIDDEN if self.all_payloads else self._walk(value, ())
 
     def text(self, text: str | None, *, indent: int | None = 2) -> str | None:
-        """JSON text, as PostgreSQL has it, with what is hidden replaced."""
+        """JSON text of PostgreSQL with hidden parts replaced."""
         if text is None:
             return None
         if self.all_payloads:
             return json.dumps(HIDDEN, ensure_ascii=False)
-        # Python would round numbers, or refuse them: they are put aside as they were written.
+        # Python would round some numbers and refuse others: they are kept as they were written.
         numbers: list[str] = []
         mark = secrets.token_hex(8)
 
@@ -67,16 +67,15 @@ class Masks:
             written = json.dumps(self._walk(value, ()), ensure_ascii=False, indent=indent)
             return re.sub(f'"{mark}(\\d+)"', lambda found: numbers[int(found[1])], written)
         except (RecursionError, ValueError):
-            # Too deep to look into: nothing of it is shown where something is to be hidden.
+            # Too deep for Python to search: all of it is hidden if anything may have to be.
             return text if self.are_none else json.dumps(HIDDEN, ensure_ascii=False)
 
     def _walk(self, value: Any, path: tuple[str, ...]) -> Any:
         match value:
             case dict():
+                paths = {key: (*path, key.lower()) for key in value}
                 return {
-                    key: HIDDEN
-                    if self.hides((*path, key.lower()))
-                    else self._walk(it, (*path, key.lower()))
+                    key: HIDDEN if self.hides(paths[key]) else self._walk(it, paths[key])
                     for key, it in value.items()
                 }
             case list():
@@ -87,12 +86,18 @@ class Masks:
     def hides(self, path: tuple[str, ...]) -> bool:
         """Whether the value at this path, of keys in lower case, is hidden."""
         whole = ".".join(path)
-        return any(
-            fnmatchcase(whole if "." in pattern else path[-1], pattern)
-            # `*.token` also means a token at the top.
-            or (pattern.startswith("*.") and fnmatchcase(whole, pattern[2:]))
-            for pattern in self.patterns
+        return (
+            self.all_payloads
+            or any(
+                fnmatchcase(whole if "." in pattern else path[-1], pattern)
+                # `*.token` also matches a token at the top.
+                or (pattern.startswith("*.") and fnmatchcase(whole, pattern[2:]))
+                for pattern in self.patterns
+            )
         )
+
+
+_ALL = Masks(all_payloads=True)
 
 
 def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | None:
@@ -100,7 +105,7 @@ def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | No
     if text is None or masks.are_none:
         return text
     if any(it is None for it in documents):
-        # What is to be hidden is not known here: all but the kind of the error may be it.
+        # The hidden values are unknown here: only the kind of the error is safe to show.
         return f"{text.partition(':')[0][:200]}: {HIDDEN}"
     hidden: set[str] = set()
     try:
@@ -115,15 +120,15 @@ def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | No
 
 
 def redacted_statement(text: str | None, masks: Masks) -> str | None:
-    """An SQL statement without its literals, where anything is to be hidden: any may be a payload.
+    """An SQL statement without its literals if anything is hidden: each may be a payload.
 
-    It may have been cut off in one of them.
+    The text may end within a literal.
     """
     return text if text is None or masks.are_none else _LITERAL.sub(HIDDEN, text)
 
 
 def _gather(value: Any, masks: Masks, path: tuple[str, ...], into: set[str]) -> None:
-    """Collect the values that are hidden, as texts, also as Python and JSON write them."""
+    """Collect the hidden values as texts, also in the notations of JSON and Python."""
     match value:
         case dict():
             for key, it in value.items():
@@ -137,14 +142,3 @@ def _gather(value: Any, masks: Masks, path: tuple[str, ...], into: set[str]) -> 
             into |= {form for form in forms if len(form) >= _SHORTEST}
         case _:
             pass
-
-
-class _All:
-    all_payloads = True
-
-    @staticmethod
-    def hides(_: tuple[str, ...]) -> bool:
-        return True
-
-
-_ALL: Any = _All()

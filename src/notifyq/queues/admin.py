@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from notifyq.arguments import check_fields, number, plain, text
-from notifyq.database import sql
-from notifyq.errors import SchemaTooNewError, SchemaTooOldError
-from notifyq.queues.payload_schema import schema_text
+from notifyq.arguments import duration as seconds
+from notifyq.arguments import number, text, whole
+from notifyq.database import statements as sql
+from notifyq.errors import ConfigurationError, SchemaTooNewError, SchemaTooOldError
+from notifyq.queues.policy import PolicyBase, call, option, options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime, timedelta
 
     import asyncpg
 
@@ -22,81 +23,122 @@ if TYPE_CHECKING:
     from notifyq.queues.payload_schema import Schema
 
 
-Bell = Literal["auto", "always", "off"]
-"""Whether what is published rings: unless a worker attends, for each statement, or never."""
+Notify = Literal["auto", "always", "off"]
 Overflow = Literal["reject", "drop_oldest"]
-"""What happens beyond the capacity: publishing fails, or the oldest are archived as rejected."""
 
 log = logging.getLogger("notifyq.worker")
 
-_OF_HANDLERS = dict.fromkeys(("lock_timeout", "max_attempts", "backoff", "backoff_max"))
-_NONE = (0, timedelta(0), "-", "true")
-"""What takes a value of a policy away."""
+_OF_HANDLERS = dict.fromkeys(("lock_duration", "max_attempts", "backoff", "backoff_max"))
+"""A handler may set these itself, whatever its queue has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(PolicyBase):
     """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
 
-    Durations are timedeltas or seconds. For limits, from `concurrency` to `capacity`, 0 is "none":
-    that takes one away, as it does for `retention_dead`, "-" for `payload_type` and True for
-    `payload_schema`.
+    Durations are timedeltas or seconds; a pydantic model stands for its JSON Schema.
     """
 
-    lock_timeout: timedelta | float | None = None
-    max_attempts: int | None = None
-    backoff: timedelta | float | None = None
-    backoff_max: timedelta | float | None = None
-    bell: Bell | None = None
-    retention: timedelta | float | None = None
-    max_bytes: int | None = None
-    concurrency: int | None = None
-    key_concurrency: int | None = None
-    rate: int | None = None
-    rate_period: timedelta | float | None = None
-    rate_burst: int | None = None
-    key_rate: int | None = None
-    key_rate_period: timedelta | float | None = None
-    key_rate_burst: int | None = None
-    ordered: bool | None = None
-    fair: bool | None = None
-    capacity: int | None = None
-    overflow: Overflow | None = None
-    durable: bool | None = None
-    """False: messages are gone after a crash of the server, and only what dies is archived."""
-    payload_type: str | None = None
-    """The type whose values messages are, as PostgreSQL names it: `integer`, not `int4`."""
-    payload_schema: Schema | None = None
-    """The JSON Schema that messages must satisfy, or a pydantic model that has it."""
-    retention_dead: timedelta | float | None = None
-    """How long the archive keeps what did not succeed, if not for `retention`."""
+    lock_duration: timedelta | float | None = option(
+        "How long a claim holds a message unless it is extended.", "Attempts"
+    )
+    max_attempts: int | None = option(
+        "Attempts before a message is dead; with 1 it is never retried.",
+        "Attempts",
+        least=1,
+        most=1000,
+    )
+    backoff: timedelta | float | None = option(
+        "Delay before the second attempt; it doubles with every attempt.", "Attempts"
+    )
+    backoff_max: timedelta | float | None = option("Longest delay between attempts.", "Attempts")
+    notify: Notify | None = option(
+        "auto: publishing wakes workers, unless a busy one polls; always: it always does; "
+        "off: workers only poll.",
+        "Other",
+        choices=get_args(Notify),
+    )
+    retention: timedelta | float | None = option(
+        "How long the archive keeps its messages.", "Other"
+    )
+    max_bytes: int | None = option(
+        "Most bytes of a message and its headers, as JSON text.", "Limits", least=4096, most=2**28
+    )
+    concurrency: int | None = option(
+        "Most messages that all workers handle at a time.", "Limits", none="no limit"
+    )
+    key_concurrency: int | None = option(
+        "Most messages of one key that are handled at a time.", "Keys", none="no limit"
+    )
+    rate: int | None = option(
+        "Most messages handed out in a period.", "Limits", none="no limit", period="rate_period"
+    )
+    rate_period: timedelta | float | None = option("Period of the rate.", "Limits")
+    rate_burst: int | None = option(
+        "Most messages handed out at once after an idle time.",
+        "Limits",
+        none="a tenth of a second's worth",
+    )
+    key_rate: int | None = option(
+        "Most messages of one key handed out in a period.",
+        "Keys",
+        none="no limit",
+        period="key_rate_period",
+    )
+    key_rate_period: timedelta | float | None = option("Period of the rate of a key.", "Keys")
+    key_rate_burst: int | None = option(
+        "Most messages of one key handed out at once after an idle time.",
+        "Keys",
+        none="a tenth of a second's worth",
+    )
+    ordered: bool | None = option(
+        "A message waits until all earlier ones of its key are archived.", "Keys", off="unordered"
+    )
+    fair: bool | None = option(
+        "Keys get equal shares of the workers, or those that are set for them.",
+        "Keys",
+        off="unfair",
+    )
+    capacity: int | None = option(
+        "Most messages that wait or are scheduled.", "Limits", none="no limit"
+    )
+    overflow: Overflow | None = option(
+        "Beyond the capacity: reject makes publishing fail, drop_oldest archives the oldest "
+        "messages as rejected.",
+        "Limits",
+        choices=get_args(Overflow),
+    )
+    durable: bool | None = option(
+        "Not durable (unlogged): messages are lost when the server crashes, and only dead ones are "
+        "archived.",
+        "Other",
+        off="unlogged",
+    )
+    payload_type: str | None = option(
+        "SQL type of all messages, such as integer or public.invoice.", "Payload", none="any"
+    )
+    payload_schema: Schema | None = option(
+        "JSON Schema that messages must satisfy.", "Payload", none="any JSON"
+    )
+    retention_dead: timedelta | float | None = option(
+        "How long the archive keeps messages that did not succeed.", "Other", none="as the others"
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse what is not of its field's kind where it is written."""
-        check_fields(self)
+    def differences(self, queue: Mapping[str, Any]) -> list[str]:
+        """What a queue, a row of `queue_info`, has other than this policy."""
+        found, values = [], self.values()
+        for it in options(Policy):
+            wanted, actual = values[it.name], queue[it.name]
+            if it.kind == "schema":
+                wanted, actual = (text and json.loads(text) for text in (wanted, actual))
+            is_none = actual is None and wanted == it.none_value
+            if wanted is not None and wanted != actual and not is_none:
+                found.append(f"{it.name} is {actual}, not {wanted}")
+        return found
 
-    def args(self) -> tuple[object, ...]:
-        """The values in the order of the SQL functions."""
-        return tuple(self._values().values())
 
-    def differences(self, queue: Mapping[str, object]) -> list[str]:
-        """What a queue, a row of `queue_info`, has otherwise than is said here."""
-        said = {name: value for name, value in self._values().items() if value is not None}
-        found = {name: queue[name] for name in said}
-        if schema := found.get("payload_schema"):
-            found["payload_schema"], said["payload_schema"] = (
-                json.dumps(json.loads(str(it)), sort_keys=True)
-                for it in (schema, said["payload_schema"])
-            )
-        # None of them is null there, and one of these here.
-        return [
-            f"{name} is {found[name]}, not {value}"
-            for name, value in said.items()
-            if found[name] != value and not (found[name] is None and value in _NONE)
-        ]
-
-    def _values(self) -> dict[str, object]:
-        return plain(self) | {"payload_schema": schema_text(self.payload_schema)}
+CREATE_QUEUE: Final = call("create_queue", Policy)
+ALTER_QUEUE: Final = call("alter_queue", Policy)
 
 
 def check_versions(installed: int, serves: int) -> None:
@@ -111,19 +153,19 @@ def check_versions(installed: int, serves: int) -> None:
         )
     if serves > sql.SCHEMA_VERSION:
         raise SchemaTooNewError(
-            f"version {installed} of the schema is installed, which serves notifyq from schema "
-            f"{serves} on, and this one is of {sql.SCHEMA_VERSION}: upgrade the package"
+            f"version {installed} of the schema is installed, which works with packages for "
+            f"schema {serves} or later; this one is for {sql.SCHEMA_VERSION}: upgrade the package"
         )
 
 
 class Admin:
-    """Create, change, pause and drop queues, and say who may use them."""
+    """Create, change, pause and drop queues, and grant them to roles."""
 
     def __init__(self, database: Calls) -> None:
         self._database = database
 
     async def check_schema(self) -> None:
-        """Raise unless the schema in the database is one that this version works with."""
+        """Raise unless this package works with the schema in the database."""
         [row] = await self._database.fetch(sql.VERSIONS)
         check_versions(row["version"], row["serves"])
 
@@ -131,17 +173,16 @@ class Admin:
         """Create a queue. False: it existed, and nothing changed."""
         text("name", name)
         args = (policy or Policy()).args()
-        return bool(await self._database.value(sql.CREATE_QUEUE, name, *args))
+        return bool(await self._database.value(CREATE_QUEUE, name, *args))
 
     async def create_missing(self, policies: Mapping[str, Policy]) -> list[str]:
-        """Create the queues that are missing; return those. One with other limits is warned of."""
+        """Create missing queues and return them; log a warning for one with another policy."""
         existing = {row["queue"]: row for row in await self.queue_info()}
         missing = []
         for queue, policy in policies.items():
             if queue not in existing:
                 await self.create_queue(queue, policy)
                 missing.append(queue)
-            # What a handler says of itself holds whatever the queue says.
             elif differences := replace(policy, **_OF_HANDLERS).differences(dict(existing[queue])):
                 log.warning(
                     "queue %r exists and keeps its policy: %s; `notifyq queues alter` changes it",
@@ -153,15 +194,27 @@ class Admin:
     async def alter_queue(self, name: str, policy: Policy) -> None:
         """Change the policy of a queue."""
         text("name", name)
-        await self._database.fetch(sql.ALTER_QUEUE, name, *policy.args())
+        await self._database.fetch(ALTER_QUEUE, name, *policy.args())
 
     async def drop_queue(self, name: str, *, force: bool = False) -> int:
-        """Drop a queue, with `force` also its live messages; return how many those were."""
+        """Drop a queue, with `force` also its live messages; return their number."""
         return int(await self._database.value(sql.DROP_QUEUE, name, force))
 
-    async def pause_queue(self, name: str) -> bool:
-        """Hand out no more messages. False: it was paused already."""
-        return bool(await self._database.value(sql.PAUSE_QUEUE, name))
+    async def pause_queue(
+        self,
+        name: str,
+        *,
+        until: datetime | None = None,
+        duration: timedelta | float | None = None,
+    ) -> bool:
+        """Hand out no more messages, until an instant or for a time: then it resumes by itself.
+
+        A queue that is paused already gets the new end. False: nothing changed.
+        """
+        if until is not None and duration is not None:
+            raise ConfigurationError("give until or duration, not both")
+        ends = [until, seconds("duration", duration)]
+        return bool(await self._database.value(sql.PAUSE_QUEUE_UNTIL, name, *ends))
 
     async def resume_queue(self, name: str) -> bool:
         """Hand out messages again. False: it was not paused."""
@@ -170,14 +223,14 @@ class Admin:
     async def grant_queue(
         self, name: str, role: str, *, publish: bool = True, consume: bool = True
     ) -> bool:
-        """Let a role and its members use a queue, which is closed to others from then on.
+        """Let a role and its members use a queue, which is then closed to all others.
 
-        False: it was so already.
+        False: nothing changed.
         """
         return bool(await self._database.value(sql.GRANT_QUEUE, name, role, publish, consume))
 
     async def revoke_queue(self, name: str, role: str) -> bool:
-        """Take a grant back; with the last one the queue is open again. False: there was none."""
+        """Revoke a grant; without the last one the queue is open again. False: there was none."""
         return bool(await self._database.value(sql.REVOKE_QUEUE, name, role))
 
     async def queue_grants(self, name: str | None = None) -> list[asyncpg.Record]:
@@ -185,9 +238,9 @@ class Admin:
         return await self._database.fetch(sql.QUEUE_GRANTS, name)
 
     async def set_share(self, name: str, key: str, weight: float | None) -> bool:
-        """Give a key of a fair queue more or less than others; None takes that back.
+        """Give a key of a fair queue a larger or smaller share; None makes it equal again.
 
-        False: it was so already.
+        False: nothing changed.
         """
         text("name", name)
         text("key", key)
@@ -195,8 +248,26 @@ class Admin:
         return bool(await self._database.value(sql.SET_SHARE, name, key, weight))
 
     async def queue_shares(self, name: str | None = None) -> list[asyncpg.Record]:
-        """The keys that have a weight of their own, of each queue or of one."""
+        """The weights of keys, of each queue or of one."""
         return await self._database.fetch(sql.QUEUE_SHARES, name)
+
+    async def set_limit(
+        self, name: str, key: str, *, concurrency: int | None = None, rate: int | None = None
+    ) -> bool:
+        """Give one key other limits than `key_concurrency` and `key_rate` of its queue.
+
+        The rate is in the period of the queue. None is the limit of the queue, and None for both
+        removes the limits of the key. False: nothing changed.
+        """
+        text("name", name)
+        text("key", key)
+        whole("concurrency", concurrency, 10**9)
+        whole("rate", rate, 10**9)
+        return bool(await self._database.value(sql.SET_LIMIT, name, key, concurrency, rate))
+
+    async def queue_limits(self, name: str | None = None) -> list[asyncpg.Record]:
+        """The limits of single keys, of each queue or of one."""
+        return await self._database.fetch(sql.QUEUE_LIMITS, name)
 
     async def queue_info(self, name: str | None = None) -> list[asyncpg.Record]:
         """Policy and counts of each queue, or of one."""

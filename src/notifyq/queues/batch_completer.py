@@ -1,4 +1,4 @@
-"""Settlements: how messages ended, written down many at a time."""
+"""Settlements: how messages ended, written many at a time."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Retried, newest
 from notifyq.models.outcome import Failed, Rejected, Released, Success
 from notifyq.telemetry.tracebacks import clean, report
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from notifyq.database.pool import Database
 
 Key = tuple[int, int]
 """Id and lock token of a message."""
 Answer = bool | Retried
-"""Whether the lock was held, and where an attempt failed what followed."""
-Settled = Callable[[Answer | BaseException], None]
+"""Whether the lock was held; for a failed attempt, what followed."""
+OnSettled = Callable[[Answer | BaseException], None]
 
 E = TypeVar("E", bound=Success | Rejected | Failed | Released)
 
 _BATCH = 500
 """Most settlements in one statement: enough to share a commit, small enough to stay quick."""
 _GATHER = 0.002
-"""Longest time in seconds that a settlement waits for others that follow it turn by turn."""
+"""Longest time in seconds that a settlement waits for others, while more of them arrive."""
 _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError, InvalidArgumentError)
-"""The values are at fault, and would be the next time: numbers, sizes and depths have limits."""
+"""The values themselves cannot be stored: numbers, sizes and depths have limits."""
 
 
 @dataclass(slots=True)
@@ -41,36 +43,32 @@ class _Settlement(Generic[E]):
     id: int
     lock_token: int
     outcome: E
-    settled: Settled
+    on_settled: OnSettled
 
     @property
     def key(self) -> Key:
         return self.id, self.lock_token
 
-    def tell(self, answer: Answer | BaseException) -> None:
-        """Call `settled`, once."""
-        settled, self.settled = self.settled, _ignore
-        settled(answer)
+    def settle(self, answer: Answer | BaseException) -> None:
+        """Call `on_settled`, once."""
+        on_settled, self.on_settled = self.on_settled, lambda _: None
+        on_settled(answer)
 
 
-def _ignore(_answer: Answer | BaseException) -> None:
-    return
+class _Batcher(Generic[E]):
+    """Settlements of one kind: during one statement the next ones gather for another.
 
-
-class _Lane(Generic[E]):
-    """Settlements of one kind: while one statement is under way the next ones wait for another.
-
-    `send` answers by the keys that were held. `lone` is for one whose values cannot be stored: they
-    fail the statement, and must not fail the others.
+    `send` returns answers by the keys that were held. `send_alone` is for a settlement whose values
+    cannot be stored: they make the statement fail, and must not fail the others.
     """
 
     def __init__(
         self,
         send: Callable[[list[_Settlement[E]]], Awaitable[Mapping[Key, Answer]]],
-        lone: Callable[[_Settlement[E], Exception], Awaitable[Answer]],
+        send_alone: Callable[[_Settlement[E], Exception], Awaitable[Answer]],
     ) -> None:
         self._send = send
-        self._lone = lone
+        self._send_alone = send_alone
         self._pending: list[_Settlement[E]] = []
         self._flushing: asyncio.Task[None] | None = None
 
@@ -84,7 +82,7 @@ class _Lane(Generic[E]):
             self._flushing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._flushing
-        _tell(self._pending, asyncio.CancelledError())
+        _settle_all(self._pending, asyncio.CancelledError())
         self._pending.clear()
 
     async def _flush(self) -> None:
@@ -95,17 +93,17 @@ class _Lane(Generic[E]):
                 batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
                 await self._settle(batch)
         except BaseException as error:
-            _tell(batch, error)
+            _settle_all(batch, error)
             if not isinstance(error, asyncio.CancelledError):
-                # Nothing awaits this task: a settlement that is not told would wait for ever.
-                _tell(self._pending, error)
+                # Nothing awaits this task: a settlement without an answer would wait permanently.
+                _settle_all(self._pending, error)
                 self._pending = []
             raise
         finally:
             self._flushing = None
 
     async def _gather(self) -> None:
-        """Let those that come together go together, while each turn of the loop brings more."""
+        """Wait for settlements that arrive together, while each turn of the loop brings more."""
         give_up = time.monotonic() + _GATHER
         before = 0
         while before < len(self._pending) < _BATCH and time.monotonic() < give_up:
@@ -122,31 +120,31 @@ class _Lane(Generic[E]):
                 half = len(batch) // 2
                 await self._settle(batch[:half])
                 await self._settle(batch[half:])
-        except Exception as error:  # noqa: BLE001  it belongs to those who wait for it
-            _tell(batch, error)
+        except Exception as error:  # noqa: BLE001  it is raised where the answer is awaited
+            _settle_all(batch, error)
         else:
             for settlement in batch:
-                settlement.tell(held.get(settlement.key, False))
+                settlement.settle(held.get(settlement.key, False))
 
     async def _settle_alone(self, settlement: _Settlement[E], error: Exception) -> None:
         try:
-            settlement.tell(await self._lone(settlement, error))
-        except Exception as again:  # noqa: BLE001  it belongs to those who wait for it
-            settlement.tell(again)
+            settlement.settle(await self._send_alone(settlement, error))
+        except Exception as again:  # noqa: BLE001  it is raised where the answer is awaited
+            settlement.settle(again)
 
 
 class BatchCompleter:
-    """Settlements of one worker: finishes, retries and releases, each kind many at a time.
+    """The settlements of one worker: finishes, retries and releases, each kind many at a time.
 
-    Each message keeps its own token, so one that lost its lock does not touch the others. One whose
-    result cannot be stored is retried, one whose delay cannot is retried by the queue's backoff.
+    Each message has its own token: one that lost its lock does not affect the others. One whose
+    result cannot be stored is retried; one whose delay cannot is retried by the queue's backoff.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._finishes = _Lane[Success | Rejected](self._finish, self._fail)
-        self._retries = _Lane[Failed](self._retry, self._retry_by_queue)
-        self._releases = _Lane[Released](self._release, _raise)
+        self._finishes = _Batcher[Success | Rejected](self._finish, self._fail)
+        self._retries = _Batcher[Failed](self._retry, self._retry_by_queue)
+        self._releases = _Batcher[Released](self._release, _raise)
 
     async def settle(
         self, message_id: int, lock_token: int, outcome: Success | Rejected | Failed | Released
@@ -154,7 +152,7 @@ class BatchCompleter:
         """Settle a message with others. False: its lock was lost."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-        def settled(answer: Answer | BaseException) -> None:
+        def on_settled(answer: Answer | BaseException) -> None:
             if answered.done():
                 return
             if isinstance(answer, asyncio.CancelledError):
@@ -164,7 +162,7 @@ class BatchCompleter:
             else:
                 answered.set_result(answer)
 
-        self.add(message_id, lock_token, outcome, settled)
+        self.add(message_id, lock_token, outcome, on_settled)
         return await answered
 
     def add(
@@ -172,29 +170,29 @@ class BatchCompleter:
         message_id: int,
         lock_token: int,
         outcome: Success | Rejected | Failed | Released,
-        settled: Settled,
+        on_settled: OnSettled,
     ) -> None:
-        """Settle a message with others; `settled` gets what `settle` would return or raise."""
+        """Settle a message with others; `on_settled` gets what `settle` returns or raises."""
         match outcome:
             case Success() | Rejected():
-                self._finishes.add(_Settlement(message_id, lock_token, outcome, settled))
+                self._finishes.add(_Settlement(message_id, lock_token, outcome, on_settled))
             case Failed():
-                self._retries.add(_Settlement(message_id, lock_token, outcome, settled))
+                self._retries.add(_Settlement(message_id, lock_token, outcome, on_settled))
             case Released():
-                self._releases.add(_Settlement(message_id, lock_token, outcome, settled))
+                self._releases.add(_Settlement(message_id, lock_token, outcome, on_settled))
 
     async def has_archived(self, key: Key) -> bool:
-        """Whether the message was finished under this very lock."""
+        """Whether the message was finished under this lock token."""
         rows = await self._database.persist(sql.ARCHIVE_FIND, key[0])
         return any(row["lock_token"] == key[1] for row in rows)
 
     async def close(self) -> None:
-        """Give up the settlements that could not be written down yet."""
-        for lane in (self._finishes, self._retries, self._releases):
-            await lane.close()
+        """Abandon settlements that are not written yet."""
+        for batcher in (self._finishes, self._retries, self._releases):
+            await batcher.close()
 
     async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> Mapping[Key, Answer]:
-        repeated = _Repeated()
+        repeats: list[bool] = []
         outcomes = [it.outcome for it in batch]
         rows = await self._database.persist(
             sql.FINISH_MANY,
@@ -203,10 +201,10 @@ class BatchCompleter:
             [it.status for it in outcomes],
             [it.reason if isinstance(it, Rejected) else None for it in outcomes],
             [it.result if isinstance(it, Success) else None for it in outcomes],
-            retried=repeated.note,
+            retried=lambda: repeats.append(True),
         )
         done = newest([it.key for it in batch], rows)
-        if repeated.happened:
+        if repeats:
             lost = [it for it in batch if it.key not in done]
             done |= {it.key for it in lost if await self.has_archived(it.key)}
         return dict.fromkeys(done, True)
@@ -217,7 +215,7 @@ class BatchCompleter:
         return await self.settle(*settlement.key, failed)
 
     async def _retry(self, batch: list[_Settlement[Failed]]) -> Mapping[Key, Answer]:
-        repeated = _Repeated()
+        repeats: list[bool] = []
         outcomes = [it.outcome for it in batch]
         errors = [it.error for it in outcomes]
         rows = await self._database.persist(
@@ -231,12 +229,12 @@ class BatchCompleter:
             [it and it.text for it in errors],
             [it and it.traceback for it in errors],
             [it.gives_up for it in outcomes],
-            retried=repeated.note,
+            retried=lambda: repeats.append(True),
         )
         keys = [it.key for it in batch]
         followed = {row["id"]: Retried(row["max_attempts"], row["delay"]) for row in rows}
         answers: dict[Key, Answer] = {key: followed[key[0]] for key in newest(keys, rows)}
-        if repeated.happened:  # after a lost answer "not held" may mean "done by the first try"
+        if repeats:  # "not held" may mean that the first try, without answer, succeeded
             return dict.fromkeys(keys, True) | answers
         return answers
 
@@ -248,9 +246,16 @@ class BatchCompleter:
         return answers.get(settlement.key, False)
 
     async def _release(self, batch: list[_Settlement[Released]]) -> Mapping[Key, Answer]:
-        rows = await self._database.persist(
-            sql.RELEASE_MANY, [it.id for it in batch], [it.lock_token for it in batch]
-        )
+        by_delay: dict[timedelta | None, list[_Settlement[Released]]] = {}
+        for it in batch:
+            by_delay.setdefault(it.outcome.after, []).append(it)
+        rows: list[asyncpg.Record] = []
+        for after, some in by_delay.items():
+            keys = [it.id for it in some], [it.lock_token for it in some]
+            if after is None:
+                rows += await self._database.persist(sql.RELEASE_MANY, *keys)
+            else:
+                rows += await self._database.persist(sql.SNOOZE_MANY, *keys, after)
         return dict.fromkeys(newest([it.key for it in batch], rows), True)
 
 
@@ -258,16 +263,6 @@ async def _raise(_settlement: _Settlement[Released], error: Exception) -> Answer
     raise error
 
 
-def _tell(batch: list[_Settlement[E]], error: BaseException) -> None:
+def _settle_all(batch: list[_Settlement[E]], error: BaseException) -> None:
     for settlement in batch:
-        settlement.tell(error)
-
-
-class _Repeated:
-    """Remembers that a call was sent again, so that its first try may have taken effect."""
-
-    happened = False
-
-    def note(self) -> None:
-        """It is sent again."""
-        self.happened = True
+        settlement.settle(error)

@@ -1,13 +1,21 @@
-"""A worker's side of a queue: claim messages and settle them under their lock tokens."""
+"""The claim client of a worker: claim messages, and settle them under their lock tokens."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.models.message import Message
-from notifyq.models.outcome import Committed, Failed, Outcome, Rejected, Released, Success
+from notifyq.models.outcome import (
+    Committed,
+    Failed,
+    Outcome,
+    Rejected,
+    Released,
+    Success,
+    Suspended,
+)
 from notifyq.queues.batch_completer import BatchCompleter
 
 if TYPE_CHECKING:
@@ -15,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from notifyq.database.pool import Database
-    from notifyq.queues.batch_completer import Answer, Settled
+    from notifyq.queues.batch_completer import Answer, OnSettled
 
 
 log = logging.getLogger("notifyq.inbox")
@@ -26,11 +34,11 @@ class ClaimClient:
 
     def __init__(self, database: Database, worker: str) -> None:
         self._database = database
-        # Beside the pool: a claim is never kept waiting by finishes, and finds what the one before
-        # has left in the session.
-        self._claims = database.lane()
+        # Beside the pool: a claim does not wait for finishes, and uses what the claim before it has
+        # left in the session.
+        self._claims = database.dedicated()
         self.worker = worker
-        self._finishes = BatchCompleter(database)
+        self._completer = BatchCompleter(database)
         self._is_closed = False
 
     async def claim(
@@ -38,9 +46,9 @@ class ClaimClient:
         queues: Sequence[str],
         quantity: int,
         *,
-        lock_timeout: timedelta | None = None,
+        lock_duration: timedelta | None = None,
         filter: str | None = None,
-        thorough: bool = False,
+        full_scan: bool = False,
         max_attempts: Sequence[int | None] | None = None,
         filters: Sequence[str | None] | None = None,
     ) -> list[Message]:
@@ -50,10 +58,10 @@ class ClaimClient:
             sql.CLAIM,
             queues,
             quantity,
-            lock_timeout,
+            lock_duration,
             self.worker,
             filter,
-            thorough,
+            full_scan,
             limits,
             filters,
         )
@@ -62,18 +70,18 @@ class ClaimClient:
             try:
                 messages.append(Message.from_row(row, strict=True))
             except (ValueError, RecursionError) as error:
-                # Headers can be as undecodable as payloads, and must no more harm the others.
+                # Headers that cannot be decoded must not harm the other messages.
                 log.warning("message %d is rejected: %s", row["id"], error)
                 reason = f"the headers cannot be decoded: {error}"
-                await self._finishes.settle(row["id"], row["lock_token"], Rejected(reason))
+                await self._completer.settle(row["id"], row["lock_token"], Rejected(reason))
         if len(messages) < len(rows):
-            # Else fewer than were asked for would look like all there are.
+            # Otherwise fewer than `quantity` would mean that there are no more.
             messages += await self.claim(
                 queues,
                 len(rows) - len(messages),
-                lock_timeout=lock_timeout,
+                lock_duration=lock_duration,
                 filter=filter,
-                thorough=thorough,
+                full_scan=full_scan,
                 max_attempts=max_attempts,
                 filters=filters,
             )
@@ -83,24 +91,26 @@ class ClaimClient:
         self,
         message: Message,
         outcome: Success | Rejected | Failed | Released,
-        settled: Settled,
+        on_settled: OnSettled,
     ) -> None:
-        """Settle a message with others; `settled` gets what `settle` would return or raise."""
-        if self._is_closed:  # a handler that would not end has ended after its worker
-            settled(False)  # noqa: FBT003
+        """Settle a message with others; `on_settled` gets what `settle` returns or raises."""
+        if self._is_closed:  # the handler has ended after its worker
+            on_settled(False)  # noqa: FBT003
         else:
-            self._finishes.add(message.id, message.lock_token, outcome, settled)
+            self._completer.add(message.id, message.lock_token, outcome, on_settled)
 
     async def settle(self, message: Message, outcome: Outcome) -> Answer:
-        """Write down how the handling of a message ended. False: its lock was lost."""
+        """Record how the handling of a message ended. False: its lock was lost."""
         if self._is_closed:
             return False
         if isinstance(outcome, Committed):
             return outcome.is_held
-        return await self._finishes.settle(message.id, message.lock_token, outcome)
+        if isinstance(outcome, Suspended):
+            return True
+        return await self._completer.settle(message.id, message.lock_token, outcome)
 
     async def release(self, messages: Iterable[Message]) -> set[int]:
-        """Give up locks as if they had not been claimed; return the ids that were still held."""
+        """Release messages as if they had not been claimed; return the ids still held."""
         held = list(messages)
         rows = await self._database.persist(
             sql.RELEASE_MANY, [m.id for m in held], [m.lock_token for m in held]
@@ -108,16 +118,16 @@ class ClaimClient:
         return {row[0] for row in rows}
 
     async def close(self) -> None:
-        """Give up the finishes that could not be written down yet, and take no more."""
+        """Abandon settlements that are not written yet, and accept no more."""
         self._is_closed = True
-        await self._finishes.close()
+        await self._completer.close()
         await self._claims.close()
 
     async def is_archived(self, message: Message) -> bool:
-        """Whether the message was finished under this very lock."""
-        return await self._finishes.has_archived((message.id, message.lock_token))
+        """Whether the message was finished under this lock token."""
+        return await self._completer.has_archived((message.id, message.lock_token))
 
     async def release_orphans(self, known: Sequence[int]) -> int:
-        """Release what this worker locked without learning of it; return how many."""
+        """Release messages that are locked for this worker and not `known`; return how many."""
         rows = await self._database.persist(sql.RELEASE_ORPHANS, self.worker, known)
         return int(rows[0][0])

@@ -7,99 +7,81 @@ import os
 import secrets
 import socket
 import time
-from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from notifyq.database import sql
+from notifyq.arguments import seconds
+from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.models.outcome import Failed, Rejected, Released, Success
 from notifyq.models.payload import encode
-from notifyq.notify.shared import SharedListener
-from notifyq.notify.wake import due_in
+from notifyq.notify.listener import Listener
+from notifyq.notify.wake import Waiters, due_in
 from notifyq.queues.claim_client import ClaimClient
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from notifyq.database.pool import Database
     from notifyq.models.message import Message
     from notifyq.models.outcome import Outcome
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 _POLL = 1.0
-"""Seconds between two looks in spite of the bell: publishers are silent while a worker attends."""
+"""Seconds between two polls although notifications arrive: workers may suppress them."""
 _PAUSE = 0.01
-"""Seconds after a look that found nothing: bells may ring for messages that no filter matches."""
+"""Seconds after an empty poll: notifications may be for messages that no filter matches."""
 
 
-class QueueBells:
-    """Wakes who waits for queues, all of them on one listening session."""
+class QueueNotifications:
+    """Wakes callers that wait for queues, all of them on one listening session."""
 
-    def __init__(self, database: Database, *, sink: Sink = log_sink) -> None:
-        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self._bell = SharedListener(
-            database,
-            [sql.NEW_MESSAGE],
-            self._hear,
-            name="notifyq inbox",
-            sink=sink,
+    def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
+        self._waiters: Waiters[str] = Waiters()
+        self.waiting = self._waiters.waiting
+        """Give an event that each notification of some queues sets."""
+        self._listener = Listener(
+            database, [sql.NEW_MESSAGE], self._receive, name="notifyq inbox", telemetry=telemetry
         )
 
     async def listen(self) -> None:
-        """Open the session if it is not; what is published after that rings."""
-        if self._bell.is_closed:
-            raise DatabaseUnavailableError("the App was closed while messages were waited for")
-        await self._bell.listen()
+        """Listen, unless it does: what is published after that sends a notification."""
+        if self._listener.is_closed:
+            raise DatabaseUnavailableError("the App was closed during the wait for messages")
+        await self._listener.open()
 
     async def close(self) -> None:
-        """End the session; whoever still waits gets an error."""
-        await self._bell.close()
+        """End the session; a call that still waits gets an error."""
+        await self._listener.close()
 
-    @contextmanager
-    def waking(self, queues: Sequence[str]) -> Iterator[asyncio.Event]:
-        """Give an event that each bell of these queues sets."""
-        wake = asyncio.Event()
-        for queue in queues:
-            self._waiting[queue].add(wake)
-        try:
-            yield wake
-        finally:
-            for queue in set(queues):
-                self._waiting[queue].discard(wake)
-                if not self._waiting[queue]:
-                    del self._waiting[queue]
-
-    def _hear(self, payload: str | None) -> None:
-        if payload is None:  # bells may have been missed
-            wakes = set().union(*self._waiting.values())
-        else:
-            wakes = self._waiting.get(payload.rpartition(":")[0], set())
-        for wake in wakes:
-            wake.set()
+    def _receive(self, channel: str, payload: str) -> None:
+        notified = payload.rpartition(":")[0]
+        self._waiters.wake(lambda queue: not channel or queue == notified)
 
 
 class MessageInbox:
-    """Messages one by one, for who has a loop of its own in place of handlers.
+    """Gives messages one by one to a loop of your own, instead of handlers.
 
-    What it hands out is locked for the time that its queue says. It is not extended by itself, and
-    is given back by `close()`.
+    A message is locked for the `lock_duration` of its queue. Its lock is not extended
+    automatically, and `close()` releases it.
     """
 
-    def __init__(self, database: Database, bells: QueueBells, worker: str | None = None) -> None:
+    def __init__(
+        self, database: Database, notifications: QueueNotifications, worker: str | None = None
+    ) -> None:
         self._database = database
-        self._bells = bells
-        # What is locked in its name and unknown to it is given back: the name is its alone.
-        place = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self.worker = f"{worker}:{place}" if worker else place
-        self._inbox = ClaimClient(database, self.worker)
+        self._notifications = notifications
+        # Unique: messages that are locked under this name and not known here are released.
+        process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.worker = f"{worker}:{process}" if worker else process
+        self._client = ClaimClient(database, self.worker)
         self._held: dict[int, Message] = {}
         self._in_doubt = False
-        """Whether a claim without an answer may have locked a message that nobody knows of."""
+        """Whether a claim without an answer may have locked a message."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,35 +95,34 @@ class MessageInbox:
         timeout: timedelta | float | None = None,
         *,
         filters: Sequence[str | None] | None = None,
-        lock_timeout: timedelta | None = None,
+        lock_duration: timedelta | None = None,
     ) -> Message | None:
-        """Wait for a message of the first of the queues that has one; None after `timeout`.
+        """Wait for a message of the first queue that has one; None after `timeout`.
 
-        `filters` has a JSON path predicate for each of the queues, None for any message; a queue
-        may be listed more than once. The message is locked until it is finished, rejected, retried
-        or released here, or its lock ends. Cancelling the wait loses no message.
+        `filters` has a JSON path predicate for each queue, None for any message; a queue may be
+        listed more than once. The message is locked until it is finished, rejected, retried or
+        released here, or its lock expires. Cancelling the wait loses no message.
         """
         names = _names(queues, filters)
         end = _end(timeout)
-        if message := await self._look(names, filters, lock_timeout, end):
+        if message := await self._poll(names, filters, lock_duration, end):
             return message
-        with self._bells.waking(names) as wake:
+        with self._notifications.waiting(names) as wake:
             while True:
-                # Listening comes before the look: what is published after it rings.
-                await self._bells.listen()
+                # Listen before the poll: what is published after the poll sends a notification.
+                await self._notifications.listen()
                 wake.clear()
                 began = time.monotonic()
-                if message := await self._look(names, filters, lock_timeout, end):
+                if message := await self._poll(names, filters, lock_duration, end):
                     return message
-                looked = time.monotonic()
-                if looked >= end:
+                ended = time.monotonic()
+                if ended >= end:
                     return None
+                longest = min(end - ended, await self._until_due(names, began))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(
-                        min(end - looked, await self._until_due(names, began))
-                    ):
+                    async with asyncio.timeout(longest):
                         await wake.wait()
-                await asyncio.sleep(max(0.0, looked + _PAUSE - time.monotonic()))
+                await asyncio.sleep(max(0.0, ended + _PAUSE - time.monotonic()))
 
     async def finish(self, message: Message, result: Any = None) -> bool:
         """Archive a message as success. False: its lock was lost."""
@@ -154,53 +135,52 @@ class MessageInbox:
     async def retry(
         self, message: Message, reason: str, after: timedelta | float | None = None
     ) -> bool:
-        """End an attempt that failed, as messages.retry() does. False: its lock was lost."""
-        delay = timedelta(seconds=after) if isinstance(after, int | float) else after
-        return await self._settle(message, Failed(clean(reason), delay))
+        """End a failed attempt as messages.retry() does. False: its lock was lost."""
+        return await self._settle(message, Failed(clean(reason), seconds(after)))
 
     async def release(self, message: Message) -> bool:
-        """Put a message back in its old place, uncounted. False: its lock was lost."""
+        """Put a message back without counting the attempt. False: its lock was lost."""
         return await self._settle(message, Released())
 
-    async def extend(self, message: Message, lock_timeout: timedelta | None = None) -> bool:
-        """Hold a message for `lock_timeout` from now on, else as its queue says. False: lost."""
+    async def extend(self, message: Message, lock_duration: timedelta | None = None) -> bool:
+        """Extend a lock, by default by the `lock_duration` of its queue. False: it was lost."""
         held = await self._database.persist(
-            sql.EXTEND_MANY, [message.id], [message.lock_token], lock_timeout
+            sql.EXTEND_MANY, [message.id], [message.lock_token], lock_duration
         )
         return bool(held)
 
     async def close(self) -> None:
-        """Give back what was not ended, and close the connection."""
+        """Release the messages that were not settled, and close the connection."""
         held = list(self._held.values())
         self._held.clear()
         if held:
-            await self._inbox.release(held)
-        await self._inbox.close()
+            await self._client.release(held)
+        await self._client.close()
 
     async def _settle(self, message: Message, outcome: Outcome) -> bool:
-        answer = await self._inbox.settle(message, outcome)
+        answer = await self._client.settle(message, outcome)
         self._held.pop(message.id, None)
         return bool(answer)
 
-    async def _until_due(self, queues: Sequence[str], looked_at: float) -> float:
+    async def _until_due(self, queues: Sequence[str], polled_at: float) -> float:
         try:
-            seconds = await due_in(looked_at, partial(self._database.value, sql.NEXT_DUE, queues))
+            due = await due_in(polled_at, partial(self._database.value, sql.NEXT_DUE, queues))
         except DatabaseUnavailableError:
             return _POLL
-        return _POLL if seconds is None else min(_POLL, max(seconds, _PAUSE))
+        return _POLL if due is None else min(_POLL, max(due, _PAUSE))
 
-    async def _look(
+    async def _poll(
         self,
         queues: list[str],
         filters: Sequence[str | None] | None,
-        lock_timeout: timedelta | None,
+        lock_duration: timedelta | None,
         end: float,
     ) -> Message | None:
         if self._in_doubt and not await self._release_orphans(end):
             return None
         claim = asyncio.create_task(
-            self._inbox.claim(
-                queues, 1, lock_timeout=lock_timeout, filters=filters or [None] * len(queues)
+            self._client.claim(
+                queues, 1, lock_duration=lock_duration, filters=filters or [None] * len(queues)
             )
         )
         try:
@@ -210,21 +190,21 @@ class MessageInbox:
             await self._release_orphans(end)
             return None
         except asyncio.CancelledError:
-            # Nobody is there to take it.
+            # The caller no longer waits for it.
             with suppress(Exception):
-                await self._inbox.release(await claim)
+                await self._client.release(await claim)
             raise
         for message in claimed:
             self._held[message.id] = message
         return claimed[0] if claimed else None
 
     async def _release_orphans(self, end: float) -> bool:
-        """Have no message locked that nobody knows of; false where that takes beyond the end."""
-        # The call is tried again for minutes; who waits for less is not kept waiting.
-        seconds = None if end == float("inf") else max(0.0, end - time.monotonic())
+        """Release messages of claims without an answer; false where that takes too long."""
+        # The call is retried for minutes: a shorter wait of the caller must end in time.
+        left = None if end == float("inf") else max(0.0, end - time.monotonic())
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._inbox.release_orphans(list(self._held))
+            async with asyncio.timeout(left):
+                await self._client.release_orphans(list(self._held))
                 self._in_doubt = False
         return not self._in_doubt
 
@@ -242,5 +222,5 @@ def _names(queues: Sequence[str], filters: Sequence[str | None] | None) -> list[
 def _end(timeout: timedelta | float | None) -> float:
     if timeout is None:
         return float("inf")
-    seconds = timeout if isinstance(timeout, int | float) else timeout.total_seconds()
-    return time.monotonic() + seconds
+    left = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    return time.monotonic() + left

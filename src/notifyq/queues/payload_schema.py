@@ -1,4 +1,4 @@
-"""JSON Schemas of queues and streams: as they are given, and checked before anything is sent."""
+"""JSON Schemas of queues and streams, and checking payloads against them before sending."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, PayloadError
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ _PATTERNS = frozenset({"pattern", "patternProperties"})
 
 @runtime_checkable
 class HasSchema(Protocol):
-    """A class with a JSON Schema, as pydantic's models are."""
+    """A class with a JSON Schema, such as a pydantic model."""
 
     def model_json_schema(self) -> dict[str, Any]:
         """The schema of its values."""
 
 
 Schema: TypeAlias = Mapping[str, object] | bool | HasSchema
-"""A JSON Schema, or a pydantic model that has one."""
+"""A JSON Schema, or a pydantic model."""
 
 
 def schema_text(schema: Schema | None) -> str | None:
@@ -43,9 +43,9 @@ def schema_text(schema: Schema | None) -> str | None:
 class PayloadSchemas:
     """The schemas of a database, read when they are first needed.
 
-    The database checks in any case. What is refused here is refused by the schema that the queue
-    has now: it is read again before. A schema with regular expressions, which are PostgreSQL's, is
-    left to the database, and so is a queue that has got its schema since it was first asked for.
+    The database checks every payload too. Before a payload is refused here, the schema is read
+    again. A schema with regular expressions, which are PostgreSQL's, is left to the database, and
+    so is a schema that a queue got after it was read.
     """
 
     def __init__(self, database: Database) -> None:
@@ -56,7 +56,7 @@ class PayloadSchemas:
     async def check(self, queue: str, texts: list[str], *, before: int = 0) -> None:
         """Raise PayloadError for the first text that the schema of the queue refuses.
 
-        Where there are several, or some `before`, the error says which, counted from 1.
+        Where there are several, or some `before`, the error has the position, counted from 1.
         """
         if queue not in self._known:
             await self._read(queue)
@@ -66,32 +66,32 @@ class PayloadSchemas:
         refused = _first_refused(self._known[queue], texts)
         if refused is None:
             return
-        place, reason = refused
-        which = f" at position {before + place}" if before or len(texts) > 1 else ""
+        position, reason = refused
+        which = f" at position {before + position}" if before or len(texts) > 1 else ""
         raise PayloadError(f"{queue!r} does not take the message{which}: {reason}")
 
     async def _read(self, queue: str) -> None:
         text = await self._database.value(sql.PAYLOAD_SCHEMA, queue)
         schema = None if text is None else _decode(text)
-        is_ours = schema is not None and not _uses(schema, _PATTERNS)
-        self._known[queue] = _library()(schema) if is_ours else None
+        checks = schema is not None and not _uses(schema, _PATTERNS)
+        self._known[queue] = _library()(schema) if checks else None
 
 
 def _first_refused(validator: Any, texts: Iterable[str]) -> tuple[int, str] | None:
     if validator is None:
         return None
-    for place, text in enumerate(texts, 1):
+    for position, text in enumerate(texts, 1):
         try:
             error = next(validator.iter_errors(_decode(text)), None)
         except (ValueError, RecursionError):
-            return None  # no JSON, or too deep: the database says so in its words
+            return None  # no JSON, or too deep: the database reports it
         if error is not None:
-            return place, f"{error.json_path}: {error.message[:200]}"
+            return position, f"{error.json_path}: {error.message[:200]}"
     return None
 
 
 def _decode(text: str) -> Any:
-    # As PostgreSQL has them: 0.1 is a tenth, and of 0.3 a multiple.
+    # As numeric in PostgreSQL: 0.3 is a multiple of 0.1.
     return json.loads(text, parse_float=Decimal)
 
 
@@ -108,7 +108,7 @@ def _library() -> Any:
         from jsonschema.validators import extend
     except ImportError:
         raise ConfigurationError(
-            "to check payloads here needs one more package: pip install 'notifyq[schema]'"
+            "check_payloads needs one more package: pip install 'notifyq[schema]'"
         ) from None
 
     def is_integer(_: Any, value: Any) -> bool:

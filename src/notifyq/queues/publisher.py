@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import asyncpg
 
-from notifyq.database import sql
-from notifyq.database.external import borrow
+from notifyq.database import statements as sql
+from notifyq.database.external import adapt
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import check_json, encode
 from notifyq.queues.publish_options import (
     ManyOptions,
     MessageOptions,
     Options,
+    after_keys,
     before_keys,
-    behind_keys,
     text,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from contextlib import AbstractContextManager
 
-    from notifyq.database.external import Awaited, Borrowed
+    from opentelemetry.trace import Span
+
+    from notifyq.database.external import Awaited, External
     from notifyq.database.pool import AnyConnection, Database
     from notifyq.queues.payload_schema import PayloadSchemas
     from notifyq.queues.publish_options import KeyOf
@@ -32,39 +35,38 @@ if TYPE_CHECKING:
 
 _KEYS = ("dedup_key", "key")
 _MOST = 10_000
-"""Messages of a statement: more are hardly faster, and take memory here and there."""
+"""Most messages of a statement: more are hardly faster, and need memory on both sides."""
 _LARGEST = 8_000_000
-"""Characters of a statement, but for the last of its messages; an array has less than 1 GB."""
+"""Characters of a statement without its last message: an array must be smaller than 1 GB."""
 
 
 class PublishOptions(MessageOptions, total=False):
-    """What holds for one message, and where it is published."""
+    """Options of one message, and where it is published."""
 
     connection: Awaited | None
-    """In whose transaction; by default it is committed at once."""
+    """Publish in its transaction; by default the message is committed at once."""
 
 
 class PublishManyOptions(ManyOptions, total=False):
-    """What holds for many messages, and where they are published."""
+    """Options of many messages, and where they are published."""
 
     connection: Awaited | None
-    """In whose transaction; by default they are committed at once."""
+    """Publish in its transaction; by default the messages are committed at once."""
 
 
 class PublishStreamOptions(PublishManyOptions, total=False):
-    """What holds for a stream of messages, and where and in what portions they are published."""
+    """Options of a stream of messages, and how large its batches are."""
 
     batch: int
 
 
 class Publisher:
-    """Publish into queues, on the pool or inside a transaction of the caller's.
+    """Publishes into queues, on the pool or in a transaction of the caller.
 
-    `connection` is the caller's own, with a transaction open or not: the message is there when
-    that transaction commits, and not if it doesn't. It may be of any library that
-    `notifyq.within` knows, if calls on it are awaited. With `schemas` payloads are checked here
-    too, and nothing is sent for one that the schema of its queue refuses; with `tracing` each
-    call is a span, which the headers carry.
+    `connection` is a connection of the caller: the message exists when its transaction commits, and
+    never if it rolls back. Any library that `notifyq.within` supports will do, if its calls are
+    awaited. With `schemas`, payloads are checked before anything is sent. With `tracing`, each call
+    is a span, which the headers carry.
     """
 
     def __init__(
@@ -88,32 +90,20 @@ class Publisher:
         key: str | None = None,
         **options: Unpack[Options],
     ) -> int:
-        """Publish one message and return its id; where `dedup_key` is taken, the id that has it.
+        """Publish a message and return its id; where `dedup_key` is taken, the id that holds it.
 
-        `key` says what the message is about: order, limits and shares of a queue may go by it.
+        `key` groups messages: order, limits and fairness of a queue can depend on it.
         """
-        if self._tracing is None:
-            return await self._publish(queue, payload, connection, (dedup_key, key), options)
-        with self._tracing.publishing(queue, cast("dict[str, Any]", options)) as span:
-            number = await self._publish(queue, payload, connection, (dedup_key, key), options)
-            span.set_attribute("messaging.message.id", str(number))
-            return number
-
-    async def _publish(
-        self,
-        queue: str,
-        payload: Any,
-        connection: Awaited | None,
-        keys: tuple[str | None, str | None],
-        options: Options,
-    ) -> int:
-        encoded = encode(payload)
-        if self._schemas is not None:
-            await self._schemas.check(queue, [encoded])
-        named = (text("dedup_key", keys[0]), text("key", keys[1]))
-        args = (queue, encoded, *before_keys(options), *named, *behind_keys(options))
-        [published] = await self._ids(connection, sql.PUBLISH, *args)
-        return published
+        with self._span(queue, options) as span:
+            encoded = encode(payload)
+            if self._schemas is not None:
+                await self._schemas.check(queue, [encoded])
+            keys = text("dedup_key", dedup_key), text("key", key)
+            args = (queue, encoded, *before_keys(options), *keys, *after_keys(options))
+            [published] = await self._ids(connection, sql.PUBLISH, *args)
+            if span is not None:
+                span.set_attribute("messaging.message.id", str(published))
+            return published
 
     async def publish_many(
         self,
@@ -127,8 +117,8 @@ class Publisher:
     ) -> list[int]:
         """Publish messages, all or none; return their ids in order.
 
-        `dedup_key` and `key` give the keys of a payload, or None; where the `dedup_key` is taken,
-        the id that has it is returned. Every 10,000 have one statement and one bell.
+        `dedup_key` and `key` return the keys of a payload, or None; where the `dedup_key` is taken,
+        the id that holds it is returned. Each 10,000 share one statement and one notification.
         """
         gathered = _Gathered(dedup_key, key)
         batches = [full for payload in payloads if (full := gathered.add(payload))]
@@ -157,9 +147,9 @@ class Publisher:
     ) -> AsyncIterator[list[int]]:
         """Publish a stream in batches, in bounded memory; yield the ids of each batch.
 
-        A batch is published, all of it or none, when it has so many messages or the stream ends;
-        with a `connection` that has a transaction open, when that commits. An error says which
-        message it is about, counted from 1; what was yielded before it is published.
+        A batch is published, all or none, when it is full or the stream ends; in an open
+        transaction of `connection`, when that commits. An error has the position of its message,
+        counted from 1; the batches that were yielded before it are published.
         """
         gathered = _Gathered(dedup_key, key, batch)
         published = 0
@@ -174,29 +164,36 @@ class Publisher:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AnyConnection]:
-        """Open a transaction for a stream that is published all or none, however slow it is."""
+        """Open a transaction for a stream that is published all or none, even a slow one."""
         async with self._database.connection() as connection, connection.transaction():
-            await connection.execute(sql.PATIENCE)
+            await connection.execute(sql.NO_IDLE_TIMEOUT)
             yield connection
 
     @asynccontextmanager
     async def joining(self, connection: Awaited | None) -> AsyncIterator[Awaited]:
-        """Open a transaction of our own, or one inside of the caller's, and give its connection."""
+        """Open a transaction, inside that of the caller if there is one; give its connection."""
         if connection is None:
             async with self._database.connection() as own, own.transaction():
                 yield own
         else:
-            async with self._borrow(connection).transaction():
+            async with self._adapt(connection).transaction():
                 yield connection
 
-    def _borrow(self, connection: Awaited) -> Borrowed:
-        borrowed = borrow(connection)
-        if borrowed.blocks:
+    def _adapt(self, connection: Awaited) -> External:
+        external = adapt(connection)
+        if external.blocks:
             raise ConfigurationError(
                 "calls on this connection would block the event loop: publish on it with "
                 "notifyq.within.publish(connection, queue, payload)"
             )
-        return borrowed
+        return external
+
+    def _span(
+        self, queue: str, options: Options, quantity: int | None = None
+    ) -> AbstractContextManager[Span | None]:
+        if self._tracing is None:
+            return nullcontext()
+        return self._tracing.publishing(queue, cast("dict[str, Any]", options), quantity)
 
     async def _publish_batch(
         self,
@@ -207,41 +204,28 @@ class Publisher:
         before: int = 0,
         **options: Unpack[Options],
     ) -> list[int]:
-        if self._tracing is None:
-            return await self._send(connection, queue, batch, before, options)
-        given, quantity = cast("dict[str, Any]", options), len(batch.texts)
-        with self._tracing.publishing(queue, given, quantity):
-            return await self._send(connection, queue, batch, before, options)
-
-    async def _send(
-        self,
-        connection: Awaited | None,
-        queue: str,
-        batch: _Batch,
-        before: int,
-        options: Options,
-    ) -> list[int]:
-        if self._schemas is not None:
-            await self._schemas.check(queue, batch.texts, before=before)
-        args = (queue, batch.texts, *before_keys(options), *batch.keys, *behind_keys(options))
-        try:
-            return await self._ids(connection, sql.PUBLISH_MANY, *args)
-        except _NotStoredError as error:
-            for number, encoded in enumerate(batch.texts, before + 1):
-                try:
-                    check_json(encoded)
-                except ValueError as reason:
-                    raise ConfigurationError(
-                        f"PostgreSQL cannot store the message at position {number}: {reason}"
-                    ) from error
-            raise
+        with self._span(queue, options, len(batch.texts)):
+            if self._schemas is not None:
+                await self._schemas.check(queue, batch.texts, before=before)
+            args = (queue, batch.texts, *before_keys(options), *batch.keys, *after_keys(options))
+            try:
+                return await self._ids(connection, sql.PUBLISH_MANY, *args)
+            except _NotStoredError as error:
+                for position, encoded in enumerate(batch.texts, before + 1):
+                    try:
+                        check_json(encoded)
+                    except ValueError as reason:
+                        raise ConfigurationError(
+                            f"PostgreSQL cannot store the message at position {position}: {reason}"
+                        ) from error
+                raise
 
     async def _ids(self, connection: Awaited | None, statement: str, *args: Any) -> list[int]:
         try:
             if connection is None:
                 own = await self._database.fetch(statement, *args)
                 return [row[0] for row in own]
-            rows = await self._borrow(connection).fetch(statement, *args)
+            rows = await self._adapt(connection).fetch(statement, *args)
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
@@ -258,7 +242,7 @@ class _Batch(NamedTuple):
 
 
 class _Gathered:
-    """Payloads as they gather to a batch of bounded number and size."""
+    """Payloads that gather into a batch of bounded number and size."""
 
     def __init__(self, dedup_key: KeyOf | None, key: KeyOf | None, most: int = _MOST) -> None:
         self._makers = dedup_key, key
@@ -273,7 +257,7 @@ class _Gathered:
         self._size = 0
 
     def add(self, payload: Any) -> _Batch | None:
-        """Add one and return the batch if it is full."""
+        """Add a payload; return the batch if it is full."""
         encoded = encode(payload)
         self._texts.append(encoded)
         self._size += len(encoded)
@@ -284,7 +268,7 @@ class _Gathered:
         return self.take() if is_full else None
 
     def take(self) -> _Batch:
-        """Return what has gathered and begin anew."""
+        """Return the batch so far and begin a new one."""
         batch = _Batch(self._texts, self._keys)
         self._begin()
         return batch

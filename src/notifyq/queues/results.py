@@ -1,16 +1,18 @@
-"""Results: waiting for what comes of a message, on one listening session for a whole App."""
+"""Results: waiting for the end of a message, on one listening session for a whole App."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
+from notifyq.database.external import adapt
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,
@@ -21,28 +23,30 @@ from notifyq.errors import (
     ResultTimeoutError,
 )
 from notifyq.models.message import Status
-from notifyq.notify.shared import SharedListener
-from notifyq.telemetry import log_sink
+from notifyq.models.payload import encode
+from notifyq.notify.listener import Listener
+from notifyq.notify.wake import Waiters
+from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import timedelta
+    from collections.abc import AsyncIterator, Mapping
+    from datetime import datetime
 
     import asyncpg
 
     from notifyq.database.pool import Database
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 R = TypeVar("R")
 
 _POLL = 5.0
-"""Seconds between two looks in spite of a bell that would ring: a full queue of them drops some."""
-_DEAF_POLL = 1.0
-"""The same where no bell is heard."""
+"""Seconds between two polls although notifications arrive: the server drops some if it must."""
+_POLL_ONLY = 1.0
+"""Seconds between two polls where notifications do not arrive."""
 _PAUSE = 0.02
-"""Seconds after a look that found nothing: anybody may ring, all the time."""
-_LAST_LOOK = 1.0
-"""Seconds that a look may take after the timeout, to tell why there is no result."""
+"""Seconds after an empty poll: any session may send notifications, all the time."""
+_LAST_POLL = 1.0
+"""Seconds that a poll may take after the timeout, to report why there is no result."""
 _DEAD: dict[str, type[DeadMessageError]] = {
     Status.REJECTED: MessageRejectedError,
     Status.FAILED: MessageFailedError,
@@ -51,37 +55,66 @@ _DEAD: dict[str, type[DeadMessageError]] = {
 
 
 class Handle(int, Generic[R]):
-    """The id of a published message, and the way to its result."""
+    """The id of a published message; `result()` waits for its result."""
 
     _results: Results
-    _kind: TypeAdapter[Any] | None
+    kind: TypeAdapter[Any] | None
+    """Validates the result; None: it is the decoded JSON."""
 
     def __new__(
         cls, message_id: int, results: Results, kind: TypeAdapter[Any] | None = None
     ) -> Handle[R]:
-        """Make one; `kind` is what the result is validated as, None hands on the decoded JSON."""
+        """Make one; `kind` validates the result, None returns the decoded JSON."""
         self = super().__new__(cls, message_id)
         self._results = results
-        self._kind = kind
+        self.kind = kind
         return self
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        """Pickle the id alone: connections cannot be sent anywhere."""
+        """Pickle the id alone: connections cannot be pickled."""
         return int, (int(self),)
 
     def typed(self, kind: TypeAdapter[Any] | None) -> Handle[Any]:
-        """The same message, whose result is validated as something else."""
+        """The same message with another type of result."""
         return Handle(self, self._results, kind)
 
     async def result(self, timeout: timedelta | float | None = None) -> R:
-        """Wait for the message's end and return what its handler returned.
+        """Wait for the end of the message and return what its handler returned.
 
-        Raises ResultTimeoutError after `timeout` (None: wait for ever), MessageRejectedError,
-        MessageFailedError or LockExpiredError for a message that died, MessageNotFoundError for one
+        Raises ResultTimeoutError after `timeout` (None: no timeout), MessageRejectedError,
+        MessageFailedError or LockExpiredError for a dead message, MessageNotFoundError for one
         whose transaction was not committed, or that the archive has dropped.
         """
-        result: R = await self._results.wait(self, self._kind, timeout)
+        result: R = await self._results.wait(self, self.kind, timeout)
         return result
+
+    async def signal(self, name: str, payload: Any = None, *, connection: Any = None) -> int:
+        """Send a signal to this message alone, for one wait of its handler.
+
+        Return 1 if that wakes it, else 0. Such signals queue up. Raises MessageNotFoundError for a
+        finished message, MessageLimitError for a payload that is too large for its queue.
+        """
+        return await self._results.signal(name, payload, int(self), connection=connection)
+
+    async def output(self, after: int = 0) -> AsyncIterator[Chunk]:
+        """Yield what the handler emits, behind chunk number `after`, until the message has ended.
+
+        Every chunk comes once, and those of failed attempts too. Raises MessageNotFoundError for an
+        unknown message.
+        """
+        async for chunk in self._results.output(self, after):
+            yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of the output of a handler."""
+
+    number: int
+    """Rises from 1 on, over all attempts."""
+    attempt: int
+    created_at: datetime
+    value: Any
 
 
 class Results:
@@ -90,15 +123,15 @@ class Results:
     The first wait opens one listening session, which `close()` ends; all waits share it.
     """
 
-    def __init__(self, database: Database, *, sink: Sink = log_sink) -> None:
+    def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
         self._database = database
-        self._waiting: defaultdict[int, set[asyncio.Event]] = defaultdict(set)
-        self._bell = SharedListener(
+        self._waiters: Waiters[int] = Waiters()
+        self._listener = Listener(
             database,
-            [sql.FINISHED_MESSAGE],
-            self._hear,
+            [sql.FINISHED_MESSAGE, sql.MESSAGE_OUTPUT],
+            self._receive,
             name="notifyq results",
-            sink=sink,
+            telemetry=telemetry,
         )
 
     async def wait(
@@ -108,86 +141,95 @@ class Results:
         timeout: timedelta | float | None = None,
     ) -> Any:
         """Wait for the end of a message; see `Handle.result`."""
-        seconds = (
-            timeout
-            if timeout is None or isinstance(timeout, int | float)
-            else (timeout.total_seconds())
-        )
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                report = await self._look(sql.RESULT, message_id)
+                report = await self._poll(sql.RESULT, message_id)
                 if not _is_over(report):
                     report = await self._until_over(message_id)
         except TimeoutError:
             if not limit.expired():
                 raise
-            report = await self._last_look(message_id, seconds)
-        return _outcome(report, kind)
+            report = await self._last_poll(message_id, seconds)
+        return outcome_of(report, kind)
+
+    async def signal(
+        self, name: str, payload: Any, message_id: int | None = None, *, connection: Any = None
+    ) -> int:
+        """Send a signal; see `App.signal` and `Handle.signal`."""
+        calls = self._database if connection is None else adapt(connection)
+        # Not repeated after a lost answer: a message receives each signal of its own.
+        [[woken]] = await calls.fetch(sql.SIGNAL, name, encode(payload), message_id)
+        return int(woken)
+
+    async def output(self, message_id: int, after: int) -> AsyncIterator[Chunk]:
+        """Yield the chunks of a message; see `Handle.output`."""
+        with self._waiters.waiting([message_id]) as wake:
+            is_over = False
+            while not is_over:
+                await self._listener.open()
+                wake.clear()
+                # In this order: what is emitted before the end is read after it.
+                is_over = _is_over(await self._poll(sql.AWAIT_RESULT, message_id))
+                while rows := await self._database.persist(sql.OUTPUT, int(message_id), after):
+                    for row in rows:
+                        after = row["number"]
+                        yield Chunk(
+                            after, row["attempt"], row["created_at"], from_json(row["chunk"])
+                        )
+                if not is_over:
+                    await self._wait(wake, message_id)
 
     async def close(self) -> None:
-        """End the listening session; whoever still waits gets an error."""
-        await self._bell.close()
+        """End the listening session; a call that still waits gets an error."""
+        await self._listener.close()
 
     async def _until_over(self, message_id: int) -> asyncpg.Record:
-        with self._registered(message_id) as wake:
+        with self._waiters.waiting([message_id]) as wake:
             while True:
-                # Listening comes before the look: what ends after it rings.
-                await self._bell.listen()
+                # Listen before the poll: what ends after the poll sends a notification.
+                await self._listener.open()
                 wake.clear()
-                report = await self._look(sql.AWAIT_RESULT, message_id)
+                report = await self._poll(sql.AWAIT_RESULT, message_id)
                 if _is_over(report):
                     return report
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL if self._bell.hears else _DEAF_POLL):
-                        await wake.wait()
-                if self._bell.is_closed:
-                    raise DatabaseUnavailableError(
-                        f"the App was closed while message {message_id} was waited for"
-                    )
+                await self._wait(wake, message_id)
                 await asyncio.sleep(_PAUSE)
 
-    @contextmanager
-    def _registered(self, message_id: int) -> Iterator[asyncio.Event]:
-        wake = asyncio.Event()
-        self._waiting[message_id].add(wake)
-        try:
-            yield wake
-        finally:
-            self._waiting[message_id].discard(wake)
-            if not self._waiting[message_id]:
-                del self._waiting[message_id]
+    async def _wait(self, wake: asyncio.Event, message_id: int) -> None:
+        """Wait for a notification, or until it is time to poll."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_POLL if self._listener.delivers else _POLL_ONLY):
+                await wake.wait()
+        if self._listener.is_closed:
+            raise DatabaseUnavailableError(
+                f"the App was closed during the wait for message {message_id}"
+            )
 
-    async def _look(self, statement: str, message_id: int) -> asyncpg.Record:
+    async def _poll(self, statement: str, message_id: int) -> asyncpg.Record:
         [report] = await self._database.persist(statement, int(message_id))
         return report
 
-    async def _last_look(self, message_id: int, seconds: float | None) -> asyncpg.Record:
-        stands = "and the database does not answer"
+    async def _last_poll(self, message_id: int, seconds: float | None) -> asyncpg.Record:
+        state = "the database does not answer"
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_LOOK):
-                report = await self._look(sql.RESULT, message_id)
+            async with asyncio.timeout(_LAST_POLL):
+                report = await self._poll(sql.RESULT, message_id)
                 if _is_over(report):
                     return report
-                stands = f"it is {report['state']} in queue {report['queue']!r}" + (
+                state = f"it is {report['state']} in queue {report['queue']!r}" + (
                     f", {report['attempts']} attempts were begun" if report["attempts"] else ""
                 )
-        raise ResultTimeoutError(
-            f"message {message_id} is not finished after {seconds} s: {stands}"
-        )
+        raise ResultTimeoutError(f"message {message_id} is not finished after {seconds} s: {state}")
 
-    def _hear(self, payload: str | None) -> None:
-        _queue, separator, spans = (payload or "").rpartition(":")
-        named = _spans(spans) if separator else None
-        if named is None:  # the session is a new one: bells may have been missed
-            for wakes in self._waiting.values():
-                for wake in wakes:
-                    wake.set()
-            return
-        for message_id, wakes in self._waiting.items():
-            if any(first <= message_id <= last for first, last in named):
-                for wake in wakes:
-                    wake.set()
+    def _receive(self, channel: str, payload: str) -> None:
+        _queue, separator, text = payload.rpartition(":")
+        spans = _spans(text) if separator or channel == sql.MESSAGE_OUTPUT else None
+        if spans is None:  # notifications may have been missed
+            self._waiters.wake()
+        else:
+            self._waiters.wake(lambda id: any(first <= id <= last for first, last in spans))
 
 
 def _is_over(report: asyncpg.Record) -> bool:
@@ -195,7 +237,7 @@ def _is_over(report: asyncpg.Record) -> bool:
 
 
 def _spans(text: str) -> list[tuple[int, int]] | None:
-    """The ids of a bell; None where they cannot be read, as anybody may ring."""
+    """The ids of a notification; None if it has none, as any session may send notifications."""
     try:
         spans = [span.partition("-") for span in text.split(",")]
         return [(int(first), int(last or first)) for first, _, last in spans]
@@ -203,7 +245,8 @@ def _spans(text: str) -> list[tuple[int, int]] | None:
         return None
 
 
-def _outcome(report: asyncpg.Record, kind: TypeAdapter[Any] | None) -> Any:
+def outcome_of(report: Mapping[str, Any] | asyncpg.Record, kind: TypeAdapter[Any] | None) -> Any:
+    """The result of a finished message, validated by `kind`; raises for a dead message."""
     status, text = report["state"], report["result"]
     if error := _DEAD.get(status):
         raise error(
@@ -216,8 +259,8 @@ def _outcome(report: asyncpg.Record, kind: TypeAdapter[Any] | None) -> Any:
         return (kind or _ANYTHING).validate_json("null" if text is None else text)
     except ValidationError as invalid:
         raise InvalidResultError(
-            f"the result of message {report['id']} of queue {report['queue']!r} is not what was "
-            f"expected: {invalid}"
+            f"the result of message {report['id']} of queue {report['queue']!r} has another type "
+            f"than expected: {invalid}"
         ) from invalid
 
 
@@ -226,9 +269,9 @@ _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What `App.publish_group` has published: the messages, in order, and their callback."""
+    """What `App.publish_group` has published: the messages and their callback."""
 
     messages: list[Handle[Any]]
     """In the order of the payloads."""
     callback: Handle[Any]
-    """What runs when all of them have ended."""
+    """The message that runs when all of them have ended."""

@@ -1,4 +1,4 @@
-"""Schedules: what is published again and again, by the clock of the database."""
+"""Schedules: messages published repeatedly, by the clock of the database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from notifyq.arguments import check_fields, plain
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.models.message import decode_headers, readable
 from notifyq.models.payload import encode
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Calls
 
 Overlap = Literal["allow", "skip_waiting", "skip"]
-"""What becomes of a run that meets the one before."""
+"""What happens to a run while the one before is not over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class Schedule:
 
     name: str
     cron: str
-    """Five fields, six with leading seconds, `@daily` and the like, or `@every 90s`."""
+    """Five fields, six with leading seconds, a name such as `@daily`, or `@every 90s`."""
     queue: str
     payload: Any = None
-    """What each message says."""
+    """The payload of each message."""
     timezone: str = "UTC"
-    """Whose clocks `cron` means, as in `Europe/Oslo`."""
+    """The time zone of `cron`, such as `Europe/Oslo`."""
     type: str | None = None
     headers: dict[str, Any] | None = None
     priority: int = 0
@@ -43,14 +43,14 @@ class Schedule:
     jitter: timedelta | float = 0
     """Each message becomes available up to this much later, at random."""
     overlap: Overlap = "allow"
-    """`allow`; `skip_waiting`: leave a run out while the last waits; `skip`: while it is live."""
+    """`allow`; `skip_waiting`: skip a run while the last waits; `skip`: while it is live."""
     backfill: int = 1
-    """How many runs at most are made up for after nobody was there to fire them."""
+    """Most missed runs that are made up for."""
     grace: timedelta | float = timedelta(minutes=5)
-    """A run that is late by less was not missed."""
+    """A run that is less late than this was not missed."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not of its field's kind where it is written."""
+        """Raise for a value that its field does not accept."""
         check_fields(self)
 
     def args(self) -> tuple[object, ...]:
@@ -62,27 +62,27 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo(Schedule):
-    """A schedule as it stands in the database."""
+    """A schedule in the database."""
 
     enabled: bool
     created_at: datetime
     next_at: datetime
     last_at: datetime | None
-    """The time that the last run was meant for."""
+    """The time of the last run."""
     last_id: int | None
     """The message of the last run."""
     skipped_at: datetime | None
-    """The last run that was left out: missed, or because of an earlier one."""
+    """The last run that was skipped: missed, or because of an earlier one."""
     failed_at: datetime | None
-    """When it could last not be fired; it is tried again every minute. None: all is well."""
+    """When firing last failed; it is retried every minute. None: it did not fail."""
     last_error: str | None
 
     def __post_init__(self) -> None:
-        """Check nothing: what stands in the database is shown as it is."""
+        """Check nothing: rows of the database are shown as they are."""
 
     @classmethod
     def from_row(cls, row: asyncpg.Record) -> Self:
-        """Take the columns that this class knows out of a row."""
+        """Take the columns that this class has from a row."""
         names = [field.name for field in fields(cls) if field.name != "payload"]
         values: dict[str, Any] = {name: row[name] for name in names}
         values["headers"] = decode_headers(row["headers"])
@@ -90,36 +90,33 @@ class ScheduleInfo(Schedule):
 
 
 class Schedules:
-    """Define, list, stop and remove what is published again and again."""
+    """Define, list, stop and remove schedules."""
 
     def __init__(self, database: Calls) -> None:
         self._database = database
 
     async def add(self, schedule: Schedule) -> bool:
-        """Define the schedule of this name, or redefine it. False: it was so already.
-
-        Whether it is enabled stays as it is.
-        """
+        """Define or redefine a schedule. False: nothing changed. It stays enabled or disabled."""
         return bool(await self._database.value(sql.SCHEDULE, *schedule.args()))
 
     async def add_all(self, schedules: Iterable[Schedule]) -> list[str]:
-        """Define or redefine these; return the names of those that were new or other."""
+        """Define or redefine schedules; return the names of those that changed."""
         return [schedule.name for schedule in schedules if await self.add(schedule)]
 
     async def remove(self, name: str) -> bool:
-        """Remove a schedule; what it has published stays. False: there was none."""
+        """Remove a schedule; its messages stay. False: there was none."""
         return bool(await self._database.value(sql.UNSCHEDULE, name))
 
     async def enable(self, name: str) -> bool:
-        """Let it fire again, from its next time on. False: it was enabled already."""
+        """Let it fire again, from its next time. False: it was enabled already."""
         return bool(await self._database.value(sql.ENABLE_SCHEDULE, name))
 
     async def disable(self, name: str) -> bool:
-        """Let it fire no more until it is enabled. False: it was disabled already."""
+        """Stop it until it is enabled. False: it was disabled already."""
         return bool(await self._database.value(sql.DISABLE_SCHEDULE, name))
 
     async def run(self, name: str) -> int:
-        """Publish its message now, and return the id; its next time stays as it is."""
+        """Publish its message now and return the id; its next time does not change."""
         return int(await self._database.value(sql.RUN_SCHEDULE, name))
 
     async def next(
@@ -130,7 +127,7 @@ class Schedules:
         quantity: int = 1,
         later_than: datetime | None = None,
     ) -> list[datetime]:
-        """The next times of an expression, whether it is that of a schedule or not."""
+        """The next times of an expression."""
         found: list[datetime] = []
         while len(found) < quantity:
             latest = found[-1] if found else later_than

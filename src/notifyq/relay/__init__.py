@@ -1,8 +1,8 @@
-"""Moving messages from one database to another, each once, whatever dies meanwhile.
+"""Move messages from one database to another, each once, also when a process or server crashes.
 
-A batch is claimed at the source, received at the target in one transaction with a receipt for each
-message, and finished at the source. A relay that dies between the commits leaves messages that
-another one claims again, finds the receipts of, and only finishes.
+A batch is claimed at the source, received at the target in one transaction that stores a receipt
+for each message, and finished at the source. After a crash between the two commits another relay
+claims the messages again, finds the receipts, and only finishes them.
 """
 
 from notifyq.relay.events import (

@@ -1,33 +1,28 @@
-"""What happens inside a relay, as typed events."""
+"""Telemetry events of relays."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import ClassVar
 
-from notifyq.telemetry import Event
+from notifyq.telemetry import TelemetryEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayStarted(Event):
-    """A relay knows both databases, and begins to move messages."""
+class RelayStarted(TelemetryEvent):
+    """A relay has connected to both databases and starts to move messages."""
 
     relay: str
     routes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayMoved(Event):
-    """A batch of `quantity` messages is settled at its source.
+class RelayMoved(TelemetryEvent, level=logging.DEBUG):
+    """A batch is settled at its source; `quantity` of its messages are at the target.
 
-    Of these the target had received `known` ones before, and merged `merged` ones with live ones of
-    the same dedup_key; `dropped` ones were left out by the transformation, which has failed on
-    `failed` ones; the target has refused `refused` ones; `lost` ones were another's by then. `lag`
-    is how long the oldest has waited, `took` how long the batch was under way, in seconds.
+    `known`: the target had received them before. `merged`: a live message had the same dedup_key.
+    `dropped`: the transformation left them out. `failed`: it failed on them. `refused`: by the
+    target. `lost`: another relay has locked them. `lag` is how long the oldest has waited, `took`
+    how long the batch was on its way, in seconds.
     """
 
-    level: ClassVar[int] = logging.DEBUG
     source: str
     quantity: int
     known: int
@@ -40,33 +35,27 @@ class RelayMoved(Event):
     took: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayRefused(Event):
-    """The target does not take this message: it is a dead message of the source."""
+class RelayRefused(TelemetryEvent, level=logging.WARNING):
+    """The target refuses this message: it is a dead message of the source."""
 
-    level: ClassVar[int] = logging.WARNING
     source: str
     message_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayStalled(Event):
-    """The target is down or full: the relay has released what it had, and claims nothing."""
+class RelayStalled(TelemetryEvent, level=logging.WARNING):
+    """The target is down or full: the relay has released its messages and claims no more."""
 
-    level: ClassVar[int] = logging.WARNING
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayResumed(Event):
+class RelayResumed(TelemetryEvent):
     """The target is back after so many seconds."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayStopped(Event):
+class RelayStopped(TelemetryEvent):
     """A relay has ended; `moved` messages are at the target, `released` ones went back."""
 
     relay: str

@@ -1,57 +1,51 @@
-"""The relay: claim at the source, have it received at the target, finish at the source."""
+"""The relay of queues: claim at the source, send to the target, finish at the source."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import secrets
-import socket
 import time
-from collections import Counter
-from contextlib import AsyncExitStack, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Unpack
 
-from notifyq.config import RelaySettings
-from notifyq.database import sql
-from notifyq.database.retry import Patience
+import asyncpg
+
+from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poll, Poller
 from notifyq.notify.suppression import Suppression
 from notifyq.notify.wake import TokenBucket
-from notifyq.relay.backpressure import Backpressure
-from notifyq.relay.events import RelayStarted, RelayStopped
-from notifyq.relay.fetcher import RelayFetcher
-from notifyq.relay.handshake import introduce
-from notifyq.relay.settlement import Settlement
-from notifyq.relay.target import PASSING, reason_of
-from notifyq.relay.transformation import transform
-from notifyq.telemetry import Guarded, log_sink
-from notifyq.worker.maintenance import Upkeep
+from notifyq.relay.base import BaseRelay, log
+from notifyq.relay.batch import QueueBatch
+from notifyq.relay.message import transform
+from notifyq.relay.target import PASSING
+from notifyq.telemetry.tracebacks import clean, describe, in_line, report
+from notifyq.worker.maintenance import Maintenance
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
 
+    from notifyq.config import RelaySettings
     from notifyq.database.pool import Database
     from notifyq.notify.session import Session
-    from notifyq.relay.batch import RelayBatch
-    from notifyq.relay.message import Transform
-    from notifyq.telemetry import Sink
+    from notifyq.relay.base import RelayOptions
+    from notifyq.relay.target import Sent
 
-log = logging.getLogger("notifyq.relay")
+_TICK = 0.25
+"""Seconds between two checks which locks to extend."""
+_FIRST = 100
+"""Messages of the first claim; later claims double it while messages are small."""
+_LARGEST = 8_000_000
+"""Characters that a claim may return, estimated by the claim before."""
 
-_TICK = 0.5
-"""Seconds between two looks at the locks."""
 
-
-class Relay:
+class Relay(BaseRelay):
     """Moves messages of queues of `source` into queues of `target`, each once.
 
-    `routes` says which queue becomes which other one. `run()` returns after `stop()`: batches under
-    way have the grace to end, then they are released; `stop()` again releases them now. With `once`
-    it also returns when nothing is left to move. A relay runs once; any number may run at a time.
+    `routes` maps queues of the source to queues of the target. `run()` returns after `stop()`:
+    running batches may finish within the grace, then they are released; a second `stop()` releases
+    them at once. With `once` it also returns when no message is left. A relay runs once; any number
+    of relays may run at the same time.
     """
 
     def __init__(
@@ -60,245 +54,236 @@ class Relay:
         target: Database,
         routes: Mapping[str, str],
         *,
-        transform: Transform | None = None,
         filter: str | None = None,
-        once: bool = False,
-        accept_restored: bool = False,
-        settings: RelaySettings | None = None,
-        sink: Sink = log_sink,
+        **options: Unpack[RelayOptions],
     ) -> None:
         if not routes:
-            raise ConfigurationError("a relay needs a queue at least: {'orders': 'orders'}")
-        self._source = source
-        self._target_database = target
+            raise ConfigurationError("a relay needs at least one queue: {'orders': 'orders'}")
+        labels = [f"{queue}:{other}" for queue, other in routes.items()]
+        super().__init__(source, target, labels, **options)
         self._routes = dict(routes)
-        self._transform = transform
-        self._once = once
-        self._accepts_restored = accept_restored
-        self._settings = settings or RelaySettings.load()
-        self._sink = Guarded(sink)
-        self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self.counts: Counter[str] = Counter()
-        """Messages by what became of them: moved, known, dropped, failed, refused and so on."""
-        self._wake = asyncio.Event()
-        self._flights: dict[RelayBatch, asyncio.Task[None]] = {}
-        self._working: set[asyncio.Task[None]] = set()
-        self._intake = RelayFetcher(source, self._routes, self._settings, self.name, filter)
-        self._stops = 0
+        self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetcher = _Fetcher(source, self._routes, self._settings, self.name, filter)
         self._recovery: asyncio.Timeout | None = None
-        self._patience = Patience("the start", log, source.settings.retry_for)
-        self._home: asyncio.AbstractEventLoop | None = None
-        self._failure: BaseException | None = None
 
-    def stop(self) -> None:
-        """Claim no more and end what is under way; called again, release it now. For any thread."""
-        self._stops += 1
-        if self._home is not None:
-            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-                self._home.call_soon_threadsafe(self._stop_requested)
-
-    def _stop_requested(self) -> None:
-        self._wake.set()
-        self._patience.stop()
+    def _on_stop(self) -> None:
         if self._recovery is not None:
             self._recovery.reschedule(asyncio.get_running_loop().time())
         if self._stops > 1:
             self._cancel()
 
-    async def run(self) -> None:
-        """Move messages until `stop()`. Waits for a target that is down for as long as it takes.
-
-        A source or a target that is away when it starts is waited for as long as retries last.
-        Raises LostReceiptsError where the target was restored to an earlier state.
-        """
-        if self._home is not None:
-            raise ConfigurationError("a relay runs once: make another one")
-        self._home = asyncio.get_running_loop()
-        if self._stops:
-            return
-        async with AsyncExitStack() as stack:
-            if await self._patience.through(partial(self._open, stack)):
-                await self._serve()
-        if self._failure is not None:
-            raise self._failure
-
-    async def _open(self, stack: AsyncExitStack) -> None:
-        """Have all that stays open until the end; nothing of it if that is not all to be had."""
-        async with AsyncExitStack() as opened:
-            await opened.enter_async_context(self._source)
-            await opened.enter_async_context(self._target_database)
-            await self._introduce()
-            promises = Suppression(self._source, self._sink, on_session=self._wake.set)
-            self._attendance = Poller(
-                promises, list(self._routes), poll=self._settings.poll.total_seconds()
-            )
-            listener = Listener(
-                self._source.listen_dsn,
-                [sql.NEW_MESSAGE],
-                self._hear,
-                settings=self._source.settings,
-                name="notifyq relay",
-                ping=10,
-                services=[self._extend, promises.serve],
-                sink=self._sink,
-            )
-            await opened.enter_async_context(listener)
-            listener.failed.add_done_callback(self._ended)
-            stack.push_async_exit(opened.pop_all())
+    def _make_listener(self) -> Listener:
+        suppression = Suppression(self._source, self._telemetry, on_session=self._wake.set)
+        self._poller = Poller(
+            suppression, list(self._routes), poll=self._settings.poll.total_seconds()
+        )
+        return Listener(
+            self._source,
+            [sql.NEW_MESSAGE],
+            self._on_notification,
+            name="notifyq relay",
+            services=[self._extend, suppression.serve],
+            telemetry=self._telemetry,
+        )
 
     async def _serve(self) -> None:
-        routes = tuple(f"{source}:{target}" for source, target in self._routes.items())
-        self._sink(RelayStarted(relay=self.name, routes=routes))
-        self._begin(Upkeep(self._source, 1.0, self._sink).serve())
+        self._listener.failed.add_done_callback(self._ended)
+        self._spawn(Maintenance(self._source, 1.0, self._telemetry).serve())
         try:
             await self._move_until_stopped()
         finally:
             try:
                 await self._drain()
             finally:
-                for service in list(self._working):
-                    service.cancel()
-                if self._working:
-                    await asyncio.wait(set(self._working))
-                await self._attendance.close()
-                await self._intake.close()
-                self._sink(
-                    RelayStopped(
-                        relay=self.name,
-                        moved=self.counts["moved"],
-                        released=self.counts["released"],
-                    )
-                )
-
-    async def _introduce(self) -> None:
-        settings = self._settings
-        names, self._target = await introduce(
-            self._source,
-            self._target_database,
-            settings.remember,
-            accept_restored=self._accepts_restored,
-        )
-        self._ledger = Settlement(self._source, names, settings.attempts, self.counts, self._sink)
-        self._stall = Backpressure(self._target, self._sink, on_end=self._wake.set)
+                for task in list(self._tasks):
+                    task.cancel()
+                if self._tasks:
+                    await asyncio.wait(set(self._tasks))
+                await self._poller.close()
+                await self._fetcher.close()
 
     async def _move_until_stopped(self) -> None:
-        vain = TokenBucket()
+        empty_polls = TokenBucket()
         while not self._stops:
-            # Cleared before the look: a bell that rings while it is under way must set it again.
-            is_rung = self._wake.is_set()
+            # Clear first: a notification during the fetch causes another one.
+            is_notified = self._wake.is_set()
             self._wake.clear()
-            room = self._room
-            if room > 0:
-                look = await self._look(is_last=self._attendance.owes_look or self._once)
-                await self._attendance.note(look)
-                if look.is_full:
+            if self._free_slots > 0:
+                poll = await self._fetch(full_scan=self._poller.needs_full_scan or self._once)
+                await self._poller.record(poll)
+                if poll.is_full:
                     continue
-                if self._once and not look.queues and not look.has_failed and not self._flights:
+                if self._once and not poll.queues and not poll.has_failed and not self._batches:
                     return
-                if is_rung and not look.queues and (pause := vain.spend()) > 0:
+                if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
-            room = self._room
-            seconds = await self._attendance.pause(room)
-            if seconds > 0 and room > 0:
-                seconds = min(seconds, await self._attendance.until_token())
+            slots = self._free_slots
+            seconds = await self._poller.pause(slots)
+            if seconds > 0 and slots > 0:
+                seconds = min(seconds, await self._poller.rate_limit_wait())
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await self._wake.wait()
 
     @property
-    def _room(self) -> int:
-        return 0 if self._stall.is_on else self._settings.in_flight - len(self._flights)
+    def _free_slots(self) -> int:
+        return 0 if self._is_stalled else self._settings.in_flight - len(self._batches)
 
-    async def _look(self, *, is_last: bool) -> Poll:
-        """Claim a batch, and have it moved."""
+    async def _fetch(self, *, full_scan: bool) -> Poll:
+        """Claim a batch and start to move it."""
         began = time.monotonic()
         try:
-            look, flight = await self._intake.claim(is_last=is_last)
+            poll, batch = await self._fetcher.claim(full_scan=full_scan)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
-            await self._recover()
+            await self._release_orphans()
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
-        if flight is not None:
-            self._flights[flight] = self._begin(self._move(flight))
-        return look
+        if batch is not None:
+            self._batches[batch] = self._spawn(self._move(batch))
+        return poll
 
-    async def _recover(self) -> None:
-        """After a claim without an answer: it may have locked messages that nobody knows of."""
+    async def _release_orphans(self) -> None:
+        """After a claim without an answer: release the messages that it may have locked."""
         if self._stops:
             return
-        known = [i for flight in list(self._flights) for i in flight.ids]
-        # The call is tried again for minutes; a stop must not wait for that.
+        known = [i for batch in list(self._batches) for i in batch.ids]
+        # The call is retried for minutes; a stop must not wait for it.
         try:
             async with asyncio.timeout(None) as self._recovery:
                 await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
         except TimeoutError:
-            log.debug("the relay stops before it knows what its last claim has locked")
+            log.debug("the relay stops before it has released what its last claim may have locked")
         finally:
             self._recovery = None
 
-    async def _move(self, flight: RelayBatch) -> None:
+    async def _move(self, batch: QueueBatch) -> None:
         try:
             if self._transform is not None:
-                await transform(self._transform, flight)
-            hold = 0 if self._stops or self._stall.is_on else self._settings.hold.total_seconds()
-            sent = await self._target.send(flight.items(), hold)
+                await transform(self._transform, batch)
+            hold = 0 if self._stops or self._is_stalled else self._settings.hold.total_seconds()
+            sent = await self._target.send(batch.items(), hold)
             if sent.error is not None:
-                # Before anything is released, which would be claimed again at once.
-                self._judge(sent.error)
-            await self._ledger.settle(flight, sent)
+                # Before any release: a released message would be claimed again at once.
+                self._pause_or_fail(sent.error)
+            await self._settle(batch, sent)
         except asyncio.CancelledError:
-            await self._ledger.release(flight, range(len(flight)))
+            await self._release(batch, range(len(batch)))
             raise
         finally:
-            del self._flights[flight]
+            del self._batches[batch]
             self._wake.set()
 
-    def _judge(self, error: Exception) -> None:
-        """Wait for a target that cannot take messages now; end with any other error."""
+    def _pause_or_fail(self, error: Exception) -> None:
+        """Wait for a target that cannot receive messages now; end with any other error."""
         if not isinstance(error, PASSING):
             self._fail(error)
-        elif not self._stall.is_on and not self._stops:
-            self._intake.slow_down()
-            self._stall.is_on = True
-            self._begin(self._stall.last(reason_of(error)))
+        elif not self._is_stalled and not self._stops:
+            self._fetcher.slow_down()
+            self._is_stalled = True
+            self._spawn(self._wait_for_target(error))
+
+    async def _settle(self, batch: QueueBatch, sent: Sent) -> None:
+        """Finish, retry or release each message of a batch."""
+        endings = batch.endings(sent)
+        held = 0
+        if endings.settled:
+            # A position that the target has received now; known messages have an older receipt.
+            position = next(reversed(sent.ids), None)
+            columns = [list(column) for column in zip(*endings.settled, strict=True)]
+            held = len(
+                await self._source.persist(sql.RELAY_FINISH, *self._names, position, *columns)
+            )
+        if batch.failed:
+            await self._retry(batch)
+        if endings.unsent:
+            await self._release(batch, endings.unsent)
+        for message_id, reason in endings.refused:
+            self._note_refused(batch.source, message_id, reason)
+        if not endings.settled and not batch.failed:
+            self.counts.update(known=sent.known, merged=sent.merged)
+            return
+        took = time.monotonic() - batch.since
+        self._note_moved(
+            batch.source,
+            len(endings.settled) - endings.dropped - len(endings.refused),
+            sent,
+            lag=batch.age + took,
+            took=took,
+            dropped=endings.dropped,
+            failed=len(batch.failed),
+            refused=len(endings.refused),
+            lost=len(endings.settled) - held,
+        )
+
+    async def _release(self, batch: QueueBatch, indexes: Iterable[int]) -> None:
+        """Release messages of a batch; the claim does not count as an attempt."""
+        chosen = list(indexes)
+        rows = await self._source.persist(
+            sql.RELEASE_MANY, [batch.ids[i] for i in chosen], [batch.tokens[i] for i in chosen]
+        )
+        self.counts["released"] += len(rows)
+
+    async def _retry(self, batch: QueueBatch) -> None:
+        most = self._settings.attempts
+        errors = list(batch.failed.values())
+        reports = [report(error) for error in errors]
+        for index, error in zip(batch.failed, reports, strict=True):
+            log.warning(
+                "queue %r: the transformation failed on message %d in attempt %d of %d: %s",
+                batch.source, batch.ids[index], batch.attempts(index), most,
+                in_line(f"{error.type}: {error.text}"),
+            )  # fmt: skip
+        await self._source.persist(
+            sql.RETRY_MANY,
+            [batch.ids[index] for index in batch.failed],
+            [batch.tokens[index] for index in batch.failed],
+            None,
+            [clean(f"the transformation of the relay failed: {describe(it)}") for it in errors],
+            None,
+            [it.type for it in reports],
+            [it.text for it in reports],
+            [it.traceback for it in reports],
+            [batch.attempts(index) >= most for index in batch.failed],
+        )
 
     async def _extend(self, session: Session) -> None:
-        """Hold the locks of batches that are under way, for ever; on the listener's loop."""
+        """Extend the locks of running batches, without end; on the listener's loop."""
         while True:
-            await asyncio.sleep(_TICK / 2)
+            await asyncio.sleep(_TICK)
             now = time.monotonic()
-            for flight in list(self._flights):
-                if flight.extend_at <= now:
+            for batch in list(self._batches):
+                if batch.extend_at <= now:
                     await session.fetch(
-                        sql.EXTEND_MANY, flight.ids, flight.tokens, self._settings.lock_timeout
+                        sql.EXTEND_MANY, batch.ids, batch.tokens, self._settings.lock_duration
                     )
-                    flight.extend_at = now + flight.seconds / 3
+                    batch.extend_at = now + batch.seconds / 3
 
-    def _hear(self, _channel: str, payload: str) -> None:
+    def _on_notification(self, _channel: str, payload: str) -> None:
         queue, _, ids = payload.rpartition(":")
-        if not queue or (queue in self._routes and self._attendance.answers(queue, ids)):
+        if not queue or (queue in self._routes and self._poller.answers(queue, ids)):
             self._wake.set()
 
     async def _drain(self) -> None:
-        moving = set(self._flights.values())
+        moving = set(self._batches.values())
         if moving and self._stops < 2:
             await asyncio.wait(moving, timeout=self._settings.grace.total_seconds())
         if moving:
             self._cancel()
             await asyncio.wait(moving)
-        for flight in list(self._flights):  # cancelled before they had begun
-            await self._ledger.release(flight, range(len(flight)))
+        for batch in list(self._batches):  # cancelled before they had started
+            await self._release(batch, range(len(batch)))
 
     def _cancel(self) -> None:
-        for task in self._flights.values():
+        for task in self._batches.values():
             task.cancel()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something beside the claims; if it ends with an error, so does the relay."""
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task beside the claims; its error ends the relay."""
         task = asyncio.create_task(work)
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._ended)
         return task
 
@@ -312,3 +297,51 @@ class Relay:
             self._failure = error
             self._stops += 1
             self._wake.set()
+
+
+class _Fetcher:
+    """Claims batches of limited size."""
+
+    def __init__(
+        self,
+        source: Database,
+        routes: Mapping[str, str],
+        settings: RelaySettings,
+        name: str,
+        filter: str | None,
+    ) -> None:
+        # One session: functions keep values there for the next claim.
+        self._claims = source.dedicated()
+        self._routes = routes
+        self._settings = settings
+        self._name = name
+        self._filter = filter
+        self._quantity = min(_FIRST, settings.batch)
+
+    def slow_down(self) -> None:
+        """Claim few messages next: how many the target can receive is unknown."""
+        self._quantity = 1
+
+    async def claim(self, *, full_scan: bool) -> tuple[Poll, QueueBatch | None]:
+        """Claim a batch, if there are messages."""
+        since = time.monotonic()
+        quantity = self._quantity
+        lock_duration = self._settings.lock_duration
+        args = quantity, lock_duration, self._name, self._filter, full_scan
+        try:
+            [row] = await self._claims.fetch(sql.RELAY_CLAIM, list(self._routes), *args)
+        except asyncpg.ProgramLimitExceededError:
+            if quantity == 1:
+                raise
+            self._quantity = max(1, quantity // 8)  # the answer was too large
+            return Poll(frozenset(), is_full=True, began=since), None
+        if row["ids"] is None:
+            return Poll(frozenset(), is_full=False, began=since), None
+        batch = QueueBatch(row, self._routes, since, lock_duration.total_seconds())
+        mean = max(1, batch.size // len(batch))
+        self._quantity = max(1, min(2 * quantity, self._settings.batch, _LARGEST // mean))
+        return Poll(batch.queues, is_full=len(batch) == quantity, began=since), batch
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._claims.close()

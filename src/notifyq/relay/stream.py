@@ -1,71 +1,49 @@
-"""A relay whose source is a subscription of a stream: batch by batch, in their order."""
+"""The relay of a subscription: it moves batch by batch, in order."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import secrets
-import socket
 import time
-from collections import Counter
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from notifyq.config import RelaySettings
-from notifyq.database import sql
-from notifyq.database.retry import Patience
-from notifyq.errors import ConfigurationError
+from notifyq.database import statements as sql
 from notifyq.models.message import decode
-from notifyq.notify.shared import Listening
-from notifyq.notify.wake import Wake
-from notifyq.relay.backpressure import Backpressure
-from notifyq.relay.events import RelayMoved, RelayRefused, RelayStarted, RelayStopped
-from notifyq.relay.handshake import introduce
-from notifyq.relay.message import RelayMessage
+from notifyq.notify.listener import Listener
+from notifyq.relay.base import BaseRelay, log
+from notifyq.relay.message import RelayBatch, RelayMessage, transform
 from notifyq.relay.target import PASSING, reason_of
-from notifyq.relay.transformation import transform
-from notifyq.telemetry import Guarded, log_sink
 from notifyq.telemetry.tracebacks import in_line
 
 if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.database.pool import Database
-    from notifyq.relay.message import Item, Transform
+    from notifyq.relay.base import RelayOptions
     from notifyq.relay.target import Sent
-    from notifyq.telemetry import Sink
-
-log = logging.getLogger("notifyq.relay")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US = timedelta(microseconds=1)
 
 
-class _Events:
-    """The events of a batch as messages on their way."""
+class _EventBatch(RelayBatch):
+    """A batch of a subscription."""
 
     def __init__(self, rows: list[asyncpg.Record], source: str, queue: str) -> None:
-        self._rows = rows
+        super().__init__([f"{row['id']}@{(row['created_at'] - _EPOCH) // _US}" for row in rows])
+        self.rows = rows
         self._source = source
         self._queue = queue
-        us = timedelta(microseconds=1)
-        self.places = [f"{row['id']}@{(row['created_at'] - _EPOCH) // us}" for row in rows]
-        self.made: dict[int, list[Item]] = {}
-        self.failed: dict[int, Exception] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def id(self, index: int) -> int:
-        return int(self._rows[index]["id"])
+        return int(self.rows[index]["id"])
 
     def attempts(self, index: int) -> int:
-        return (self._rows[index]["retries"] or 0) + 1
+        return (self.rows[index]["retries"] or 0) + 1
 
     def message(self, index: int) -> RelayMessage:
-        row = self._rows[index]
+        row = self.rows[index]
         return RelayMessage(
             id=row["id"],
             source=self._source,
@@ -77,22 +55,12 @@ class _Events:
             attempts=self.attempts(index),
         )
 
-    def put(self, index: int, items: list[Item]) -> None:
-        self.made[index] = items
 
-    def fail(self, index: int, error: Exception) -> None:
-        self.made[index] = []
-        self.failed[index] = error
+class StreamRelay(BaseRelay):
+    """Moves the events of a subscriber of `source` into a queue or a stream of `target`.
 
-    def items(self) -> list[Item]:
-        return [item for index in range(len(self)) for item in self.made[index]]
-
-
-class StreamRelay:
-    """Moves what a subscriber of a stream of `source` gets into a queue or a stream of `target`.
-
-    Each event arrives once, also after seek(): what the target has received, it does not take
-    again. The subscription must be there. Otherwise it is as `Relay`.
+    Each event arrives once, also after seek(): the target ignores events that it has received. The
+    subscription must exist. Otherwise it works as `Relay`.
     """
 
     def __init__(
@@ -102,190 +70,136 @@ class StreamRelay:
         stream: str,
         subscriber: str,
         queue: str,
-        *,
-        transform: Transform | None = None,
-        once: bool = False,
-        accept_restored: bool = False,
-        settings: RelaySettings | None = None,
-        sink: Sink = log_sink,
+        **options: Unpack[RelayOptions],
     ) -> None:
-        self._source = source
-        self._target_database = target
+        label = f"{stream}:{subscriber}:{queue}"
+        super().__init__(source, target, [label], part=f"{stream}/{subscriber}", **options)
         self._stream = stream
         self._subscriber = subscriber
         self._queue = queue
-        self._transform = transform
-        self._once = once
-        self._accepts_restored = accept_restored
-        self._settings = settings or RelaySettings.load()
-        self._sink = Guarded(sink)
-        self._wake = Wake()
-        self._is_stopping = False
+        self.label = f"{stream}:{subscriber}"
+        """The source in logs and telemetry events."""
         self._has_batch = False
-        self._patience = Patience("the start", log, source.settings.retry_for)
-        self._home: asyncio.AbstractEventLoop | None = None
         self._moving: asyncio.Task[None] | None = None
-        self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self.counts: Counter[str] = Counter()
-        """Events by what became of them: moved, known, dropped, failed, refused."""
 
-    @property
-    def label(self) -> str:
-        """Stream and subscriber, for people."""
-        return f"{self._stream}:{self._subscriber}"
-
-    def stop(self) -> None:
-        """End after the batch under way; called again, now. For any thread."""
-        if self._home is not None:
-            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-                self._home.call_soon_threadsafe(self._stop_requested)
-        else:
-            self._is_stopping = True
-
-    def _stop_requested(self) -> None:
-        self._patience.stop()
-        # What it waits for besides, a server that is away, may take for ever.
-        if self._moving is not None and (self._is_stopping or not self._has_batch):
+    def _on_stop(self) -> None:
+        # Without a batch it may wait for a server that is away.
+        if self._moving is not None and (self._stops > 1 or not self._has_batch):
             self._moving.cancel()
-        self._is_stopping = True
-        self._wake.set()
 
-    async def run(self) -> None:
-        """Move events until `stop()`; raises what `Relay.run` does."""
-        if self._home is not None:
-            raise ConfigurationError("a relay runs once: make another one")
-        self._home = asyncio.get_running_loop()
-        if self._is_stopping:
-            return
-        async with AsyncExitStack() as stack:
-            if await self._patience.through(partial(self._open, stack)):
-                await self._serve()
-
-    async def _open(self, stack: AsyncExitStack) -> None:
-        """Have all that stays open until the end; nothing of it if that is not all to be had."""
-        async with AsyncExitStack() as opened:
-            await opened.enter_async_context(self._source)
-            await opened.enter_async_context(self._target_database)
-            self._names, self._target = await introduce(
-                self._source,
-                self._target_database,
-                self._settings.remember,
-                part=f"{self._stream}/{self._subscriber}",
-                accept_restored=self._accepts_restored,
-            )
-            self._stall = Backpressure(self._target, self._sink, on_end=self._wake.set)
-            self._listener = Listening(
-                self._source,
-                [sql.NEW_EVENT],
-                self._hear,
-                name="notifyq relay",
-                sink=self._sink,
-            )
-            await opened.enter_async_context(self._listener)
-            stack.push_async_exit(opened.pop_all())
+    def _make_listener(self) -> Listener:
+        return Listener(
+            self._source,
+            [sql.NEW_EVENT],
+            self._on_notification,
+            name="notifyq relay",
+            telemetry=self._telemetry,
+        )
 
     async def _serve(self) -> None:
-        self._sink(RelayStarted(relay=self.name, routes=(f"{self.label}:{self._queue}",)))
         failed = self._listener.failed
         self._moving = asyncio.create_task(self._move_until_stopped())
         try:
             await asyncio.wait({self._moving, failed}, return_when=asyncio.FIRST_COMPLETED)
             if self._moving.done():
-                with suppress(asyncio.CancelledError):  # it was told to end now
+                with suppress(asyncio.CancelledError):  # by _on_stop()
                     await self._moving
             else:
                 await failed
         finally:
             self._moving.cancel()
             await asyncio.wait({self._moving})
-            self._sink(RelayStopped(relay=self.name, moved=self.counts["moved"], released=0))
 
-    def _hear(self, _channel: str, payload: str) -> None:
+    def _on_notification(self, _channel: str, payload: str) -> None:
         if payload in {"", self._stream}:
             self._wake.set()
 
     async def _move_until_stopped(self) -> None:
-        while not self._is_stopping:
-            # Cleared before the look: a bell that rings while it is under way must set it again.
+        while not self._stops:
+            # Clear first: a notification during the fetch causes another one.
             self._wake.clear()
             since = time.monotonic()
             rows = await self._source.persist(
                 sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
             )
             if rows[0]["batch"] is not None:
-                # Of a batch without events there is one row, too.
                 self._has_batch = True
-                error = await self._move(
-                    rows[0]["batch"], [row for row in rows if row["id"]], since
-                )
+                # A batch without events is one row, too.
+                events = [row for row in rows if row["id"]]
+                error = await self._move(rows[0]["batch"], events, since)
                 self._has_batch = False
-                if error is not None and not self._is_stopping:
-                    # The batch stays open, and comes again.
-                    await self._stall.last(reason_of(error))
-                continue
-            if self._once:
+                if error is not None and not self._stops:
+                    # The batch stays open and comes again.
+                    await self._wait_for_target(error)
+            elif self._once:
                 return
-            await self._wake.rest(self._settings.poll.total_seconds())
+            else:
+                await self._wake.rest(self._settings.poll.total_seconds())
 
-    async def _move(self, batch: int, rows: list[asyncpg.Record], since: float) -> Exception | None:
-        """Move a batch; return why the target cannot take it now, if it is so."""
-        events = _Events(rows, self.label, self._queue)
-        await transform(self._transform or (lambda message: message), events)
-        sent = await self._target.send(events.items(), self._settings.hold.total_seconds())
+    async def _move(
+        self, batch_id: int, rows: list[asyncpg.Record], since: float
+    ) -> Exception | None:
+        """Move a batch; return the error if the target cannot receive it now."""
+        batch = _EventBatch(rows, self.label, self._queue)
+        await transform(self._transform or (lambda message: message), batch)
+        sent = await self._target.send(batch.items(), self._settings.hold.total_seconds())
         if sent.error is not None:
             if not isinstance(sent.error, PASSING):
                 raise sent.error
             return sent.error
-        refused = await self._settle(batch, events, sent)
-        place = next(reversed(sent.ids), None)
-        if place is not None:
+        await self._settle_failed(batch_id, batch)
+        refused = await self._settle_refused(batch_id, batch, sent)
+        position = next(reversed(sent.ids), None)
+        if position is not None:
             await self._source.persist(
-                sql.RELAY_FINISH, *self._names, place, [], [], [], [], None, None
+                sql.RELAY_FINISH, *self._names, position, [], [], [], [], None, None
             )
-        await self._source.persist(sql.FINISH_BATCH, batch)
-        numbers = {
-            "known": sent.known,
-            "merged": sent.merged,
-            "dropped": sum(not made for made in events.made.values()) - len(events.failed),
-            "failed": len(events.failed),
-            "refused": refused,
-        }
-        moved = len(events) - numbers["dropped"] - numbers["failed"] - refused
-        self.counts.update(numbers, moved=moved)
+        await self._source.persist(sql.FINISH_BATCH, batch_id)
+        failed = len(batch.failed)
+        dropped = sum(not made for made in batch.made.values()) - failed
         took = time.monotonic() - since
-        first = min((row["created_at"] for row in rows), default=datetime.now(UTC))
-        age = (datetime.now(UTC) - first).total_seconds()
-        self._sink(
-            RelayMoved(
-                source=self.label, quantity=moved, lost=0, lag=max(age, took), took=took, **numbers
-            )
+        now = datetime.now(UTC)
+        age = (now - min((row["created_at"] for row in rows), default=now)).total_seconds()
+        self._note_moved(
+            self.label,
+            len(batch) - dropped - failed - refused,
+            sent,
+            lag=max(age, took),
+            took=took,
+            dropped=dropped,
+            failed=failed,
+            refused=refused,
+            lost=0,
         )
         return None
 
-    async def _settle(self, batch: int, events: _Events, sent: Sent) -> int:
-        """Write down which events are not at the target; return how many it has refused."""
-        refused = 0
-        for index, error in events.failed.items():
+    async def _settle_failed(self, batch_id: int, batch: _EventBatch) -> None:
+        """Retry the events on which the transformation failed, or give them up."""
+        most = self._settings.attempts
+        for index, error in batch.failed.items():
+            event_id, attempts = batch.id(index), batch.attempts(index)
             reason = f"the transformation of the relay failed: {reason_of(error)}"
             log.warning(
                 "%s: the transformation failed on event %d in attempt %d of %d: %s",
-                self.label, events.id(index), events.attempts(index), self._settings.attempts,
+                self.label, event_id, attempts, most,
                 in_line(f"{type(error).__name__}: {reason_of(error)}"),
             )  # fmt: skip
-            if events.attempts(index) >= self._settings.attempts:
-                await self._source.persist(sql.FAIL_EVENT, batch, events.id(index), reason)
+            if attempts >= most:
+                await self._source.persist(sql.FAIL_EVENT, batch_id, event_id, reason)
             else:
-                delay = timedelta(seconds=2 ** events.attempts(index))
+                delay = timedelta(seconds=2**attempts)
                 await self._source.persist(
-                    sql.RETRY_EVENTS, batch, [events.id(index)], [delay], [reason]
+                    sql.RETRY_EVENTS, batch_id, [event_id], [delay], [reason]
                 )
-        for index, items in events.made.items():
+
+    async def _settle_refused(self, batch_id: int, batch: _EventBatch, sent: Sent) -> int:
+        """Archive the events that the target refused as dead; return how many they are."""
+        refused = 0
+        for index, items in batch.made.items():
             reasons = [sent.refused[item[0]] for item in items if item[0] in sent.refused]
             if reasons:
                 refused += 1
                 details = f"the target of the relay refuses it: {reasons[0]}"
-                await self._source.persist(sql.FAIL_EVENT, batch, events.id(index), details)
-                self._sink(
-                    RelayRefused(source=self.label, message_id=events.id(index), reason=reasons[0])
-                )
+                await self._source.persist(sql.FAIL_EVENT, batch_id, batch.id(index), details)
+                self._note_refused(self.label, batch.id(index), reasons[0])
         return refused

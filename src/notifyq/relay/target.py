@@ -1,4 +1,4 @@
-"""The database that messages go to: each is received once, however often it is sent."""
+"""The target database of a relay: it receives each message once, also when it is sent again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import (
     DatabaseUnavailableError,
     InvalidArgumentError,
@@ -19,7 +19,6 @@ from notifyq.errors import (
     QueueFullError,
     StreamPausedError,
 )
-from notifyq.relay.message import columns
 from notifyq.telemetry.tracebacks import clean, text_of
 
 if TYPE_CHECKING:
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from notifyq.relay.message import Item
 
 _LARGEST = 8_000_000
-"""Characters in one call, but for the last of its messages."""
+"""Characters of one call after which the next message goes into another call."""
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two tries at a target that is full or down: the first, and the longest."""
+"""Seconds between two calls while the target is full or down: the first pause, and the longest."""
 
 PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError, StreamPausedError)
-"""The target cannot take messages now."""
+"""The target cannot receive messages now."""
 _REFUSED = (
     MessageLimitError,
     InvalidArgumentError,
@@ -43,12 +42,12 @@ _REFUSED = (
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.ProgramLimitExceededError,
 )
-"""The message is at fault: the others go on without it."""
+"""The target refuses a message; it may receive the others."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """What became of messages that were sent, by their places."""
+    """The results of sending messages, by their positions."""
 
     ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Sent:
 
 
 class Target:
-    """Sends batches under the name of their source; see notifyq.receive_many()."""
+    """Sends messages in the name of their source; see notifyq.receive_many()."""
 
     def __init__(self, database: Database, source: str, remember: timedelta) -> None:
         self._database = database
@@ -67,24 +66,21 @@ class Target:
         self._remember = remember
         self._last: str | None = None
 
-    async def check(self, places: Iterable[str] = ()) -> None:
-        """Raise unless the target is there, and has the receipts of these places.
+    async def check(self, positions: Iterable[str] = ()) -> None:
+        """Raise unless the target answers and has the receipts of these positions.
 
-        LostReceiptsError: it was restored to a state before.
+        LostReceiptsError: the target was restored to an earlier state.
         """
-        after = [*places, *([self._last] if self._last is not None else [])]
-        await self._database.fetch(
-            sql.RECEIVE_MANY, self._source, *columns([]), after, self._remember
-        )
+        await self._receive_many([], list(positions))
 
     async def send(self, items: list[Item], hold: float) -> Sent:
-        """Have messages received, all that can be; wait so many seconds where none can be now."""
+        """Send all messages that the target can receive; wait up to `hold` seconds if it cannot."""
         sent = Sent()
         deadline = time.monotonic() + hold
         try:
             for part in _parts(items):
                 await self._receive(part, sent, deadline)
-        except Exception as error:  # noqa: BLE001  the caller decides, knowing what was received
+        except Exception as error:  # noqa: BLE001  the caller handles it, with what was received
             sent.error = error
         return sent
 
@@ -92,47 +88,42 @@ class Target:
         pause = _PAUSE
         while True:
             try:
-                await self._receive_once(items, sent)
+                row = await self._receive_many(items, [])
             except _REFUSED as error:
                 if len(items) == 1:
                     sent.refused[items[0][0]] = reason_of(error)
                     return
-                await self._halve(items, sent, deadline)
+                break
             except PASSING as error:
-                if not isinstance(error, QueueFullError) or len(items) == 1:
-                    pause = await _wait(pause, deadline, error)
-                    continue
-                await self._halve(items, sent, deadline)
-            return
-
-    async def _halve(self, items: list[Item], sent: Sent, deadline: float) -> None:
+                if isinstance(error, QueueFullError) and len(items) > 1:
+                    break
+                if (now := time.monotonic()) >= deadline:
+                    raise
+                await asyncio.sleep(min(pause, deadline - now) * random.uniform(0.5, 1))  # noqa: S311
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                sent.ids.update(zip((item[0] for item in items), row["ids"], strict=True))
+                sent.known += row["known"]
+                sent.merged += row["merged"]
+                self._last = items[-1][0]
+                return
         half = len(items) // 2
         await self._receive(items[:half], sent, deadline)
         await self._receive(items[half:], sent, deadline)
 
-    async def _receive_once(self, items: list[Item], sent: Sent) -> None:
-        after = [self._last] if self._last is not None else []
-        # Not persist(): the pauses are ours.
+    async def _receive_many(self, items: list[Item], after: list[str]) -> asyncpg.Record:
+        if self._last is not None:
+            after.append(self._last)
+        columns = [list(column) for column in zip(*items, strict=True)] or [[] for _ in range(10)]
+        # Not persist(): the relay waits for a target by itself.
         [row] = await self._database.fetch(
-            sql.RECEIVE_MANY, self._source, *columns(items), after, self._remember
+            sql.RECEIVE_MANY, self._source, *columns, after, self._remember
         )
-        sent.ids.update(zip((item[0] for item in items), row["ids"], strict=True))
-        sent.known += row["known"]
-        sent.merged += row["merged"]
-        self._last = items[-1][0]
-
-
-async def _wait(pause: float, deadline: float, error: Exception) -> float:
-    """Wait a little and return the next pause; raise the error where it is too late."""
-    now = time.monotonic()
-    if now >= deadline:
-        raise error
-    await asyncio.sleep(min(pause, deadline - now) * random.uniform(0.5, 1))  # noqa: S311
-    return min(2 * pause, _LONGEST_PAUSE)
+        return row
 
 
 def _parts(items: list[Item]) -> list[list[Item]]:
-    """Cut where one call would become too large."""
+    """Split items into calls of limited size."""
     parts: list[list[Item]] = [[]]
     size = 0
     for item in items:
@@ -145,6 +136,6 @@ def _parts(items: list[Item]) -> list[list[Item]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line and without the hint."""
+    """The text of an error in one line, without the hint."""
     text = error.args[0] if isinstance(error, asyncpg.PostgresError) else text_of(error)
     return " ".join(clean(str(text), 1000).split())

@@ -1,4 +1,4 @@
-"""Install and upgrade: bring the schema in a database to the version of the SQL files, or fail."""
+"""Install and upgrade the schema: run the SQL files in one transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import (
     AccessDeniedError,
     NotifyqError,
@@ -17,7 +17,7 @@ from notifyq.errors import (
     SchemaTooOldError,
 )
 from notifyq.schema.files import BEGIN, GIVE_WAY, LOCK, Files, plan, relative, script, sql_root
-from notifyq.schema.state import check_rights, look
+from notifyq.schema.state import check_rights, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _Choose = Callable[[Files, State], list[Path]]
     Note = Callable[[Connection, "Report"], Awaitable[None]]
-    """What is done in the same transaction, with what it did."""
+    """Runs in the same transaction, after the files."""
 
 __all__ = [
     "Report",
@@ -41,7 +41,7 @@ __all__ = [
     "upgrade",
 ]
 
-# Errors that are not the file's: they speak for themselves, or another attempt may succeed.
+# Errors that are not about the text of a file; another attempt may succeed.
 _NOT_THE_FILE = (
     NotifyqError,
     asyncpg.PostgresConnectionError,
@@ -51,9 +51,9 @@ _NOT_THE_FILE = (
 )
 
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0)
-"""Seconds between the attempts to lock tables that others use; each keeps them waiting shortly."""
+"""Seconds between the attempts to lock tables that others use; each blocks them for a moment."""
 
-# Equal before and after: every function is what it was.
+# A hash of all functions: equal before and after if none has changed.
 _CODE = """
 select md5(string_agg(
   concat(pg_get_functiondef(p.oid), p.proacl, obj_description(p.oid, 'pg_proc')), '' order by p.oid
@@ -66,47 +66,47 @@ where p.prokind in ('f', 'p')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an installation or an upgrade did."""
+    """The result of an installation or an upgrade."""
 
     database: str
     server: str
-    """Host and port as the server sees them."""
+    """Host and port, from the view of the server."""
     before: int | None
-    """The version that was installed before; None where there was none."""
+    """The version before; None: it was not installed."""
     version: int
     is_changed: bool
-    """Whether the version or any function is another one than before."""
+    """Whether the version or any function has changed."""
     files: tuple[Path, ...]
     is_foreign: bool
-    """Whether the database came from another server, and positions are refused."""
+    """Whether the database is a copy from another server: positions are refused."""
     notices: tuple[str, ...]
-    """What the server said, one line each."""
+    """Messages of the server, one line each."""
 
 
 async def installed_version(connection: Connection) -> int | None:
     """Return the version of the schema in this database; None: it is not installed."""
-    version: int | None = (await look(connection))["installed"]
+    version: int | None = (await read_state(connection))["installed"]
     return version
 
 
 async def install(
     connection: Connection, root: Path | None = None, *, note: Note | None = None
 ) -> Report:
-    """Install the schema; over the same version, run its files again."""
+    """Install the schema; if this version is installed, run its files again."""
     return await _persist(connection, Files.find(root), _choose_install, note)
 
 
 async def upgrade(
     connection: Connection, root: Path | None = None, *, note: Note | None = None
 ) -> Report:
-    """Bring the schema to this version: the migrations that it lacks, then all code again."""
+    """Upgrade the schema to this version: run missing migrations, then all code again."""
     return await _persist(connection, Files.find(root), _choose_upgrade, note)
 
 
 async def adopt(connection: Connection) -> bool:
-    """Take over a database that came from another server. False: it was not.
+    """Take over a database that was copied from another server. False: it was not.
 
-    What was archived there counts as seen; positions that were taken there are refused.
+    Messages archived there count as seen; positions of that server are refused.
     """
     return bool(await connection.fetchval(sql.ADOPT))
 
@@ -129,7 +129,7 @@ def _choose_upgrade(files: Files, state: State) -> list[Path]:
         if step.needs_superuser and not state["is_superuser"]:
             raise AccessDeniedError(
                 f"{step.path.name} needs a superuser, and {state['role']} is none: "
-                "let one run what `notifyq migrate --sql` prints"
+                "run the output of `notifyq migrate --sql` as a superuser"
             )
     return files.plan(version)
 
@@ -144,10 +144,10 @@ async def _persist(
             if pause is None:
                 raise SchemaError(
                     f"{error.args[0]}: a long transaction uses the tables of schema messages, or "
-                    "another upgrade goes on, see pg_stat_activity; nothing was changed"
+                    "another upgrade is running, see pg_stat_activity; nothing was changed"
                 ) from error
             await asyncio.sleep(pause)
-    raise AssertionError  # the last attempt returns or raises; this line tells the type checker
+    raise AssertionError  # unreachable, for the type checker: the last attempt returns or raises
 
 
 async def _run(
@@ -155,17 +155,17 @@ async def _run(
 ) -> Report:
     notices: list[str] = []
 
-    def hear(_: object, message: asyncpg.PostgresLogMessage) -> None:
+    def on_log_message(_: object, message: asyncpg.PostgresLogMessage) -> None:
         fields = message.as_dict()
-        # A notice with a code says that something is there already; ours have none.
+        # Notices with an SQLSTATE are about objects that exist already; ours have none.
         if fields.get("severity_en") == "WARNING" or fields.get("sqlstate") == "00000":
             notices.append(fields["message"])
 
-    connection.add_log_listener(hear)
+    connection.add_log_listener(on_log_message)
     try:
         async with connection.transaction(isolation="read_committed"):
             await connection.execute(BEGIN)
-            state = await look(connection)
+            state = await read_state(connection)
             paths = choose(files, state)
             check_rights(state)
             if attempt % 2 and files.pending(state["installed"] or files.version):
@@ -189,7 +189,7 @@ async def _run(
                 await note(connection, report)
             await connection.execute(GIVE_WAY)
     finally:
-        connection.remove_log_listener(hear)
+        connection.remove_log_listener(on_log_message)
     return report
 
 
@@ -205,6 +205,6 @@ async def _execute(connection: Connection, path: Path, text: str) -> None:
         what = f"{where}: {error.args[0]}; nothing was changed"
         if isinstance(error, asyncpg.InsufficientPrivilegeError):
             raise AccessDeniedError(
-                f"{what}: run as a superuser, or as who installed it"
+                f"{what}: run as a superuser, or as the user that installed it"
             ) from error
         raise SchemaError(what) from error

@@ -1,9 +1,9 @@
-r"""The SQL files of one version of the schema, and in which order they run.
+r"""The SQL files of one version of the schema, and their order.
 
 A chapter, `init/NN_what.sql`, is a table of contents: lines `\ir folder/file.sql`, which psql runs
-in that order. Together the files install the version; `migrations/NNNN_what.sql` leads to version
-NNNN from the one before. The files of folder `tables` hold state and leave alone what exists; all
-others are code, run again at each upgrade.
+in that order. Together the files install the version; `migrations/NNNN_what.sql` upgrades from the
+version before to NNNN. The files of folder `tables` create missing objects only; all others are
+code, which each upgrade runs again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from pathlib import Path
 
 from notifyq.errors import SchemaError, SchemaTooNewError
 
-# Upgrades take turns by an advisory key. Waiting for it holds up nobody, but has an end, since any
-# role could hold it. Behind a wait for a table all later statements would queue up; and where that
-# goes in a circle with a publisher, it has to give way before the server looks for deadlocks: that
-# would end whoever looks first.
+# An advisory lock lets one upgrade run at a time. Waiting for it blocks nothing, but must end: any
+# role could hold it. Waiting for a table blocks all later statements on it, and can deadlock with a
+# publisher: it must end before deadlock_timeout, as the server could cancel the publisher then.
 BEGIN = """
 set local statement_timeout = 0;
 set local lock_timeout = '20s';
 set local client_min_messages = notice;
--- No schema where others may create functions: they could shadow those of the system.
+-- Only this schema: functions of other users could shadow those of the system.
 set local search_path = pg_catalog, pg_temp;
 do $$ begin perform pg_advisory_xact_lock(7305427003); end; $$;
 do $$ begin perform set_config(
@@ -33,14 +32,14 @@ do $$ begin perform set_config(
 ); end; $$;
 """
 
-# Run before the migrations by every second attempt. Publishers that ring use the table of messages
-# before that of queues, workers the other way round: under load either can keep one order of locks
-# from coming through, but not both.
+# Every second attempt runs it before the migrations. Publishers lock the table of messages before
+# that of queues, workers the other way round: under load one of them may block one order of locks,
+# but not both.
 LOCK = "\nlock table messages.message in access exclusive mode;\n"
 
-# Run last. A claim that waits for a table is inside the function as it was: where messages have new
-# columns, it would end in an error that no worker of an older package survives. One that is
-# cancelled is sent again. Where this role may not cancel it, that worker has to be started again.
+# Run last. A claim that waits for a table runs the old function: if messages have new columns, it
+# fails with an error that ends a worker of an older package. A cancelled claim is sent again. If
+# this role may not cancel it, that worker must be restarted.
 GIVE_WAY = """
 do $$
 declare
@@ -98,23 +97,23 @@ $$;
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A file that leads to a version of the schema from the one before."""
+    """A file that upgrades the schema from the version before."""
 
     path: Path
     version: int
     is_breaking: bool
-    """Whether clients of the version before no longer work with this one."""
+    """Whether clients of the version before stop working."""
     needs_superuser: bool
 
     @classmethod
     def read(cls, path: Path) -> Migration:
-        """Read name and header of the file."""
+        """Read the name and the header of a file."""
         text = path.read_text(encoding="utf-8")
         name = re.fullmatch(r"(\d{4})_[a-z0-9_]+\.sql", path.name)
         breaking = re.search(r"^-- breaking: (yes|no)$", text, re.MULTILINE)
         needs = re.search(r"^-- needs: (superuser|owner)$", text, re.MULTILINE)
         if not (name and breaking and needs):
-            raise SchemaError(f"{path} has not the name or not the header of a migration")
+            raise SchemaError(f"{path} lacks the name or the header of a migration")
         return cls(path, int(name[1]), breaking[1] == "yes", needs[1] == "superuser")
 
 
@@ -127,7 +126,7 @@ class Files:
 
     @classmethod
     def find(cls, root: Path | None = None) -> Files:
-        """Find the files below `root`, by default those that belong to this code."""
+        """Find the files below `root`, by default those of this package."""
         root = root or sql_root()
         init = init_files(root)
         if not init:
@@ -141,7 +140,7 @@ class Files:
         return max((step.version for step in self.migrations), default=1)
 
     def is_newer_than(self, installed: int) -> bool:
-        """Whether a database of version `installed` has to be upgraded; raise if it is newer."""
+        """Whether a database of version `installed` needs an upgrade; raise if it is newer."""
         if installed > self.version:
             raise SchemaTooNewError(
                 f"version {installed} is installed, this notifyq knows {self.version}: "
@@ -155,14 +154,14 @@ class Files:
         return [step for step in self.migrations if step.version > installed]
 
     def plan(self, installed: int | None) -> list[Path]:
-        """List what leads from version `installed` to this one, in its order."""
+        """List the files that upgrade version `installed`, in order; None: an installation."""
         if installed is None:
             return list(self.init)
         code = [path for path in self.init if path.parent.name != "tables"]
         return [*(step.path for step in self.pending(installed)), *code]
 
     def text(self, path: Path) -> str:
-        """Return what to run for a file: a migration records its version right after itself."""
+        """Return the text of a file; that of a migration also records its version."""
         text = path.read_text(encoding="utf-8")
         return text + "".join(
             _RECORD.format(step.version) for step in self.migrations if step.path == path
@@ -176,7 +175,7 @@ def sql_root() -> Path:
 
 
 def init_files(root: Path | None = None) -> list[Path]:
-    """List the init files below `root`, in the order in which the chapters name them."""
+    """List the init files below `root`, in the order of the chapters."""
     init = (root or sql_root()) / "init"
     files: list[Path] = []
     for chapter in sorted(init.glob("*.sql")):
@@ -186,19 +185,19 @@ def init_files(root: Path | None = None) -> list[Path]:
 
 
 def relative(path: Path) -> str:
-    """Name a file from the folder of all SQL files, as in `init/queue/claim.sql`."""
+    """The path of a file below the folder of all SQL files, such as `init/queue/claim.sql`."""
     parts = path.parts
     start = max(i for i, part in enumerate(parts) if part in {"init", "migrations"})
     return "/".join(parts[start:])
 
 
 def plan(installed: int | None, root: Path | None = None) -> list[Path]:
-    """List the files that lead from version `installed` (None: nothing) to this one."""
+    """List the files that upgrade version `installed`; None: an installation."""
     return Files.find(root).plan(installed)
 
 
 def script(installed: int | None, root: Path | None = None) -> str:
-    """Return the plan as one SQL script, which does what `install` or `upgrade` would do."""
+    """Return the plan as one SQL script, which does the same as `install` or `upgrade`."""
     files = Files.find(root)
     start = "nothing" if installed is None else f"version {installed}"
     guard = _GUARD.format(installed="null" if installed is None else installed, start=start)

@@ -1,4 +1,4 @@
-"""What is installed in a database, and whether this session may change it."""
+"""The state of a database before an installation: version, owner and privileges."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Connection
 
 State = dict[str, Any]
-"""A row of the query below, and the version that is `installed`."""
+"""A row of the query below, and the version in `installed`."""
 
-# Read from the catalogs, which are open to everybody: the schema itself may not be.
+# From the catalogs, which every role may read; it may lack privileges on the schema.
 _STATE = """
 select
   current_setting('server_version') as server_version,
@@ -47,8 +47,8 @@ left join pg_namespace as n on n.nspname = 'messages'
 """
 
 
-async def look(connection: Connection) -> State:
-    """See what is there; a server or a schema that is not for us is an error."""
+async def read_state(connection: Connection) -> State:
+    """Read the state; raise for an old server, or a schema that is not of notifyq."""
     record = await connection.fetchrow(_STATE)
     state: State = dict(record or {})
     _check_server(state)
@@ -76,7 +76,7 @@ def _check_server(state: State) -> None:
 
 
 def check_rights(state: State) -> None:
-    """Raise what would otherwise be an error in the middle of some file."""
+    """Raise errors that would otherwise occur within a file."""
     if state["is_standby"]:
         raise SchemaError(f"{state['server']} is a read-only standby: connect to its primary")
     if state["is_read_only"]:
@@ -94,7 +94,7 @@ def check_rights(state: State) -> None:
     if state["needs_helpers"] and not state["may_create"]:
         raise AccessDeniedError(
             f"user {state['role']} may not create schema notifyq in database {state['database']}: "
-            f"let an administrator run `create schema notifyq authorization {state['owner']}`"
+            f"an administrator must run `create schema notifyq authorization {state['owner']}`"
         )
 
 

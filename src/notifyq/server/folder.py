@@ -1,4 +1,4 @@
-"""The directory of one server: whose it is, who is at work in it, what is remembered there."""
+"""The directory of one server: its owner, locks and files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVER_USERS = ("postgres", "nobody")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starter:
-    """The process that started the server, remembered for those who find it running."""
+    """The process that started the server."""
 
     pid: int
     detached: bool
@@ -34,7 +34,7 @@ class Starter:
 
     @property
     def alive(self) -> bool:
-        """Tell whether the process still runs; one that only waits to be reaped does not."""
+        """Whether the process still runs; a zombie does not."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -50,7 +50,7 @@ class Starter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A running server as its files describe it."""
+    """A running server, by its files."""
 
     pid: int
     port: int
@@ -69,13 +69,13 @@ def home() -> Path:
 
 
 class Folder:
-    """One directory with a server's data, log, password and locks."""
+    """The directory of a server."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self.data = self.path / "data"
         self.log = self.path / "log"
-        self.secret = self.path / "secret"  # the password, while a server is made that may read it
+        self.secret = self.path / "secret"  # the password, readable for the server that is created
         self._password = self.path / "password"
         self._starter = self.path / "starter.json"
         self._port = self.path / "port"
@@ -83,7 +83,7 @@ class Folder:
         self._alive = self.path / "alive.lock"
 
     def claim(self) -> None:
-        """Create the directory, or make sure that the existing one is a server's and ours."""
+        """Create the directory, or check that it is of a server and of this user."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._require_own()
@@ -93,8 +93,8 @@ class Folder:
                     "set NOTIFYQ_HOME to a new directory"
                 )
             self._turn.touch(mode=0o600)
-            # A server started by root runs as another user, who has to pass through; each file
-            # inside has permissions of its own.
+            # A server started by root runs as another user, which must enter the directory; the
+            # files inside have permissions of their own.
             self.path.chmod(0o711 if os.geteuid() == 0 else 0o700)
         except OSError as error:
             raise ServerError(
@@ -104,17 +104,17 @@ class Folder:
 
     @property
     def exists(self) -> bool:
-        """Tell whether a server has ever been started here."""
+        """Whether a server was ever started here."""
         if not os.path.exists(self.path):  # noqa: PTH110  Path.exists raises in a closed parent
             return False
         self._require_own()
         return self._turn.exists()
 
     def account(self) -> Account | None:
-        """Return the user the server runs as when root starts it; None for everyone else."""
+        """Return the user that the server runs as if root starts it; None for other users."""
         if os.geteuid() != 0:
             return None
-        # The owner of existing data goes first: a better candidate may have been installed since.
+        # Existing data have an owner; without data try these users in order.
         wanted = [self.data.stat().st_uid] if self.data.exists() else _SERVER_USERS
         for user in wanted:
             with suppress(KeyError):
@@ -133,22 +133,22 @@ class Folder:
 
     @contextmanager
     def occupied(self) -> Iterator[int]:
-        """Yield a descriptor to hand to server processes.
+        """Yield a descriptor for server processes to inherit.
 
-        The directory counts as in use as long as one of them has it open, however it was started
-        and however it ends. A process id says less: it outlives its process and is used again.
+        The directory is in use while one of them has it open. A process id proves less: another
+        process may get the same one.
         """
         handle = os.open(self._alive, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not takes(handle):
-                raise ServerError(f"a server is still at work in {self.path}: try again later")
+                raise ServerError(f"a server still runs in {self.path}: try again later")
             yield handle
         finally:
             os.close(handle)
 
     @property
     def in_use(self) -> bool:
-        """Tell whether any process of a server lives; ask only in a turn."""
+        """Whether any server process runs; call it within `turn()` only."""
         handle = os.open(self._alive, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             return not takes(handle)
@@ -156,7 +156,7 @@ class Folder:
             os.close(handle)
 
     def postmaster(self) -> tuple[int, int, bool] | None:
-        """Return process id, port and readiness from the server's own lock file."""
+        """Return process id, port and readiness from postmaster.pid."""
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             return int(lines[0]), int(lines[3]), lines[7].strip() == "ready"
@@ -164,7 +164,7 @@ class Folder:
             return None  # absent, or being written
 
     def state(self) -> State | None:
-        """Describe the running server; ask only in a turn."""
+        """Describe the running server; call it within `turn()` only."""
         found = self.postmaster()
         starter = self.starter()
         if found is None or starter is None or not found[2] or not self.in_use:
@@ -172,7 +172,7 @@ class Folder:
         return State(pid=found[0], port=found[1], starter=starter)
 
     def starter(self) -> Starter | None:
-        """Return the process that started the server last."""
+        """Return the last process that started the server."""
         try:
             return Starter(**json.loads(self._starter.read_text()))
         except (OSError, ValueError, TypeError):
@@ -180,34 +180,34 @@ class Folder:
 
     @property
     def port(self) -> int:
-        """The port of the last start, which addresses that people keep have; 0: none."""
+        """The port of the last start, to keep DSNs valid; 0: none."""
         try:
             return int(self._port.read_text())
         except (OSError, ValueError):
             return 0
 
     def remember_port(self, port: int) -> None:
-        """Note where the server listens, for the next start."""
+        """Store the port for the next start."""
         write_private(self._port, str(port))
 
     def remember(self, starter: Starter) -> None:
-        """Note who starts the server now."""
+        """Store the process that starts the server now."""
         write_private(self._starter, json.dumps(asdict(starter)))
 
     def new_password(self) -> str:
-        """Choose the password of the server about to be created."""
+        """Make and store the password of a new server."""
         password = secrets.token_urlsafe(24)
         write_private(self._password, password)
         return password
 
     def password(self) -> str:
-        """Return the password chosen when the server was created."""
+        """Return the password of the server."""
         try:
             return self._password.read_text()
         except OSError as error:
             raise ServerError(
                 f"cannot read {self._password} ({error.strerror}): "
-                "`notifyq server stop --delete` starts afresh"
+                "`notifyq server stop --delete` deletes the server"
             ) from error
 
     def _require_own(self) -> None:
@@ -219,7 +219,7 @@ class Folder:
             )
 
     def empty(self) -> None:
-        """Remove the server's data; the locks stay, someone may be waiting for them."""
+        """Delete the server's data, but not the locks: another process may wait for them."""
         for tree in (self.data, self.path / "data.new"):
             shutil.rmtree(tree, ignore_errors=True)
         for file in (self.log, self._password, self._starter, self.secret, self._port):

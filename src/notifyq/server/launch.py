@@ -1,8 +1,8 @@
-"""Turns a fresh Python process into a server process: gives up root, ties its life to its starter.
+"""Turns a new Python process into a server process: drops root, ends with its starter.
 
-It runs as a program (`python -I -S launch.py …`), because the usual alternative, `preexec_fn`, is
-not safe in a starter that has threads. It imports nothing of notifyq, and everything before it
-gives up root: afterwards its own interpreter may be out of reach.
+It runs as a program (`python -I -S launch.py …`), because `preexec_fn` is not safe in a starter
+that has threads. It imports nothing of notifyq, and nothing after it drops root: it may not have
+access to its own interpreter then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Account(NamedTuple):
-    """A user of this machine that a server runs as."""
+    """The user that a server runs as."""
 
     name: str
     uid: int
@@ -32,11 +32,11 @@ class Account(NamedTuple):
 
 
 class Tie(StrEnum):
-    """How long the launched program lives.
+    """What ends the launched program.
 
-    `thread` ends it when the thread that launched it ends, which needs Linux. `pipe` keeps this
-    launcher as its parent and ends it when the launcher's standard input closes: for systems
-    without PR_SET_PDEATHSIG (macOS) and for starters in a thread of unknown life.
+    `thread`: the end of the thread that launched it, on Linux. `pipe`: the launcher stays as its
+    parent, and ends it when its standard input closes; for systems without PR_SET_PDEATHSIG
+    (macOS), and for starters in a thread that may end early.
     """
 
     none = "none"
@@ -55,7 +55,7 @@ def _main(tie: str, starter: int, uid: int, gid: int, *command: str) -> NoReturn
     if tie == Tie.pipe:
         sys.exit(_stay_as_parent(uid, gid, command))
     if tie == Tie.none and os.fork():
-        sys.exit()  # an orphan is reaped by init, so a detached server never waits for its starter
+        sys.exit()  # init reaps an orphan: a detached server does not become a zombie
     if uid >= 0:
         os.setgroups([])
         os.setgid(gid)
@@ -70,7 +70,7 @@ def _end_with(starter: int) -> None:
         # After setuid, which clears it. SIGINT is PostgreSQL's fast shutdown.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != starter:
-        sys.exit("the starter has gone")  # it died before the line above could notice
+        sys.exit("the starter has ended")  # before the line above
 
 
 def _stay_as_parent(uid: int, gid: int, command: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ def _stay_as_parent(uid: int, gid: int, command: Sequence[str]) -> int:
     child = subprocess.Popen(  # noqa: S603  the command is our own
         launcher(Tie.thread, account, command),
         stdin=subprocess.DEVNULL,
-        close_fds=False,  # the lock that marks the server as alive is passed on
+        close_fds=False,  # it inherits the alive lock
     )
 
     def end_with_input() -> None:

@@ -1,4 +1,4 @@
-"""Locks on files, which fall with their process however it ends, and bounded waiting."""
+"""File locks, which end with their process, and waiting with a timeout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# Longer than the slowest start, whose end others wait for.
 _TURN_SECONDS = 120.0
+"""Longer than the slowest start."""
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return True as soon as the condition holds, False when the time is up."""
+    """Return True as soon as the condition holds, False after the timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, waiting for it if need be."""
+    """Hold a lock file; wait for it if another process holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not wait_until(lambda: takes(handle), _TURN_SECONDS):
@@ -41,7 +41,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def takes(handle: int) -> bool:
-    """Lock an open file if nobody else has it locked."""
+    """Try to lock an open file."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,9 @@
-"""The server's process: launched, waited for, ended."""
+"""The processes of a server: initdb creates its data, the postmaster serves them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.errors import ServerError
 from notifyq.server.binaries import clean_environment
+from notifyq.server.folder import write_private
 from notifyq.server.launch import Tie, launcher
 from notifyq.server.locks import wait_until
 
@@ -27,36 +29,85 @@ _LOG_BYTES = 10_000_000
 _PORT_ATTEMPTS = 3
 
 
+def create_data(folder: Folder, binaries: Path, database: str, *, durable: bool) -> None:
+    """Create the data directory with one empty database.
+
+    It gets its name at the end: an incomplete one must never be started.
+    """
+    account = folder.account()
+    fresh = folder.path / "data.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    if account:
+        os.chown(fresh, account.uid, account.gid)
+    write_private(folder.secret, folder.new_password(), account)
+    auth = ["--username=postgres", "--auth=scram-sha-256", f"--pwfile={folder.secret}"]
+    shape = ["--encoding=UTF8", "--locale=C", "--no-sync", f"--pgdata={fresh}"]
+    try:
+        _create_with(folder, [binaries / "initdb", *auth, *shape])
+    finally:
+        folder.secret.unlink()
+    name = database.replace('"', '""')
+    _create_with(
+        folder,
+        [binaries / "postgres", "--single", "-D", fresh, "-c", "fsync=off", "postgres"],
+        f'create database "{name}"\n',
+    )
+    if durable:
+        os.sync()  # once, while initdb would sync each file
+    fresh.rename(folder.data)
+
+
+def _create_with(folder: Folder, command: list[str | Path], text: str = "") -> None:
+    with folder.occupied() as alive:
+        result = subprocess.run(  # noqa: S603  the command is our own
+            launcher(Tie.thread, folder.account(), command),
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=folder.path,
+            env=clean_environment(),
+            pass_fds=[alive],
+            start_new_session=True,
+        )
+    # A single-user server reports an error, but exits with 0.
+    complaints = [line for line in result.stderr.splitlines() if "ERROR" in line]
+    if result.returncode or complaints:
+        reason = (complaints or result.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ServerError(f"cannot create a server in {folder.path}: {reason}")
+
+
 class Postmaster:
-    """The process of the server in a folder; every method needs the folder's turn."""
+    """The server process of a folder; call its methods within `folder.turn()` only."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._child: subprocess.Popen[bytes] | None = None
 
     def launch(self, binaries: Path, settings: Mapping[str, str], *, detached: bool) -> None:
-        """Start the server on a free port and return when it accepts connections."""
+        """Start the server on a free port; return when it accepts connections."""
         log = self._folder.log
         if log.exists() and log.stat().st_size > _LOG_BYTES:
             os.truncate(log, 0)
-        # Every process of the last server has let go of the alive lock, so this file is a leftover;
-        # its process id may be someone else's by now, which would keep PostgreSQL from starting.
+        # No process of the last server holds the alive lock: the file is a leftover. Another
+        # program may have its process id by now, and PostgreSQL would refuse to start.
         (self._folder.data / "postmaster.pid").unlink(missing_ok=True)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             known = log.stat().st_size if log.exists() else 0
-            # Taken by another process since the last start, or since our choice: choose again.
+            # Another process may have taken the last port, or this one just now: choose again.
             port = _free_port(self._folder.port if attempt == 1 else 0)
             self._spawn(binaries, {"port": str(port), **settings}, detached=detached)
             if self.becomes_ready():
                 if found := self._folder.postmaster():
                     self._folder.remember_port(found[1])
                 return
-            said = self._log_since(known)
-            if "could not bind" not in said or attempt == _PORT_ATTEMPTS:
-                raise ServerError(self._failure(said))
+            logged = self._log_since(known)
+            if "could not bind" not in logged or attempt == _PORT_ATTEMPTS:
+                raise ServerError(self._failure(logged))
 
     def becomes_ready(self) -> bool:
-        """Wait until a server on its way up accepts connections; False if it ends or hangs."""
+        """Wait until a starting server accepts connections; False if it ends or hangs."""
 
         def ready() -> bool:
             found = self._folder.postmaster()
@@ -66,7 +117,7 @@ class Postmaster:
         return ready() and self._folder.in_use
 
     def end(self) -> None:
-        """Stop the server politely, then less so; return when its last process has gone."""
+        """Stop the server, at last by SIGKILL; return when its last process has ended."""
         for signum, patience in ((signal.SIGINT, 20), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
             found = self._folder.postmaster()
             if found and self._folder.in_use:
@@ -79,7 +130,7 @@ class Postmaster:
         )
 
     def reap(self) -> None:
-        """Collect what is left of a child that has ended."""
+        """Wait for a child that has ended."""
         if self._child:
             self._child.wait()
             if self._child.stdin:
@@ -102,15 +153,15 @@ class Postmaster:
                     cwd=self._folder.path,
                     env=clean_environment(),
                     pass_fds=[alive],
-                    start_new_session=True,  # a Ctrl-C in the terminal is the starter's
+                    start_new_session=True,  # a Ctrl-C in the terminal must not reach it
                 )
         finally:
             os.close(log)
         if detached:
-            self.reap()  # only the launcher: it has left the server to init
+            self.reap()  # the launcher has ended; the server is a child of init
 
-    def _failure(self, said: str) -> str:
-        lines = said.strip().splitlines()[-10:] or [f"no sign of life in {_START_SECONDS:.0f} s"]
+    def _failure(self, logged: str) -> str:
+        lines = logged.strip().splitlines()[-10:] or [f"no log line in {_START_SECONDS:.0f} s"]
         reason = next((line for line in lines if "FATAL" in line), lines[-1])
         head = f"the server in {self._folder.path} did not start: {reason}"
         return "\n  ".join([head, f"{self._folder.log} ends with", *lines])
@@ -127,9 +178,9 @@ def _tie() -> Tie:
 
 
 def _free_port(wanted: int = 0) -> int:
-    """The wanted port if nobody listens there, else another one."""
+    """The wanted port if it is free, else another one."""
     with socket.socket() as listener:
-        # As PostgreSQL does: connections of the last server that are still closing do not count.
+        # As PostgreSQL does: ignore connections of the last server that are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", wanted))

@@ -1,4 +1,4 @@
-"""The life of one private server: first use, start, address, stop."""
+"""One private server: create, start, connect, stop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 from notifyq.errors import ServerError
 from notifyq.server import binaries as programs
-from notifyq.server import cluster
 from notifyq.server.folder import Folder, Starter, State, home
 from notifyq.server.locks import wait_until
-from notifyq.server.postmaster import Postmaster
+from notifyq.server.postmaster import Postmaster, create_data
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,21 +20,21 @@ if TYPE_CHECKING:
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",  # no socket, so no limit of 107 bytes on the directory's name
+    "unix_socket_directories": "",  # a socket limits the path of the directory to 107 bytes
     "max_connections": "200",
     "max_worker_processes": "24",
     "synchronous_commit": "off",
 }
-_FAREWELL_SECONDS = 1.0
-_CARELESS = {"fsync": "off", "full_page_writes": "off"}
+_STARTER_END_SECONDS = 1.0
+_THROWAWAY = {"fsync": "off", "full_page_writes": "off"}
 
 
 class Server:
-    """A private server in a directory, reachable from this machine and with its password only.
+    """A private server in a directory; it accepts local connections with its password.
 
-    The server ends with the process that started it, kill -9 included, unless started `detached`.
-    On Linux the kernel sees to that (PR_SET_PDEATHSIG). Elsewhere, and when started from another
-    than the main thread, a small parent process does.
+    The server ends with the process that started it, also after kill -9, unless it is `detached`.
+    On Linux the kernel ends it (PR_SET_PDEATHSIG); elsewhere, and for a start outside the main
+    thread, a small parent process does.
     """
 
     def __init__(
@@ -47,15 +46,15 @@ class Server:
         settings: Mapping[str, str] | None = None,
         throwaway: bool = False,
     ) -> None:
-        """Describe the server; `throwaway` trades all safety for speed and deletes the directory.
+        """Describe the server; the first start creates the directory and the database.
 
-        The database is created with the directory, at the first start.
+        `throwaway` is fast but not crash-safe, and the stop deletes the directory.
         """
         self._folder = Folder(directory)
         self._postmaster = Postmaster(self._folder)
         self._binaries = binaries and programs.checked(binaries)
         self._database = database
-        self._settings = {**_SETTINGS, **(_CARELESS if throwaway else {}), **(settings or {})}
+        self._settings = {**_SETTINGS, **(_THROWAWAY if throwaway else {}), **(settings or {})}
         self._throwaway = throwaway
         self._starter_pid: int | None = None
 
@@ -70,12 +69,12 @@ class Server:
 
     @property
     def directory(self) -> Path:
-        """The directory that holds the server's data, log and password."""
+        """The directory with the data, log and password of the server."""
         return self._folder.path
 
     @property
     def binaries(self) -> Path:
-        """The folder of the programs to start; looked for only when needed."""
+        """The folder of the server programs; searched when first needed."""
         if self._binaries is None:
             self._binaries = programs.default_binaries()
         return self._binaries
@@ -87,7 +86,7 @@ class Server:
 
     @property
     def state(self) -> State | None:
-        """The running server, whoever started it; waits for a start or stop in progress."""
+        """The running server, also if another process started it; waits for a start or stop."""
         if not self._folder.exists:
             return None
         with self._folder.turn():
@@ -107,10 +106,10 @@ class Server:
     @property
     def started_here(self) -> bool:
         """Whether `stop()` without force would stop the server."""
-        return self._starter_pid == os.getpid()  # a forked copy of this object is not the starter
+        return self._starter_pid == os.getpid()  # not after a fork
 
     def start(self, *, detached: bool = False) -> str:
-        """Start the server unless it runs and return its address; `detached` lets it outlive us."""
+        """Start the server unless it runs; return its DSN. `detached`: it outlives this process."""
         self._folder.claim()
         with self._folder.turn():
             if not self._join():
@@ -118,13 +117,13 @@ class Server:
             return self._dsn(self._folder.state())
 
     def stop(self, *, force: bool = False) -> None:
-        """Stop the server if it was started here, or in any case with `force`."""
+        """Stop the server if it was started here, or with `force` in any case."""
         atexit.unregister(self.stop)
         if not (force or self.started_here) or not self._folder.exists:
             return
         with self._folder.turn():
             starter = self._folder.starter()
-            # Another process may have stopped our server and started its own since.
+            # Another process may have stopped our server and started its own.
             if force or (starter and starter.pid == os.getpid()):
                 self._postmaster.end()
             if self._throwaway:
@@ -133,21 +132,21 @@ class Server:
         self._starter_pid = None
 
     def delete(self) -> None:
-        """Stop the server and remove its data for good."""
+        """Stop the server and delete its data."""
         self.stop(force=True)
         if self._folder.exists:
             with self._folder.turn():
                 self._folder.empty()
 
     def _join(self) -> bool:
-        """Tell whether a server already runs that will stay; see off one that is about to end."""
+        """Whether a server already runs and will stay; end one whose starter has ended."""
         if not self._folder.in_use:
             return False
         starter = self._folder.starter()
         if starter and (starter.detached or starter.pid == os.getpid()):
             return self._postmaster.becomes_ready()
-        # A starter killed a moment ago may not have noticed yet, nor its server.
-        ended = wait_until(lambda: starter is None or not starter.alive, _FAREWELL_SECONDS)
+        # The starter may have been killed just now, and its server is still ending.
+        ended = wait_until(lambda: starter is None or not starter.alive, _STARTER_END_SECONDS)
         if starter and not ended and self._folder.in_use:
             raise ServerError(
                 f"process {starter.pid} started the server in {self.directory} and will stop it: "
@@ -160,8 +159,8 @@ class Server:
         account = self._folder.account()
         if not programs.passes(self.directory, account):
             raise ServerError(
-                f"user {account and account.name}, who runs the server, cannot enter "
-                f"{self.directory}: set NOTIFYQ_HOME to a directory outside of private ones"
+                f"user {account and account.name}, which runs the server, cannot enter "
+                f"{self.directory}: set NOTIFYQ_HOME to a directory that it can enter"
             )
         binaries = programs.reachable(self.binaries, account)
         version = programs.version(binaries, account)
@@ -172,7 +171,7 @@ class Server:
             settings = self._cron_settings() | settings
         try:
             if not self._folder.data.exists():
-                cluster.create(self._folder, binaries, self._database, durable=not self._throwaway)
+                create_data(self._folder, binaries, self._database, durable=not self._throwaway)
             self._postmaster.launch(binaries, settings, detached=detached)
         except BaseException:
             self._postmaster.end()
@@ -187,14 +186,14 @@ class Server:
         if label.exists() and (maker := label.read_text().strip()) != version.split(".")[0]:
             raise ServerError(
                 f"the data in {self.directory} needs PostgreSQL {maker}, and this is {version}: "
-                "set NOTIFYQ_PG_BIN, or start afresh after `notifyq server stop --delete`"
+                "set NOTIFYQ_PG_BIN, or delete them with `notifyq server stop --delete`"
             )
 
     def _cron_settings(self) -> dict[str, str]:
         return {
             "shared_preload_libraries": "pg_cron",
             "cron.database_name": self._database,
-            "cron.use_background_workers": "on",  # its other way, a connection, knows no password
+            "cron.use_background_workers": "on",  # its connections would need a password
         }
 
     def _dsn(self, state: State | None) -> str:

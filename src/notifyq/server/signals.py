@@ -1,4 +1,4 @@
-"""Signals that end a process: each unwinds it as Ctrl-C does, so that all is cleaned up."""
+"""Signals that end a process: they raise KeyboardInterrupt, so that it cleans up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def unwinding() -> Iterator[list[int]]:
-    """Take the first SIGTERM or SIGHUP as a SIGINT; give the list that it is added to.
+    """Handle the first SIGTERM or SIGHUP as SIGINT; yield the list of received signals.
 
-    The default would end the process at once and leave its folders and servers behind. What is
-    ignored, as by nohup, or handled otherwise stays so. Further ones do not disturb the cleaning
-    up: a terminal that is closed, and some service managers, send both.
+    By default they end the process at once and leave its folders and servers behind. A signal that
+    is ignored, as by nohup, or has another handler is left alone. Further signals do not interrupt
+    the cleanup: a closed terminal and some service managers send both.
     """
     received: list[int] = []
 

@@ -1,19 +1,19 @@
-"""The process that Spark forks its workers from, with what each of them needs loaded once.
+"""The process that Spark forks its workers from, with their common modules imported once.
 
-Only what starts no thread: pyarrow and numpy do, and what is forked then has none of them.
+It imports no module that starts threads, as pyarrow and numpy do: a forked worker would lack them.
 """
 
 from __future__ import annotations
 
 import gc
 
-import adbc_driver_manager  # noqa: F401 - to be there
-import psycopg  # noqa: F401 - to be there
+import adbc_driver_manager  # noqa: F401 - for the workers
+import psycopg  # noqa: F401 - for the workers
 from pyspark.daemon import manager
 
-import pyspark_notifyq  # noqa: F401 - to be there
+import pyspark_notifyq  # noqa: F401 - for the workers
 
 if __name__ == "__main__":
-    # A worker collects garbage after each task: it need not look through what is loaded here.
+    # A worker collects garbage after each task: it need not scan these modules.
     gc.freeze()
     manager()

@@ -1,26 +1,28 @@
-"""Engines: who runs the tasks of a pipeline, threads of this process or the executors of Spark."""
+"""Engines run the tasks of a pipeline in threads of this process or on executors of Spark."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from notifyq.errors import DatabaseUnavailableError, NotifyqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    Done: TypeAlias = Callable[["R"], None] | None
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Engine(Protocol):
-    """Runs one function over many tasks; a task may be run more than once, its result counts once.
+    """Runs one function over many tasks.
 
-    `work` and the tasks must be picklable, and what `work` writes must not harm if it is written
-    again by another attempt.
+    `work` and the tasks must be picklable. A task may run more than once, and `work` must be safe
+    to repeat; one result counts.
     """
 
     @property
@@ -28,30 +30,22 @@ class Engine(Protocol):
         """How many tasks run at the same time."""
 
     def run(
-        self,
-        tasks: Sequence[T],
-        work: Callable[[T], R],
-        *,
-        on_done: Callable[[R], None] | None = None,
+        self, tasks: Sequence[T], work: Callable[[T], R], *, on_done: Done[R] = None
     ) -> list[R]:
         """Run all tasks and return their results in the order of the tasks.
 
-        `on_done` is called once for each task that is done, as they come. The first error ends it.
+        `on_done` is called once for each task as it ends. The first error ends the run.
         """
 
 
 class LocalEngine:
-    """Threads of this process; ADBC and Arrow leave the lock of the interpreter to the others."""
+    """Threads of this process; ADBC and Arrow release the interpreter's lock."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.slots = threads or os.cpu_count() or 1
 
     def run(
-        self,
-        tasks: Sequence[T],
-        work: Callable[[T], R],
-        *,
-        on_done: Callable[[R], None] | None = None,
+        self, tasks: Sequence[T], work: Callable[[T], R], *, on_done: Done[R] = None
     ) -> list[R]:
         """Run all tasks, see Engine.run()."""
         with ThreadPoolExecutor(self.slots, thread_name_prefix="notifyq") as pool:
@@ -69,24 +63,20 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """What a task was ended by, if that was an error of ours."""
+    """The error of notifyq that ended a task."""
 
     error: NotifyqError
 
 
 class SparkEngine:
-    """The executors of a Spark session; Spark repeats a task that fails as it is configured to."""
+    """The executors of a Spark session; Spark retries a task that fails, as it is configured."""
 
     def __init__(self, spark: Any) -> None:
         self._context = spark.sparkContext
         self.slots = int(self._context.defaultParallelism)
 
     def run(
-        self,
-        tasks: Sequence[T],
-        work: Callable[[T], R],
-        *,
-        on_done: Callable[[R], None] | None = None,
+        self, tasks: Sequence[T], work: Callable[[T], R], *, on_done: Done[R] = None
     ) -> list[R]:
         """Run all tasks, see Engine.run()."""
         if not tasks:
@@ -103,17 +93,17 @@ class SparkEngine:
 
         results: dict[int, R] = {}
 
-        def tell() -> None:
+        def report() -> None:
             for number, result in list(done.value):
                 if number not in results and on_done is not None:
                     on_done(result)
                 results.setdefault(number, result)
 
         try:
-            refused = _beside(numbered.flatMap(attempt).collect, tell)
-            tell()
+            refused = _beside(numbered.flatMap(attempt).collect, report)
+            report()
         finally:
-            done.value = []  # Spark keeps an accumulator for as long as the driver lives
+            done.value = []  # Spark keeps an accumulator as long as the driver runs
         if refused:
             raise refused[0].error
         return [results[number] for number in range(len(tasks))]
@@ -123,18 +113,18 @@ def _tried(work: Callable[[T], R], task: T) -> R | _Refused:
     try:
         return work(task)
     except DatabaseUnavailableError:
-        raise  # Spark tries the task again
+        raise  # Spark retries the task
     except NotifyqError as error:
-        # It would be the same again, and come as a page of text.
+        # A retry would fail again, and Spark would show a page of text.
         return _Refused(error)
 
 
-def _beside(collect: Callable[[], R], tell: Callable[[], None]) -> R:
-    """Call `collect` in a thread, and `tell` now and then until it has returned."""
+def _beside(collect: Callable[[], R], report: Callable[[], None]) -> R:
+    """Call `collect` in a thread, and `report` five times a second until it has returned."""
     with ThreadPoolExecutor(1, thread_name_prefix="notifyq-spark") as pool:
         collected = pool.submit(collect)
         while not wait([collected], timeout=0.2).done:
-            tell()
+            report()
         return collected.result()
 
 
@@ -142,7 +132,7 @@ def _appending() -> Any:
     from pyspark.accumulators import AccumulatorParam
 
     class _Appending(AccumulatorParam):
-        """Gathers results at the driver as tasks end; one that ran twice is there twice."""
+        """Collects results at the driver as tasks end; a task that ran twice has two."""
 
         def zero(self, value: list[Any]) -> list[Any]:
             return []
@@ -151,3 +141,17 @@ def _appending() -> Any:
             return [*value1, *value2]
 
     return _Appending()
+
+
+def groups_of(sized: Sequence[tuple[int, T]], most: int) -> Iterator[list[T]]:
+    """Give groups of items whose sizes add up to at most `most`; a larger item is alone."""
+    group: list[T] = []
+    total = 0
+    for size, item in sized:
+        if group and total + size > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size
+    if group:
+        yield group

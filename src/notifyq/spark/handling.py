@@ -1,19 +1,19 @@
-"""Handling messages on executors: claimed by the driver, finished by tasks with their tokens."""
+"""Handle messages on executors: the driver claims them, tasks finish them with their tokens."""
 
 from __future__ import annotations
 
 import json
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.retries import Reject, Retry
 from notifyq.spark import statements
-from notifyq.spark.connection import connect
-from notifyq.spark.failures import translated
+from notifyq.spark.connection import connect, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,31 +21,26 @@ if TYPE_CHECKING:
     _Function = Callable[[Any], Any]
 
 _FLUSH = 0.5
-"""Seconds after which a task finishes what it has handled; more at once cost less."""
+"""Seconds between two flushes of finished messages."""
 _MOST = 500
+"""Messages that are finished in one call, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """What became of the messages of one claim, or of several together."""
+    """How many messages of one claim, or of several, ended in which way."""
 
     claimed: int = 0
     succeeded: int = 0
     rejected: int = 0
     failed: int = 0
-    """Attempts that failed; what has attempts left comes again."""
+    """Attempts that failed; messages with attempts left are retried."""
     lost: int = 0
-    """Messages whose lock was lost: another worker has them, whatever the function did."""
+    """Messages whose lock was lost: another worker has them."""
 
     def __add__(self, other: Handled) -> Handled:
-        """Add what two claims came to."""
-        return Handled(
-            self.claimed + other.claimed,
-            self.succeeded + other.succeeded,
-            self.rejected + other.rejected,
-            self.failed + other.failed,
-            self.lost + other.lost,
-        )
+        """Add the numbers of two claims."""
+        return Handled(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +61,15 @@ def handle_batch(
 ) -> Handled:
     """Claim up to `quantity` messages of a queue, handle them on the executors, and finish them.
 
-    `function` gets the payload and returns what becomes the result; it may raise Reject and Retry.
-    It runs at least once for each message: what was handled by a task that died before it could
-    tell comes again. Locks are kept for as long as the batch takes.
+    `function` gets the payload and returns the result; it may raise Reject and Retry. It runs at
+    least once for each message, and again where a task crashed before it finished the message.
+    Locks are extended until the batch ends.
     """
     if quantity < 1:
-        raise ConfigurationError("the quantity of a batch is at least 1")
+        raise ConfigurationError(f"the quantity of a batch must be at least 1, not {quantity}")
     context = spark.sparkContext
     name = f"spark:{context.applicationId}"
-    with translated(), connect(dsn, name="notifyq spark handle") as session:
+    with opened(dsn, name="notifyq spark handle") as session:
         rows = session.execute(statements.CLAIM, (queue, quantity, name)).fetchall()
     if not rows:
         return Handled()
@@ -100,26 +95,26 @@ def handle_queue(
     stop: threading.Event | None = None,
     on_batch: Callable[[Handled], None] | None = None,
 ) -> Handled:
-    """Handle batch after batch, see handle_batch(), until the queue has nothing to claim.
+    """Handle batch after batch, see handle_batch(), until the queue has no message to claim.
 
-    With `stop` it goes on until that is set, and looks once a second while there is nothing.
+    With `stop` it continues until that is set, and polls an empty queue once a second.
     """
     total = Handled()
     while stop is None or not stop.is_set():
         done = handle_batch(spark, dsn, queue, function, quantity=quantity, partitions=partitions)
         total += done
-        if done.claimed and on_batch is not None:
-            on_batch(done)
         if not done.claimed:
             if stop is None:
                 break
             stop.wait(1)
+        elif on_batch is not None:
+            on_batch(done)
     return total
 
 
 @contextmanager
 def _held(dsn: str, claimed: Sequence[_Claimed], every: float) -> Iterator[None]:
-    """Extend the locks of a batch until the block ends; those that are finished are passed over."""
+    """Extend the locks of a batch until the block ends; finished messages are skipped."""
     ended = threading.Event()
 
     def extend() -> None:
@@ -127,7 +122,7 @@ def _held(dsn: str, claimed: Sequence[_Claimed], every: float) -> Iterator[None]
             try:
                 with connect(dsn, name="notifyq spark handle") as session:
                     _still_held(session, claimed)
-            except Exception:  # noqa: BLE001, S112  the next one may come through
+            except Exception:  # noqa: BLE001, S112  the next attempt may succeed
                 continue
 
     thread = threading.Thread(target=extend, name="notifyq-spark-locks", daemon=True)
@@ -143,8 +138,8 @@ def handle(dsn: str, claimed: Sequence[_Claimed], function: _Function) -> Handle
     """Handle messages in this process, as a task does, and finish them."""
     if not claimed:
         return Handled()
-    with translated(), connect(dsn, name="notifyq spark handle") as session:
-        # A task that is tried again finds here what the first attempt had finished.
+    with opened(dsn, name="notifyq spark handle") as session:
+        # A retried task must skip the messages that its first attempt finished.
         held = _still_held(session, claimed)
         settlement = _Settlement(session)
         for message in claimed:
@@ -160,20 +155,20 @@ def _still_held(session: Any, claimed: Sequence[_Claimed]) -> set[int]:
 
 
 def _outcome(function: _Function, message: _Claimed) -> tuple[str, Any, Any]:
-    """How it ended, its result, and why: the statuses of messages, or `retry`."""
+    """Return a status of messages or `retry`, the result or the delay, and the details."""
     try:
         result = function(json.loads(message.message))
         return "success", None if result is None else json.dumps(result), None
-    except Reject as verdict:
-        return "rejected", None, str(verdict)
-    except Retry as verdict:
-        return "retry", verdict.after, str(verdict) or None
-    except Exception as error:  # noqa: BLE001  whatever it is, the message has failed
+    except Reject as error:
+        return "rejected", None, str(error)
+    except Retry as error:
+        return "retry", error.after, str(error) or None
+    except Exception as error:  # noqa: BLE001  any error fails the attempt
         return "retry", None, f"{type(error).__name__}: {error}"
 
 
 class _Settlement:
-    """Gathers outcomes, and tells the database of many at once."""
+    """Collects outcomes, and finishes many messages in one call."""
 
     def __init__(self, session: Any) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Which addresses mean the same on every machine of a cluster, and which another one on each."""
+"""Machines of a cluster: which one this is, and which addresses mean another server on each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DRIVER = "NOTIFYQ_SPARK_DRIVER"
-"""The environment variable by which executors know the machine of the driver."""
+"""The environment variable that names the machine of the driver to executors."""
 
 
 def this_machine() -> str:
-    """Return what tells this machine from others: its boot, and the network of its container."""
+    """Return an identity of this machine: host name, boot, and network of its container."""
     found = [socket.gethostname()]
-    # Two containers of a host have a loopback each.
+    # Each container of a host has its own loopback.
     with suppress(OSError):
         found.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         found.append(os.readlink("/proc/self/ns/net"))  # noqa: PTH115 - no path, but a name
@@ -30,14 +30,14 @@ def this_machine() -> str:
 
 
 def is_remote(master: str) -> bool:
-    """Tell whether a master of Spark starts executors elsewhere than in or below the driver."""
+    """Return whether a master of Spark starts executors outside of the driver's machine."""
     return not master.startswith("local")
 
 
 def address_for(master: str) -> str | None:
-    """Return the address of this machine that a standalone master reaches; None: it is not known.
+    """Return the address of this machine that a standalone master reaches; None: unknown.
 
-    It is a loopback address only if that of the master is one.
+    It is a loopback address only if the master has one.
     """
     first = master.partition(",")[0]
     given = urlsplit(first if "://" in first else f"spark://{first}")
@@ -47,15 +47,15 @@ def address_for(master: str) -> str | None:
         [(family, *_, there), *_] = socket.getaddrinfo(
             given.hostname, given.port or 7077, type=socket.SOCK_DGRAM
         )
-        with socket.socket(family, socket.SOCK_DGRAM) as looking:
-            looking.connect(there)  # sends nothing
-            return str(looking.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)  # sends nothing
+            return str(probe.getsockname()[0])
     except OSError:
         return None
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host, or the folder of a socket, is another machine's on each machine."""
+    """Return whether a host, or the folder of a socket, means this machine on each machine."""
     if not host or host[0] in "/@" or host == "localhost" or host.endswith(".localhost"):
         return True
     with suppress(ValueError):
@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Refuse, on an executor elsewhere, the address of a server that is on the driver's machine."""
+    """Raise ConfigurationError on an executor whose DSN names a server on the driver's machine."""
     driver = os.environ.get(DRIVER)
     if driver is None or driver == this_machine() or given.get("service"):
         return
@@ -73,6 +73,6 @@ def check(given: Mapping[str, Any]) -> None:
     if all(map(is_loopback, hosts)):
         shown = hosts[0] or "a local socket"
         raise ConfigurationError(
-            f"the DSN names {shown}, which is another server on {socket.gethostname()} than on "
-            "the driver: give an address of the database that every executor reaches"
+            f"the DSN names {shown}, which on {socket.gethostname()} is not the driver's server: "
+            "use an address of the database that every executor reaches"
         )

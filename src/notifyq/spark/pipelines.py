@@ -1,23 +1,23 @@
-"""All pipelines as functions, in one place: `from notifyq.spark import pipelines`.
+"""All pipelines as functions: `from notifyq.spark import pipelines`.
 
-The modules beside this one have the names of their functions, so that the package itself cannot
-give both. Nothing here needs a session of Spark, or Java, until it is called with one.
+The package itself exports nothing: a worker of Spark must be able to import it without pyarrow.
+Nothing here needs Java, or a session of Spark, until it is called with one.
 """
 
-from notifyq.spark.anomalies import Anomaly, Findings, anomalies
+from notifyq.spark.analysis.anomalies import Anomaly, Findings, anomalies
+from notifyq.spark.analysis.rollup import RollupResult, rollup
 from notifyq.spark.engine import Engine, LocalEngine, SparkEngine
-from notifyq.spark.export import ExportSummary, export
 from notifyq.spark.handling import Handled, handle_batch, handle_queue
-from notifyq.spark.history import Choice, Count
-from notifyq.spark.lake import Lake, LakeFile
-from notifyq.spark.load import LoadSummary, load
-from notifyq.spark.mapping import Mapping, mapping
-from notifyq.spark.prune import PruneSummary, prune, verify
-from notifyq.spark.replay import ReplaySummary, replay
-from notifyq.spark.rollup import RollupResult, rollup
+from notifyq.spark.lake.export import ExportSummary, export
+from notifyq.spark.lake.lake import Lake, LakeFile
+from notifyq.spark.lake.prune import PruneSummary, prune, verify
+from notifyq.spark.lake.streaming import stream_to_lake
+from notifyq.spark.lake.tidy import TidySummary, tidy
+from notifyq.spark.publish.history import Choice, Count
+from notifyq.spark.publish.load import LoadSummary, load
+from notifyq.spark.publish.mapping import Mapping, mapping
+from notifyq.spark.publish.replay import ReplaySummary, replay
 from notifyq.spark.session import session
-from notifyq.spark.streaming import stream_to_lake
-from notifyq.spark.tidy import TidySummary, tidy
 
 __all__ = [
     "Anomaly",

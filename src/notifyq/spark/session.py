@@ -1,4 +1,4 @@
-"""A session of Spark, with the settings that the pipelines were measured with."""
+"""A session of Spark with the settings that the pipelines need."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""Set where spark-submit runs the program, whose settings then win."""
+"""Set where spark-submit runs the program: its settings take precedence."""
 _PYTHON = "PYSPARK_PYTHON"
 
 _WRAPPER = """#!/bin/sh
-# Spark puts an archive of itself before all else, and each worker would compile it anew.
+# Spark puts an archive of itself first on the path, and each worker would compile it again.
 kept=
 IFS=:
 for entry in $PYTHONPATH; do
@@ -35,7 +35,7 @@ for entry in $PYTHONPATH; do
     *) kept=$kept${kept:+:}$entry ;;
   esac
 done
-# Planning a read, and each commit, has a worker as well, and Spark asks there for its own daemon.
+# Spark starts its own daemon, not this one, for workers that plan a read or commit.
 if [ "$1 $2" = "-m pyspark.daemon" ]; then
   shift 2
   set -- -m notifyq.spark.daemon "$@"
@@ -51,13 +51,13 @@ def session(
     conf: Mapping[str, str] | None = None,
     is_short: bool = False,
 ) -> Any:
-    """Give the active session of Spark, else a new one, with UTC and filters that reach PostgreSQL.
+    """Return the active session of Spark, else a new one with UTC and filter pushdown.
 
-    Settings of spark-submit win over those given here, and `conf` over those of notifyq. A session
-    that is there already is given as it is, also to a thread that did not start it. `is_short`:
-    starts sooner and works slower, for tests and small runs.
+    Precedence: settings of spark-submit, `conf`, settings of notifyq. An active session is returned
+    unchanged, also to a thread that did not start it. `is_short`: starts faster and runs slower,
+    for tests and small runs.
 
-    `master`: executors of another machine get the address of this one that the master reaches, and
+    `master`: executors on another machine get the address of this one that the master reaches, and
     run the interpreter of this process at the same path, or PYSPARK_PYTHON. Raises
     ConfigurationError if `conf` gives them a loopback address.
     """
@@ -66,10 +66,10 @@ def session(
 
     if (active := SparkSession.getActiveSession()) is not None:
         return active
-    with suppress(PySparkRuntimeError):  # there is none in any thread
+    with suppress(PySparkRuntimeError):  # no thread has started one
         started = SparkSession.active()
-        # Spark finds data sources by name only in threads where a session is active, and this is
-        # what makes it so.
+        # Spark finds data sources by name only in threads with an active session: this activates it
+        # here.
         started.createDataFrame([], "nothing int")
         return started
     given = dict(conf or {})
@@ -81,23 +81,23 @@ def session(
     for key, value in {**_wanted(used, is_short=is_short), **given}.items():
         if key not in _submitted():
             builder = builder.config(key, value)
-    # Read once by the JVM and once by the session; programs that this process starts need it not.
-    is_ours = _GATEWAY not in os.environ and _PYTHON not in os.environ
-    if is_ours:
-        # What is in a temporary folder of this machine is on no other one.
+    # The JVM and the session read it now; it must not reach programs that this process starts.
+    is_set_here = _GATEWAY not in os.environ and _PYTHON not in os.environ
+    if is_set_here:
+        # The wrapper is in a temporary folder, which other machines do not have.
         os.environ[_PYTHON] = sys.executable if is_remote else _python()
     try:
         return builder.getOrCreate()
     finally:
-        if is_ours:
+        if is_set_here:
             del os.environ[_PYTHON]
 
 
 def register(spark: Any) -> None:
-    """Make sure that a session knows the data source `notifyq`.
+    """Register the data source `notifyq` unless the session has found it.
 
-    Spark looks for data sources once, in a Python worker. If that is killed, the session would
-    answer DATA_SOURCE_NOT_FOUND for as long as it lives.
+    Spark searches data sources once, in a Python worker. If that worker is killed, the session
+    raises DATA_SOURCE_NOT_FOUND until its end.
     """
     from pyspark_notifyq import DefaultSource
 
@@ -112,8 +112,8 @@ def _check_address(master: str, host: str | None) -> None:
         return
     if machines.is_loopback(host):
         raise ConfigurationError(
-            f"executors of {master} do not reach the driver at {host}: leave spark.driver.host "
-            f"out, which is {reached} then, or give an address that they reach"
+            f"executors of {master} cannot reach the driver at {host}: remove spark.driver.host "
+            f"(the default is {reached}), or set an address that they reach"
         )
 
 
@@ -130,17 +130,16 @@ def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
     if _GATEWAY in os.environ:
         return wanted
     wanted |= {
-        # A task that fails is tried again here as well, as on a cluster.
         "spark.master": master,
         "spark.python.daemon.module": "notifyq.spark.daemon",
         "spark.driver.extraJavaOptions": " ".join(_java(is_short=is_short)),
     }
     if machines.is_remote(master):
-        is_told = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"} & os.environ.keys()
-        reached = None if is_told else machines.address_for(master)
+        is_set = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME"} & os.environ.keys()
+        reached = None if is_set else machines.address_for(master)
         return wanted if reached is None else wanted | {"spark.driver.host": reached}
     return wanted | {
-        # On one machine nobody else has to reach it.
+        # Other machines must not reach it.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
@@ -167,7 +166,7 @@ def _submitted() -> set[str]:
 
 @functools.cache
 def _python() -> str:
-    """Write a program that runs this interpreter without Spark's archive of itself."""
+    """Write a program that runs this interpreter without Spark's archive on its path."""
     if os.name != "posix" or re.search(r"\s", tempfile.gettempdir()):
         return sys.executable
     folder = Path(tempfile.mkdtemp(prefix="notifyq-spark-"))

@@ -1,15 +1,16 @@
 """Every statement that the pipelines send.
 
-As elsewhere, behaviour is in functions of the schema. Only rows in bulk are read from their tables:
-COPY takes a query, and that of a function would be gathered in a file before its first row leaves.
+Behaviour is in functions of the schema. Only rows in bulk are read from their tables: PostgreSQL
+would write all rows of a function into a temporary file before COPY sends the first.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, LiteralString
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
+from notifyq.spark.columns import expression
 from notifyq.spark.windows import between
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ MESSAGE_BOUNDS: Final = "select min(m.id), max(m.id) from messages.message as m"
 UNCHANGED: Final = "select pg_relation_filenode(to_regclass({table}))::bigint = {node}"
 READ: Final = "select {columns} from {table} as r where {condition}"
 
-# Of a stream, the oldest table that may hold what a snapshot has not seen.
+# The oldest table of a stream that may hold rows that a snapshot has not seen.
 STREAM_MARK: Final = """
 select 'event_' || s.id || '@' || extract(epoch from s.opened_at)
 from messages.stream as m
@@ -76,8 +77,7 @@ limit 1
 """
 HAS_ARCHIVE_MARK: Final = "select to_regclass('notifyq.' || %s) is not null"
 
-# In the order of transactions and ids: how many rows there are, up to a number of them, and those
-# that end each share of them.
+# The rows that end each share of the next rows, in the order of transactions and ids.
 WALK: Final = """
 select w.number, w.xid::text::bigint, w.id
 from (
@@ -99,7 +99,7 @@ from (
 where mod(w.number, {share}) = 0
 order by w.number
 """
-# The planner knows nothing of tables that nobody has analysed: a window is a small part of them.
+# A window is a small part of its table, but the planner has no statistics of tables never analysed.
 BY_INDEX: Final = ("set local enable_seqscan = off", "set local jit = off")
 IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 
@@ -108,7 +108,7 @@ IN_ORDER: Final = (*BY_INDEX, "set local enable_bitmapscan = off")
 ARCHIVE_HOURS: Final = "select h.* from notifyq.archive_hours(%s, %s) as h"
 REPORT_ANOMALIES: Final = "select queue from notifyq.report_anomalies(%s::jsonb, %s)"
 
-# Rights, asked for where a run that finds nothing to do would not meet them.
+# Rights: checked at the start, since a run that finds nothing to do would not need them.
 
 MAY_CALL: Final = "select has_function_privilege(%s, 'execute')"
 REPORTING: Final = "notifyq.report_anomalies(jsonb, text)"
@@ -133,7 +133,7 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 
 LAKES: Final = "select * from messages.lakes()"
 CREATE_LAKE: Final = "select id, token from notifyq.create_lake(%s)"
-HOLD_LAKE: Final = "select place, notifyq.snapshot_of(place)::text from notifyq.hold_lake(%s)"
+HOLD_LAKE: Final = "select position, notifyq.snapshot_of(position)::text from notifyq.hold_lake(%s)"
 LAKE_FILES: Final = """
     select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
       last_at
@@ -147,7 +147,7 @@ NOTE_LAKE: Final = "select notifyq.note_lake(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from notifyq.lake_batches(%s, %s)"
 COMMIT_LAKE: Final = """
     select notifyq.commit_lake(
-      %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], place => %s
+      %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], "position" => %s
     )
 """
 
@@ -180,10 +180,10 @@ ROLLUP_DAY: Final = """
 # Export.
 
 KEEP_PARTITIONS: Final = "lock table messages.message_archive in access share mode"
-"""Until the end of the transaction no day is made or dropped, so that no row changes its table."""
+"""No day is created or dropped until the end of the transaction: no row changes its table."""
 HERE: Final = """
-    select p.place, notifyq.snapshot_of(p.place)::text, pg_export_snapshot()
-    from messages.current_position() as p (place)
+    select p.position, notifyq.snapshot_of(p.position)::text, pg_export_snapshot()
+    from messages.current_position() as p (position)
 """
 ARCHIVE_PARTS: Final = """
     select day, rows, first_block, until_block from notifyq.archive_parts(%s, %s, %s)
@@ -194,34 +194,6 @@ ARCHIVE_HASHES: Final = "select id, hash from notifyq.archive_hashes(%s)"
 PRUNE_OBSTACLE: Final = "select notifyq.prune_obstacle(%s, %s)"
 PRUNE_DAY: Final = "select notifyq.prune_day(%s, %s, %s, %s)"
 
-ARCHIVE: Final[dict[str, LiteralString]] = {
-    "id": "a.id",
-    "type": "a.type",
-    "status": "a.status::text",
-    "priority": "a.priority",
-    "attempts": "a.attempts",
-    "max_attempts": "a.max_attempts",
-    "key": "a.key",
-    "dedup_key": "a.dedup_key",
-    "created_at": "a.created_at",
-    # Infinity is no instant of Arrow's, which takes years that others do not.
-    "available_at": "least(greatest(a.available_at, '0001-01-01 00:00+00'), "
-    "'9999-12-31 23:59:59.999999+00')",
-    "locked_at": "a.locked_at",
-    "archived_at": "a.archived_at",
-    "lock_token": "a.lock_token",
-    "xid": "a.xid::text::bigint",
-    "handled_by": "a.handled_by",
-    "subscriber": "a.subscriber",
-    "event_id": "a.event_id",
-    "message": "a.message::text",
-    "headers": "a.headers::text",
-    "details": "a.details",
-    "result": "a.result::text",
-    "queue": "a.queue",
-}
-"""The columns of the archive as they are read, each with the expression that reads it."""
-
 
 def archive_rows(
     columns: Sequence[str],
@@ -230,27 +202,33 @@ def archive_rows(
     day: date,
     blocks: tuple[int, int] | None = None,
 ) -> str:
-    """Rows of a day of the archive between two snapshots, of some blocks of its table only."""
-    wanted = sql.SQL(", ").join(
-        sql.SQL("{} as {}").format(sql.SQL(ARCHIVE[name]), sql.Identifier(name)) for name in columns
-    )
+    """Return the query of a day's rows between two snapshots, of some blocks of its table only."""
     query = sql.SQL(
-        "select {wanted} from messages.message_archive as a"
-        " where a.archived_at >= {day}::date::timestamp at time zone 'UTC'"
-        " and a.archived_at < ({day}::date + 1)::timestamp at time zone 'UTC' and {window}"
-    ).format(wanted=wanted, day=sql.Literal(day.isoformat()), window=between(low, high, "a.xid"))
+        "select {columns} from messages.message_archive as r"
+        " where r.archived_at >= {day}::date::timestamp at time zone 'UTC'"
+        " and r.archived_at < ({day}::date + 1)::timestamp at time zone 'UTC' and {window}"
+    ).format(
+        columns=selected(columns),
+        day=sql.Literal(day.isoformat()),
+        window=between(low, high, "r.xid"),
+    )
     if blocks is not None:
-        query += sql.SQL(" and a.ctid >= {}::tid and a.ctid < {}::tid").format(
+        query += sql.SQL(" and r.ctid >= {}::tid and r.ctid < {}::tid").format(
             *(sql.Literal(f"({block},0)") for block in blocks)
         )
     return query.as_string(None)
 
 
-def under(snapshot: str, *, by_block: bool) -> list[str]:
-    """What a task's session says first, so that it sees what the driver does.
+def selected(columns: Sequence[str]) -> sql.Composable:
+    """Return the select list that reads columns of the table r under their own names."""
+    return sql.SQL(", ".join(f"{expression(name)} as {name}" for name in columns) or "null")
 
-    Which way to the rows is best is known: the planner knows nothing of a table that was never
-    analysed, and would read an index of millions of rows, or a table for the few at its end.
+
+def under(snapshot: str, *, by_block: bool) -> list[str]:
+    """Return the settings of a task's session: the snapshot of the driver, and one kind of scan.
+
+    Without statistics of a table the planner could read an index of millions of rows, or a whole
+    table for the few at its end.
     """
     off = ["enable_seqscan", *(("enable_indexscan", "enable_bitmapscan") if by_block else ())]
     return [
@@ -258,7 +236,7 @@ def under(snapshot: str, *, by_block: bool) -> list[str]:
         sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)).as_string(None),
         *(f"set local {name} = off" for name in off),
         "set local jit = off",
-        # Each part would start processes that read the whole table for its blocks.
+        # Parallel workers would scan the whole table for the blocks of a part.
         "set local max_parallel_workers_per_gather = 0",
     ]
 
@@ -285,5 +263,4 @@ select * from notifyq.replay_counts(
   %(match)s::jsonb, %(redrive)s
 )
 """
-"""What is replayed from the archive, and how much that is."""
 IS_STREAM: Final = "select exists (select from messages.stream as s where s.name = %s)"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> None:
-    """Run a pipeline; without arguments tell where this program is."""
+    """Run a pipeline; without arguments print the path of this program."""
     if not arguments:
         sys.stdout.write(f"{Path(__file__).resolve()}\n")
         return
-    # The folder of a program comes first on its path, and the modules beside this one have names
-    # that others may have, too.
+    # Python puts the folder of a program first on the path: its modules would hide others of the
+    # same names.
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
     sys.argv = ["notifyq", "spark", *arguments]

@@ -1,7 +1,7 @@
-"""Windows between two snapshots: which rows a later one sees and an earlier one does not.
+"""Windows between two snapshots: the rows that a later one sees and an earlier one does not.
 
-A row says by its `xid` which transaction wrote it. Transactions commit in any order, so neither an
-id nor an instant tells what is new: a snapshot does, as it names those that were running.
+The `xid` of a row is the transaction that wrote it. Transactions commit in any order: ids and
+instants do not show which rows are new. A snapshot does, since it lists the running transactions.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ class Snapshot:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the text that PostgreSQL writes: xmin, xmax, and what runs in between."""
+        """Parse the text of a pg_snapshot: xmin, xmax, and running transactions between them."""
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise ConfigurationError(f"{text[:100]!r} is not a snapshot: take one of PostgreSQL")
+            raise ConfigurationError(
+                f"{text[:100]!r} is not a snapshot: use the text of a pg_snapshot"
+            )
         running = frozenset(int(xid) for xid in found[3].split(",") if xid)
         return cls(int(found[1]), int(found[2]), running)
 
     def sees(self, xid: int) -> bool:
-        """Tell whether the rows of a transaction, if it committed, are visible."""
+        """Return whether the rows of a transaction are visible, provided that it committed."""
         return xid < self.xmax and xid not in self.running
 
 
 def between(low: str, high: str, column: str = "xid") -> sql.Composed:
-    """Say in SQL that a row is visible in the snapshot `high` and not in `low`.
+    """Return a condition: the row is visible in the snapshot `high` and not in `low`.
 
-    Both halves are conditions for an index: transactions that began between the two, and those that
-    ran when `low` was taken and are over in `high`.
+    Both halves can use an index: transactions that began between the two, and those that were
+    running at `low` and have ended in `high`.
     """
     first, last = Snapshot.parse(low), Snapshot.parse(high)
     name = sql.Identifier(*column.split("."))

@@ -1,1 +1,1 @@
-"""Streams, and one subscription as a program reads it."""
+"""Streams, their subscriptions, and a subscription for a program."""

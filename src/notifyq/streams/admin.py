@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
-from notifyq.arguments import check_fields, plain
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.event import SubscriptionInfo
-from notifyq.queues.payload_schema import schema_text
+from notifyq.queues.admin import Notify
+from notifyq.queues.policy import PolicyBase, call, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,39 +19,44 @@ if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.database.pool import Calls
-    from notifyq.queues.admin import Bell
     from notifyq.queues.payload_schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamPolicy:
+class StreamPolicy(PolicyBase):
     """Policy of a stream; None is the default when it is created, "as it is" when it is altered.
 
-    Durations are timedeltas or seconds.
+    Durations are timedeltas or seconds; a pydantic model stands for its JSON Schema.
     """
 
-    payload_type: str | None = None
-    """A type of PostgreSQL; events are published with `messages.enqueue()`."""
-    payload_schema: Schema | None = None
-    """A JSON Schema that each event must satisfy, or a pydantic model that has it."""
-    durable: bool | None = None
-    retention: timedelta | float | None = None
-    """How long events are kept that every subscriber has passed, for a replay."""
-    max_lag: timedelta | float | None = None
-    """How old the oldest event of a subscriber may be, before events are skipped for it."""
-    max_events: int | None = None
-    """How many events a subscriber may be behind, before events are skipped for it."""
-    bell: Bell | None = None
-    max_bytes: int | None = None
+    payload_type: str | None = option(
+        "SQL type of all events, published with messages.enqueue().", none="any"
+    )
+    payload_schema: Schema | None = option("JSON Schema that events must satisfy.", none="any JSON")
+    durable: bool | None = option(
+        "Not durable (unlogged): events are lost when the server crashes.", off="unlogged"
+    )
+    retention: timedelta | float | None = option(
+        "How long events are kept for a replay, after every subscriber has read them."
+    )
+    max_lag: timedelta | float | None = option(
+        "Age at which events are skipped for a subscriber that has not read them.", none="no limit"
+    )
+    max_events: int | None = option(
+        "Events that a subscriber may be behind before it skips some.", none="no limit"
+    )
+    notify: Notify | None = option(
+        "auto: publishing wakes subscribers, unless a busy one polls; always: it always does; "
+        "off: they only poll.",
+        choices=get_args(Notify),
+    )
+    max_bytes: int | None = option(
+        "Most bytes of an event and its headers, as JSON text.", least=4096, most=2**28
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse what is not of its field's kind where it is written."""
-        check_fields(self)
 
-    def args(self) -> tuple[object, ...]:
-        """The values in the order of the SQL functions."""
-        values = plain(self) | {"payload_schema": schema_text(self.payload_schema)}
-        return tuple(values.values())
+CREATE_STREAM: Final = call("create_stream", StreamPolicy)
+ALTER_STREAM: Final = call("alter_stream", StreamPolicy, without=["durable"])
 
 
 class Subscribing(Protocol):
@@ -75,7 +80,7 @@ class Subscribing(Protocol):
 
 
 class Streams:
-    """Create, change, pause and drop streams; say who reads them, and from where on.
+    """Create, change, pause and drop streams; add, move and remove their subscribers.
 
     A position is `"last"` (the last tick: what was published since then is delivered), `"now"`,
     `"start"` (all that is kept), the number of a tick, or an instant.
@@ -87,15 +92,13 @@ class Streams:
     async def create(self, name: str, policy: StreamPolicy | None = None) -> bool:
         """Create a stream. False: it existed, and nothing changed."""
         args = (policy or StreamPolicy()).args()
-        return bool(await self._database.value(sql.CREATE_STREAM, name, *args))
+        return bool(await self._database.value(CREATE_STREAM, name, *args))
 
     async def alter(self, name: str, policy: StreamPolicy) -> None:
-        """Change the policy of a stream; 0 takes a bound away. Whether it is durable stays."""
+        """Change the policy of a stream, except whether it is durable."""
         if policy.durable is not None:
-            raise ConfigurationError("whether a stream is durable is said when it is created")
-        args = list(policy.args())
-        del args[2]
-        await self._database.fetch(sql.ALTER_STREAM, name, *args)
+            raise ConfigurationError("durable can only be set when a stream is created")
+        await self._database.fetch(ALTER_STREAM, name, *policy.args(without=["durable"]))
 
     async def drop(self, name: str, *, force: bool = False) -> int:
         """Drop a stream; with `force` its subscriptions, too: return how many those were."""

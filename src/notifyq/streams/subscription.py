@@ -1,7 +1,4 @@
-"""One subscription as a program reads it: batches as they come, and what becomes of their events.
-
-What a batch does happens on the pool, or in the transaction that it was opened in.
-"""
+"""A subscription for a program: its batches, and finish, retry or fail of their events."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from notifyq.arguments import duration
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.models.event import Event
-from notifyq.notify.shared import Listening
+from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -24,19 +21,19 @@ if TYPE_CHECKING:
     import asyncpg
 
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 MOST = 1_000_000
-"""Events of one batch, at most."""
+"""Most events of one batch."""
 _LOADED = 10_000
-"""Events that a batch may have to be read as a whole."""
+"""Most events of a batch that is loaded as a whole."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """Events of one subscription that are finished together.
 
-    Until it is finished, every session gets this one.
+    Every session gets the same batch until it is finished.
     """
 
     id: int
@@ -44,17 +41,17 @@ class Batch:
     subscriber: str
     _database: Database = field(repr=False)
     _connection: AnyConnection | None = field(default=None, repr=False)
-    """The transaction that it was opened in."""
+    """The connection whose transaction opened the batch; None: the pool."""
     _events: list[Event] | None = field(default=None, repr=False)
     is_finished: bool = False
 
     @property
     def events(self) -> list[Event]:
-        """Its events in order; a batch of more than 10,000 is read with `async for` only."""
+        """Its events in order; a batch of more than 10,000 events needs `async for`."""
         if self._events is None:
             raise ConfigurationError(
-                f"a batch of more than {_LOADED} events is read bit by bit: "
-                "write `async for event in batch`, or ask for smaller batches"
+                f"a batch of more than {_LOADED} events is not loaded as a whole: "
+                "write `async for event in batch`, or use a smaller quantity"
             )
         return self._events
 
@@ -62,11 +59,11 @@ class Batch:
         return len(self.events)
 
     def within(self, connection: AnyConnection) -> Batch:
-        """The same batch, in a transaction that is open on this connection."""
+        """The same batch in the open transaction of this connection."""
         return replace(self, _connection=connection)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Its events in order, a thousand in memory at a time where there are many."""
+        """Its events in order; of a large batch, a thousand are in memory at a time."""
         if self._events is not None:
             for event in self._events:
                 yield event
@@ -84,38 +81,38 @@ class Batch:
     async def retry(
         self, event: Event | int, delay: timedelta | float = 0, reason: str | None = None
     ) -> bool:
-        """Deliver an event again, to this subscriber only, after a while. False: it will be.
+        """Deliver an event again after a delay, to this subscriber only. False: it already will be.
 
-        Its id stays the same, `retries` grows; it is part of a later batch.
+        It comes in a later batch, with the same id and a higher `retries`.
         """
-        rows = await self._fetch(
+        return await self._call(
             sql.RETRY_EVENT, self.id, _id(event), duration("delay", delay), reason
         )
-        return bool(rows[0][0])
 
     async def fail(self, event: Event | int, reason: str | None = None) -> bool:
-        """Give an event up for this subscriber: it is archived with the reason. False: it was."""
-        rows = await self._fetch(sql.FAIL_EVENT, self.id, _id(event), reason)
-        return bool(rows[0][0])
+        """Archive an event as dead for this subscriber. False: it already was."""
+        return await self._call(sql.FAIL_EVENT, self.id, _id(event), reason)
 
     async def finish(self) -> bool:
-        """Finish the batch: the next one follows it. False: it was finished already."""
-        rows = await self._fetch(sql.FINISH_BATCH, self.id)
+        """Finish the batch, so that the next one follows. False: it already was finished."""
+        result = await self._call(sql.FINISH_BATCH, self.id)
         self.is_finished = True
-        return bool(rows[0][0])
+        return result
 
     async def leave(self) -> bool:
-        """Leave it as it is, to whoever asks next. False: it was finished.
+        """Release the batch unfinished for the next reader. False: it already was finished.
 
-        Without a word it would count as an attempt, where another worker takes it up.
+        Otherwise it would count as an attempt when another worker takes it.
         """
-        return bool((await self._fetch(sql.LEAVE_BATCH, self.id))[0][0])
+        return await self._call(sql.RELEASE_BATCH, self.id)
 
-    async def _fetch(self, statement: str, *args: Any) -> Sequence[asyncpg.Record]:
+    async def _call(self, statement: str, *args: Any) -> bool:
         if self._connection is not None:
-            return await self._connection.fetch(statement, *args)
-        # Each of these calls may be repeated: it says false where it has taken effect before.
-        return await self._database.persist(statement, *args)
+            rows: Sequence[asyncpg.Record] = await self._connection.fetch(statement, *args)
+        else:
+            # All these calls are safe to repeat: they return false where nothing is left to do.
+            rows = await self._database.persist(statement, *args)
+        return bool(rows[0][0])
 
 
 async def _close(connection: AnyConnection) -> None:
@@ -128,19 +125,19 @@ def _id(event: Event | int) -> int:
 
 
 class SubscriptionOptions(TypedDict, total=False):
-    """What may be said of a `Subscription` besides whose it is."""
+    """Options of a `Subscription`."""
 
     member: str | None
     takeover: timedelta | float | None
     poll: timedelta | float
-    sink: Sink
+    telemetry: TelemetryHandler
 
 
 class Subscription:
-    """A subscriber of a stream as a loop of your own reads it.
+    """A subscriber of a stream for a loop of your own.
 
-    Several `member`s share a subscription, each with batches of its own; one that has had a batch
-    open for longer than `takeover` loses it to this one.
+    Several members share a subscription, each with batches of its own, if each passes its name as
+    `member`. A member takes over a batch that another one has kept open longer than `takeover`.
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class Subscription:
         member: str | None = None,
         takeover: timedelta | float | None = None,
         poll: timedelta | float = 1,
-        sink: Sink = log_sink,
+        telemetry: TelemetryHandler = log_events,
     ) -> None:
         self._database = database
         self.stream = stream
@@ -160,15 +157,15 @@ class Subscription:
         self._member = member
         self._takeover = duration("takeover", takeover)
         self._poll = duration("poll", poll) or timedelta()
-        self._sink = sink
+        self._telemetry = telemetry
 
     async def next_batch(
         self, quantity: int = 500, *, connection: AnyConnection | None = None
     ) -> Batch | None:
-        """The batch to be handled now, of up to so many events; None where nothing is there.
+        """Return the current batch, of up to `quantity` events; None where there is no event.
 
-        Until it is finished it is the same one in every session, unless `recover` splits it.
-        With a `connection` all that the batch does happens there, in the transaction that is open.
+        Every session gets the same batch until it is finished, unless `recover` splits it. With a
+        `connection` all calls of the batch run in the open transaction of that.
         """
         if not 1 <= quantity <= MOST:
             raise ConfigurationError(f"quantity must be between 1 and {MOST}, not {quantity}")
@@ -184,7 +181,7 @@ class Subscription:
         )
         if rows[0][0] is None:
             return None
-        # Of a batch without events there is one row, too.
+        # A batch without events is one row, too.
         loaded = [Event.from_row(row, self.stream) for row in rows if is_loaded and row["id"]]
         return Batch(
             id=rows[0][0],
@@ -196,42 +193,47 @@ class Subscription:
         )
 
     async def recover(self, max_attempts: int, *, ordered: bool = False) -> int:
-        """Take the place of a reader that is gone without a word; return how many events it had.
+        """Take over the batch of a reader that crashed; return how many events it had.
 
-        Those come again, a tenth of them at a time; one that was alone already is dead after
-        `max_attempts`. Call it before `next_batch`, and only where no other reader can be left.
+        They come again, a tenth of them at a time; an event that was alone in its batch is dead
+        after `max_attempts`. Call it before `next_batch`, and only when no other reader runs.
         """
         args = self.stream, self.subscriber, max_attempts, self._member, ordered
         return int((await self._database.persist(sql.RECOVER_BATCH, *args))[0][0])
 
     async def next_retry(self) -> timedelta | None:
-        """How long until an event comes again that was put off."""
+        """How long until the next retried event is due; None where there is none."""
         rows = await self._database.persist(sql.NEXT_RETRY, self.stream, self.subscriber)
         left: timedelta | None = rows[0][0]
         return left
 
     async def batches(self, quantity: int = 500) -> AsyncGenerator[Batch, None]:
-        """Batches as they come, for ever; each is finished when the loop asks for the next one.
+        """Yield batches as they come, without end; the next iteration finishes the last batch.
 
-        A loop that is left by an error or `break` leaves its batch as it is: it comes again.
-        Publishing wakes the loop. It is at least once: what a body has done before it failed is
-        done again.
+        Publishing wakes the loop. After an error or `break` in the loop its batch comes again:
+        delivery is at least once.
         """
         wake = Wake()
 
-        def hear(_channel: str, payload: str) -> None:
+        def on_notification(_channel: str, payload: str) -> None:
             if payload in {"", self.stream}:
                 wake.set()
 
-        async with Listening(
-            self._database, [sql.NEW_EVENT], hear, name="notifyq subscription", sink=self._sink
+        async with Listener(
+            self._database,
+            [sql.NEW_EVENT],
+            on_notification,
+            name="notifyq subscription",
+            telemetry=self._telemetry,
         ) as listener:
             while True:
-                # Cleared before the look: a bell that rings during it causes another look.
+                # Clear first: a notification during the fetch causes another one.
                 wake.clear()
                 while (batch := await self.next_batch(quantity)) is not None:
                     yield batch
-                    await self._finish(batch)
+                    # False where another session has finished it: delivery is at least once.
+                    if not batch.is_finished:
+                        await batch.finish()
                 listener.check()
                 await wake.rest(self._poll.total_seconds())
 
@@ -239,10 +241,10 @@ class Subscription:
     async def transaction(
         self, quantity: int = 500
     ) -> AsyncIterator[tuple[AnyConnection, Batch | None]]:
-        """Open a transaction with the next batch: the body's writes and its end are one commit.
+        """Open a transaction with the next batch; its end and the body's writes are one commit.
 
-        So its effects are there exactly once. If the body raises, nothing has happened, and the
-        batch comes again. The batch is None where nothing is there.
+        Effects are exactly once: if the body raises, all is rolled back, and the batch comes again.
+        The batch is None where there is no event.
         """
         async with self._database.connection() as connection, connection.transaction():
             await connection.fetch(sql.TRANSACTION)
@@ -250,10 +252,3 @@ class Subscription:
             yield connection, batch
             if batch is not None and not batch.is_finished and not await batch.finish():
                 raise BatchNotFoundError(f"batch {batch.id} was finished by another session")
-
-    @staticmethod
-    async def _finish(batch: Batch) -> None:
-        if not batch.is_finished:
-            # Of a batch that another session finished meanwhile, the events were handled twice,
-            # which is what "at least once" allows.
-            await batch.finish()

@@ -1,53 +1,57 @@
-"""Looking on as events are published: a reader that nobody waits for, and that keeps nothing."""
+"""Follow a stream without a subscription."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.models.event import Event
-from notifyq.notify.shared import Listening
+from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from notifyq.database.pool import Database
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
 
 class Tail:
-    """Every event of a stream that is committed after a position, once, without a subscription.
+    """Yields each event of a stream that is committed from now on, once.
 
-    It reads by snapshots of its own, so no segment is kept for it; if it is killed nothing is left
-    behind. The order is that of commits, and by id within one look.
+    It reads by snapshots: no segment is kept for it, and a killed tail leaves nothing behind.
+    Events are in commit order, and by id within one poll.
     """
 
-    def __init__(self, database: Database, stream: str, *, sink: Sink) -> None:
+    def __init__(self, database: Database, stream: str, *, telemetry: TelemetryHandler) -> None:
         self._database = database
         self._stream = stream
-        self._sink = sink
+        self._telemetry = telemetry
         self._wake = Wake()
 
     async def events(self, *, poll: float = 1) -> AsyncGenerator[list[Event], None]:
-        """Events as they come, for ever, those of one look together."""
+        """Yield the events of each poll, without end."""
         seen = str(await self._database.value(sql.POSITION))
         await self._database.fetch(sql.STREAM_INFO, self._stream)
-        async with Listening(
-            self._database, [sql.NEW_EVENT], self._hear, name="notifyq stream tail", sink=self._sink
+        async with Listener(
+            self._database,
+            [sql.NEW_EVENT],
+            self._on_notification,
+            name="notifyq stream tail",
+            telemetry=self._telemetry,
         ) as listener:
             while True:
-                # Cleared before the look: a bell that rings during it causes another look.
+                # Clear first: a notification during the poll causes another one.
                 self._wake.clear()
                 rows = await self._database.persist(sql.EVENTS_SINCE, seen, self._stream)
                 seen = rows[0]["position"]
-                # Where nothing is new there is one row, which has the position only.
+                # Without new events there is one row, which has only the position.
                 found = [Event.from_row(row, self._stream) for row in rows if row["id"] is not None]
                 if found:
                     yield found
                 listener.check()
                 await self._wake.rest(poll)
 
-    def _hear(self, _channel: str, payload: str) -> None:
+    def _on_notification(self, _channel: str, payload: str) -> None:
         if payload in {"", self._stream}:
             self._wake.set()

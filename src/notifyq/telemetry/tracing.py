@@ -1,13 +1,12 @@
-"""Spans of OpenTelemetry: one for each publish, one for each handling, tied by the headers.
+"""OpenTelemetry spans: one for each publish and one for each handler call, linked by headers.
 
-A message carries the W3C trace context of its publish in `traceparent` and `tracestate`. Anybody
-may write headers: what is there is never trusted to be well-formed.
+A message carries the W3C trace context of its publish in `traceparent` and `tracestate`. Any
+publisher may write headers, so they may be malformed.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
@@ -22,7 +21,7 @@ _HEADERS = ("traceparent", "tracestate")
 
 
 class Tracing:
-    """Makes the spans of an App, of the provider that is given, else of the global one.
+    """Makes the spans of an App; without a provider, those of the global one.
 
     Raises ConfigurationError where OpenTelemetry is not installed.
     """
@@ -47,29 +46,23 @@ class Tracing:
     def publishing(
         self, queue: str, options: dict[str, Any], quantity: int | None = None
     ) -> Iterator[Span]:
-        """Make a span, and have it carried in the headers; `quantity` is that of a batch."""
+        """Make a span and put its context into the headers; `quantity` is that of a batch."""
         attributes = self._attributes(queue, "send", quantity)
         kind = self._trace.SpanKind.PRODUCER
-        with self._tracer.start_as_current_span(
-            f"send {queue}",
-            kind=kind,
-            attributes=attributes,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
+        with self._span(f"send {queue}", kind=kind, attributes=attributes) as span:
             headers = options.get("headers") or {}
-            if "traceparent" not in headers:  # else the caller has one to hand on
+            if "traceparent" not in headers:  # else the caller passes on another trace
                 options["headers"] = {**headers, **self.carried()} or None
-            with self._judged(span):
-                yield span
+            yield span
 
     @contextmanager
     def handling(self, handler: Any, given: Any) -> Iterator[None]:
-        """Make a span around the call of a handler for a message, an event, or a batch of them.
+        """Make a span around a handler call for a message, an event, or a batch of them.
 
-        That of a single one belongs to the trace of its publish; a batch is linked to each.
+        A single message continues the trace of its publish; a batch is linked to each of them.
         """
-        batch = given if isinstance(given, list) else [given]
+        is_batch = isinstance(given, list)
+        batch = given if is_batch else [given]
         context, links = None, []
         for it in batch:
             found = self._extract(it.headers)
@@ -77,31 +70,24 @@ class Tracing:
             if span_context.is_valid:
                 links.append(self._trace.Link(span_context))
                 context = found
-        attributes = self._attributes(
-            handler.queue, "process", len(batch) if isinstance(given, list) else None
-        )
-        if not isinstance(given, list):
+        attributes = self._attributes(handler.queue, "process", len(batch) if is_batch else None)
+        if not is_batch:
             attributes["messaging.message.id"] = str(given.id)
             attributes["notifyq.message.attempts"] = given.attempts
         if (subscription := getattr(handler, "subscription", None)) is not None:
             attributes["messaging.destination.subscription.name"] = subscription[1]
             attributes["messaging.consumer.group.name"] = subscription[1]
-        with (
-            self._tracer.start_as_current_span(
-                f"process {handler.queue}",
-                context=None if isinstance(given, list) else context,
-                kind=self._trace.SpanKind.CONSUMER,
-                attributes=attributes,
-                links=links,
-                record_exception=False,
-                set_status_on_exception=False,
-            ) as span,
-            self._judged(span),
+        with self._span(
+            f"process {handler.queue}",
+            context=None if is_batch else context,
+            kind=self._trace.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
         ):
             yield
 
     def carried(self) -> dict[str, str]:
-        """Give the trace context of the current span, as headers have it."""
+        """Return the trace context of the current span as headers."""
         carried: dict[str, str] = {}
         self._propagator.inject(carried)
         return carried
@@ -109,7 +95,7 @@ class Tracing:
     def around(
         self, handler: Any, given: Any, call: Callable[[], Awaitable[Any]]
     ) -> Callable[[], Awaitable[Any]]:
-        """Make a call that runs another one within a span."""
+        """Return a call that runs `call` within a span."""
 
         async def traced() -> Any:
             with self.handling(handler, given):
@@ -118,7 +104,7 @@ class Tracing:
         return traced
 
     def middleware(self, handler: Any) -> Callable[..., Awaitable[Any]]:
-        """Make a middleware of the spans of a handler that takes single messages."""
+        """Return a middleware that makes a span for each call of a handler of single messages."""
 
         async def run(message: Any, call: Callable[[], Awaitable[Any]]) -> Any:
             return await self.around(handler, message, call)()
@@ -131,14 +117,10 @@ class Tracing:
             for name in _HEADERS
             if isinstance(headers, dict) and isinstance(value := headers.get(name), str)
         }
-        # Not that of whoever claims: this process may be in a span of its own.
-        return self._propagator.extract(found, context=self._empty())
-
-    @staticmethod
-    def _empty() -> Any:
+        # An empty context: the current one may be a span of this process.
         from opentelemetry.context import Context
 
-        return Context()
+        return self._propagator.extract(found, context=Context())
 
     @staticmethod
     def _attributes(queue: str, operation: str, quantity: int | None) -> dict[str, Any]:
@@ -153,29 +135,29 @@ class Tracing:
         return attributes
 
     @contextmanager
-    def _judged(self, span: Span) -> Iterator[None]:
-        """Write down in the span what is raised."""
-        try:
-            yield
-        except BaseException as error:
-            outcome = getattr(error, "outcome", None)
-            failed = partial(self._trace.Status, self._trace.StatusCode.ERROR)
-            if outcome is not None:  # of a process, which has told what went wrong in words
-                span.set_attribute("error.type", type(outcome).__name__.lower())
-                span.set_status(
-                    failed(getattr(outcome, "details", getattr(outcome, "reason", None)))
-                )
-            else:
-                span.set_attribute("error.type", type(error).__qualname__)
-                span.record_exception(error)
-                text = f"{type(error).__name__}: {text_of(error)}"
-                span.set_status(failed(text.removesuffix(": ")))
-            raise
+    def _span(self, name: str, **options: Any) -> Iterator[Span]:
+        """Make the current span and record in it what is raised."""
+        options |= {"record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, **options) as span:
+            try:
+                yield span
+            except BaseException as error:
+                outcome = getattr(error, "outcome", None)
+                if outcome is not None:  # of a handler process: it sends a text, no exception
+                    kind = type(outcome).__name__.lower()
+                    text = getattr(outcome, "details", getattr(outcome, "reason", None))
+                else:
+                    kind = type(error).__qualname__
+                    text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+                    span.record_exception(error)
+                span.set_attribute("error.type", kind)
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, text))
+                raise
 
 
 @contextmanager
 def continued(carried: dict[str, str]) -> Iterator[None]:
-    """Make what happens within this process belong to a span of another one; none, if empty."""
+    """Continue a span of another process here; with an empty dict do nothing."""
     if not carried:
         yield
         return
@@ -190,7 +172,7 @@ def continued(carried: dict[str, str]) -> Iterator[None]:
 
 
 def make_tracing(given: Any) -> Tracing | None:
-    """Make what `App(tracing=…)` says: true, a provider, or neither."""
+    """Build what `App(tracing=…)` requests: True, a provider, or neither."""
     if given is None or given is False:
         return None
     return Tracing(None if given is True else given)

@@ -1,4 +1,4 @@
-"""For tests of programs that use notifyq: `Sandbox`, and fixtures in `notifyq.testing.plugin`."""
+"""For tests of programs: `Sandbox`, and fixtures in `notifyq.testing.plugin`."""
 
 from notifyq.testing.sandbox import Sandbox
 

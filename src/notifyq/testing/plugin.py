@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a server for the session, and for each test a fresh database.
+"""Fixtures for pytest: a server for the session, and a new database for each test.
 
 In the conftest.py at the root: `pytest_plugins = ["notifyq.testing.plugin"]`.
 """
@@ -27,18 +27,18 @@ _PREFIX = f"notifyq_test_{os.getpid()}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a server be chosen that is there already."""
+    """Add --notifyq-dsn, which selects an existing server."""
     parser.addoption(
         "--notifyq-dsn",
         metavar="DSN",
         default=os.environ.get("NOTIFYQ_TEST_DSN"),
-        help="A server in which tests may create databases; else a private one is started.",
+        help="A server where tests may create databases; by default a private one is started.",
     )
 
 
 @pytest.fixture(scope="session")
 def notifyq_server(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Give the DSN of the server: that of --notifyq-dsn or NOTIFYQ_TEST_DSN, else a private one."""
+    """The DSN of the server: --notifyq-dsn or NOTIFYQ_TEST_DSN, else a private server."""
     given = request.config.getoption("--notifyq-dsn")
     if given:
         yield given
@@ -49,7 +49,7 @@ def notifyq_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def notifyq_template(notifyq_server: str) -> Iterator[str]:
-    """Give the name of a database that has the schema, to make others from."""
+    """The name of a database with the schema, the template of the others."""
     name = f"{_PREFIX}_template"
 
     async def create() -> None:
@@ -65,29 +65,29 @@ def notifyq_template(notifyq_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def notifyq_dsn(notifyq_server: str, notifyq_template: str) -> Iterator[str]:
-    """Give the DSN of a database of this test's own, with the schema and nothing else in it."""
+    """The DSN of a new database for this test, which has the schema only."""
     with cloned(notifyq_server, notifyq_template, f"{_PREFIX}_{os.urandom(4).hex()}") as dsn:
         yield dsn
 
 
 @contextmanager
 def private_server(binaries: Path | None = None) -> Iterator[str]:
-    """Give the DSN of a server of one's own, without fsync; it is deleted in the end."""
+    """Run a private server without fsync, yield its DSN, and delete it."""
     with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Run by root, the server is another user's and must be able to enter.
+        # Started by root, the server runs as another user and must be able to enter.
         Path(folder).chmod(0o711)
-        # pytest itself leaves SIGTERM as it is, which would leave the server's files behind.
+        # pytest does not handle SIGTERM: the server's files would stay.
         with unwinding(), Server(Path(folder) / "server", binaries=binaries, throwaway=True) as it:
             yield it.dsn
 
 
 @contextmanager
 def cloned(server: str, template: str, name: str) -> Iterator[str]:
-    """Give the DSN of a database that is made from another one, and dropped in the end."""
+    """Create a database from a template, yield its DSN, and drop it."""
 
     async def create() -> None:
         async with _session(server) as admin:
-            # The other strategy waits for a checkpoint of the whole server.
+            # The other strategy forces a checkpoint of the whole server.
             await admin.execute(f'create database "{name}" template "{template}" strategy wal_log')
 
     asyncio.run(create())

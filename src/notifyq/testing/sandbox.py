@@ -1,4 +1,4 @@
-"""An App on a database of its own, with time that moves when a test says so."""
+"""An App on a test database: a test calls the handlers and sets the time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from unittest.mock import ANY
 from pydantic_core import to_jsonable_python
 
 from notifyq.arguments import duration
-from notifyq.execution.batch import BatchCall
-from notifyq.execution.call import Cause, HandlerCall
+from notifyq.execution.call import BatchCall, Cause, HandlerCall
 from notifyq.execution.processes import Processes
-from notifyq.execution.runtime import Runtime
-from notifyq.execution.transactions import Transactions
+from notifyq.execution.runtime import Runtime, Transactions
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.event import Event
 from notifyq.models.message import ArchivedMessage, Message
-from notifyq.models.outcome import Failed, Rejected
+from notifyq.models.outcome import Failed, Rejected, Suspended
 from notifyq.queues.claim_client import ClaimClient
-from notifyq.telemetry import log_sink
+from notifyq.telemetry import log_events
 from notifyq.worker.streams.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -29,10 +27,11 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from notifyq.app import App
+    from notifyq.queues.results import Handle
 
 _ALL = 10_000
 _SHOWN = 10
-# The rows go into the past, since no function of the schema reads a clock that could be set.
+# The functions of the schema read the clock of the database: move the rows into the past instead.
 _ADVANCE = """
 update messages.message
 set created_at = created_at - $1::interval,
@@ -41,30 +40,44 @@ set created_at = created_at - $1::interval,
   lock_expires_at = lock_expires_at - $1::interval
 """
 _ADVANCE_EVENTS = "update notifyq.event_retry set due_at = due_at - $1::interval"
-_EVENTS = "select * from messages.events_since(stream => $1, seen => '1:1:')"
-_UPKEEP = "select messages.stage_due(), messages.reap()"
+_ADVANCE_STEPS = """
+update notifyq.step set due_at = due_at - $1::interval where state is null and due_at is not null"""
+_EVENTS = "select * from messages.events_since(stream => $1)"
+_MAINTENANCE = "select messages.stage_due(), messages.reap()"
 
 
 class Sandbox:
-    """For as long as it is open, its App publishes into the database of `dsn`.
+    """While it is open, its App uses the database of `dsn`.
 
-    Nothing runs by itself: `drain()` calls the handlers, one after the other, on the test's own
-    event loop. The database must have the schema and be nobody else's; the fixture `notifyq_dsn`
-    gives such a one. `dsn` must be that of its owner, since `advance()` changes rows.
+    Nothing runs in the background: `drain()` calls the handlers, one by one, on the event loop of
+    the test. The database must have the schema and no other users, as that of fixture
+    `notifyq_dsn`. `dsn` must be that of its owner, since `advance()` changes rows.
     """
 
-    def __init__(self, app: App, dsn: str, *, resources: Mapping[Any, Any] | None = None) -> None:
-        """Describe it; `resources` has, by type, what handlers get in place of the real ones."""
+    def __init__(
+        self,
+        app: App,
+        dsn: str,
+        *,
+        resources: Mapping[Any, Any] | None = None,
+        crash_after_steps: bool = False,
+    ) -> None:
+        """Describe it; `resources` replaces, by type, the resources of handlers.
+
+        With `crash_after_steps` each call of a handler ends after a new step, as if its worker had
+        been killed, and the message is handled again.
+        """
         self.app = app
         self.dsn = dsn
+        self._crashes = crash_after_steps
         self._resources = resources
 
     async def __aenter__(self) -> Self:
-        """Take the App over, and create the queues of its handlers."""
+        """Point the App to the database, and create the queues of its handlers."""
         await self.app.close()
         self._dsn, self.app.dsn = self.app.dsn, self.dsn
         self._stack = AsyncExitStack()
-        self._stack.push_async_callback(self._give_back)
+        self._stack.push_async_callback(self._restore)
         async with self._stack:
             registry = self.app.registry
             subscribers = registry.subscribers()
@@ -75,10 +88,10 @@ class Sandbox:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Give the App back as it was, without connections."""
+        """Restore the App, without connections."""
         await self._stack.aclose()
 
-    async def _give_back(self) -> None:
+    async def _restore(self) -> None:
         await self.app.close()
         self.app.dsn = self._dsn
 
@@ -90,11 +103,11 @@ class Sandbox:
         times: int | None = 1,
         **fields: Any,
     ) -> list[Any]:
-        """Assert that such a message was published `times` times (None: at all); return them.
+        """Assert that such a message was published `times` times (None: at least once).
 
-        `payload` is compared as JSON, so it may be a model; `fields` are attributes of `Message`
-        such as `priority` or `dedup_key`, or of `Event` where it is a stream. Messages count
-        whether they were handled or not.
+        Returns the messages, handled or not. `payload` is compared as JSON and may be a model;
+        `fields` are attributes of `Message` such as `priority` or `dedup_key`, or of `Event` where
+        `queue` is a stream.
         """
         name = queue.queue if isinstance(queue, Handler) else queue
         archive = self.app.archive
@@ -122,7 +135,7 @@ class Sandbox:
         return found
 
     async def _events(self, name: str) -> list[Event]:
-        """The events of a stream, if it is one."""
+        """The events, if this is the name of a stream."""
         if not any(row["stream"] == name for row in await self.app.streams.info()):
             return []
         return [Event.from_row(row, name) for row in await self.app.database.fetch(_EVENTS, name)]
@@ -130,12 +143,12 @@ class Sandbox:
     async def drain(
         self, *queues: str | Handler[Any], check: bool = True, most: int = 1000
     ) -> list[ArchivedMessage]:
-        """Handle all that is due, also what handlers publish; return the messages that are done.
+        """Handle all due messages, also those that handlers publish; return the finished ones.
 
-        Subscribers are called for the events that are there. With `check` the first attempt that
-        does not succeed is an AssertionError that says why. What waits for a later time, as for its
-        next attempt, stays: see `advance()`.
-        More than `most` messages are an error, for handlers may publish to each other for ever.
+        It also calls subscribers for all events. With `check` the first attempt that does not
+        succeed raises an AssertionError with the reason. Messages that are due later stay, for
+        example for their next attempt: see `advance()`. More than `most` messages are an error, as
+        handlers may publish to each other without end. A parked message stays: see `signal()`.
         """
         registry = self.app.registry
         readers = [it.subscription for it in queues if isinstance(it, Subscriber)]
@@ -147,59 +160,67 @@ class Sandbox:
         if not queues:
             names = list(registry.queues())
             readers = [it.subscription for it in registry.subscribers()]
-        inbox = ClaimClient(self.app.database, "sandbox")
-        tools = Runtime(transactions=Transactions(self.app.database, 1), processes=Processes())
+        client = ClaimClient(self.app.database, "sandbox")
+        database = self.app.database
+        runtime = Runtime(
+            database=database,
+            transactions=Transactions(database, 1),
+            processes=Processes(),
+            crashes=self._crashes,
+        )
         handled: list[int] = []
         delivered = 0
         try:
             while True:
-                handled += await self._handle_all(inbox, tools, names, check=check, most=most)
-                more = sum([await self._deliver(it, tools, check=check) for it in readers])
+                handled += await self._handle_all(client, runtime, names, check=check, most=most)
+                more = sum([await self._deliver(it, runtime, check=check) for it in readers])
                 if not more:
                     break
                 if (delivered := delivered + more) > most:
                     raise AssertionError(
-                        f"more than {most} events: do subscribers publish to each other for ever?"
+                        f"more than {most} events: do subscribers publish to each other endlessly?"
                     )
         finally:
-            await tools.close()
-            await inbox.close()
+            await runtime.close()
+            await client.close()
         found = [await self.app.archive.find(message_id) for message_id in dict.fromkeys(handled)]
         return [message for message in found if isinstance(message, ArchivedMessage)]
 
     async def _handle_all(
-        self, inbox: ClaimClient, tools: Runtime, names: list[str], *, check: bool, most: int
+        self, client: ClaimClient, runtime: Runtime, names: list[str], *, check: bool, most: int
     ) -> list[int]:
-        """Handle what is due in these queues; return the ids."""
+        """Handle the due messages of these queues; return their ids."""
         handled: list[int] = []
         allowed = [self._handlers[queue].policy.max_attempts for queue in names]
         while names and (
-            messages := await inbox.claim(names, 1, thorough=True, max_attempts=allowed)
+            messages := await client.claim(names, 1, full_scan=True, max_attempts=allowed)
         ):
             handler = self._handlers[messages[0].queue]
             if (more := (handler.batch or 1) - 1) > 0:
-                messages += await inbox.claim(
+                messages += await client.claim(
                     [handler.queue],
                     more,
-                    thorough=True,
+                    full_scan=True,
                     max_attempts=[handler.policy.max_attempts],
                 )
-            await self._handle(inbox, tools, handler, messages, check=check)
+            await self._handle(client, runtime, handler, messages, check=check)
             handled += [message.id for message in messages]
             if len(handled) > most:
                 raise AssertionError(
-                    f"more than {most} messages: do handlers publish to each other for ever? "
+                    f"more than {most} messages: do handlers publish to each other endlessly? "
                     f"The last was {_line(messages[-1])}"
                 )
         return handled
 
-    async def _deliver(self, subscription: tuple[str, str], tools: Runtime, *, check: bool) -> int:
-        """Call a subscriber for what is there; return for how many events."""
+    async def _deliver(
+        self, subscription: tuple[str, str], runtime: Runtime, *, check: bool
+    ) -> int:
+        """Call a subscriber for all its events; return how many they were."""
         subscriber = self._handlers[subscription]
         read = self.app.subscription(*subscription)
         delivered = 0
         while (batch := await read.next_batch(subscriber.quantity)) is not None:
-            delivery = Delivery(subscriber, self.app.database, tools, log_sink)
+            delivery = Delivery(subscriber, self.app.database, runtime, log_events)
             await delivery.handle(batch)
             if check and delivery.errors:
                 stream, name = subscription
@@ -209,23 +230,27 @@ class Sandbox:
             delivered += len(batch)
         return delivered
 
+    async def signal(self, name: str, payload: Any = None, *, to: Handle[Any] | None = None) -> int:
+        """Send a signal, as `App.signal` does, or to one message; return how many it wakes."""
+        return await (self.app.signal(name, payload) if to is None else to.signal(name, payload))
+
     async def advance(self, by: timedelta | float) -> None:
-        """Let a time pass, in seconds: messages fall due, and locks expire."""
+        """Move the time on, in seconds: messages become due, and locks expire."""
         database = self.app.database
-        for statement in (_ADVANCE, _ADVANCE_EVENTS):
+        for statement in (_ADVANCE, _ADVANCE_STEPS, _ADVANCE_EVENTS):
             await database.fetch(statement, duration("by", by))
-        await database.fetch(_UPKEEP)
+        await database.fetch(_MAINTENANCE)
 
     async def _handle(
         self,
-        inbox: ClaimClient,
-        tools: Runtime,
+        client: ClaimClient,
+        runtime: Runtime,
         handler: Handler[Any],
         messages: list[Message],
         *,
         check: bool,
     ) -> None:
-        batch: BatchCall[HandlerCall] = BatchCall(handler, opened=0)
+        batch: BatchCall[HandlerCall] = BatchCall(handler)
         batch.members += [HandlerCall(handler, message) for message in messages]
         call = batch if handler.batch else batch.members[0]
         timer = None
@@ -234,13 +259,15 @@ class Sandbox:
             limit = handler.timeout.total_seconds()
             timer = loop.call_later(limit, call.stop, Cause.TIMEOUT)
         if handler.batch:
-            outcomes = await batch.outcomes(tools)
+            outcomes = await batch.outcomes(runtime)
         else:
-            outcomes = {member: await member.outcome(tools) for member in batch.members}
+            outcomes = {member: await member.outcome(runtime) for member in batch.members}
         if timer is not None:
             timer.cancel()
         for member, outcome in outcomes.items():
-            await inbox.settle(member.message, outcome)
+            await client.settle(member.message, outcome)
+            if isinstance(outcome, Suspended):
+                await client.release([member.message])  # where it crashed, and is not parked
         for member, outcome in outcomes.items():
             if check and isinstance(outcome, Failed | Rejected):
                 reason = outcome.details if isinstance(outcome, Failed) else outcome.reason

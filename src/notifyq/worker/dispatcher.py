@@ -1,4 +1,4 @@
-"""The handlers at work: start them, watch over them, settle how they end, and stop them."""
+"""Dispatches messages to handlers: start them, watch them, settle how they end, stop them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from notifyq.execution.batch import BatchCall
-from notifyq.execution.call import Cause, is_closing
+from notifyq.execution.call import BatchCall, Cause, is_closing
 from notifyq.execution.runtime import Runtime
-from notifyq.notify.wake import PATIENCE
 from notifyq.telemetry import HandlerStuck, LocksExtended
 from notifyq.worker.heartbeat import Key, Lock
-from notifyq.worker.in_flight import Held, InFlight, deadline_of, messages_of
-from notifyq.worker.prefetch import Prefetch
+from notifyq.worker.in_flight import Call, Held, InFlight
+from notifyq.worker.prefetch import PATIENCE, Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,108 +27,106 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("notifyq.worker")
 
-SETTLE = 10.0
-"""Seconds that cancelled handlers and their settlements get at a stop."""
+_SETTLE = 10.0
+"""Seconds that cancelled handlers get to end and be settled at a stop."""
 _WATCH = 0.1
-"""Seconds between two looks at timeouts and locks."""
+"""Seconds between two checks of timeouts and locks."""
 
 
 class Dispatcher:
-    """Every message of a worker from its claim to its settlement.
+    """Runs handlers on the messages of a worker.
 
-    Up to `concurrency` handlers run at a time, each in a slot; messages beyond that wait, for a
-    short time only. `on_free` is called whenever there may be room for a claim, `on_failure` with
-    an error that no handler has made. All of it happens on the event loop that the first message is
-    started on.
+    Up to `concurrency` handlers run at a time, each in a slot; more messages wait, for a short
+    time. `on_free` is called whenever there may be room for a claim, `on_failure` with an error
+    that no handler has raised. Everything runs on the event loop that starts the first message.
     """
 
     def __init__(
         self,
-        inbox: ClaimClient,
-        sink: Guarded,
+        client: ClaimClient,
+        telemetry: Guarded,
         *,
         concurrency: int,
         on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
-        tools: Runtime | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
-        self._inbox = inbox
-        self._sink = sink
+        self._telemetry = telemetry
         self._concurrency = concurrency
-        self._tools = tools or Runtime()
-        self._pace = Prefetch()
-        self._waiting: deque[Held | BatchCall[Held]] = deque()
+        self._runtime = runtime or Runtime()
+        self._prefetch = Prefetch()
+        self._waiting: deque[Call] = deque()
         self._gathering: dict[str, BatchCall[Held]] = {}
         self._running = 0
         self._is_stopping = False
         self._releases: set[asyncio.Task[None]] = set()
         self._home: asyncio.AbstractEventLoop
-        self._context: contextvars.Context  # what each handler begins with a copy of
-        self._ledger = InFlight(
-            inbox,
-            sink,
+        self._context: contextvars.Context  # each handler gets a copy
+        self._in_flight = InFlight(
+            client,
+            telemetry,
             on_free=on_free,
             on_failure=on_failure,
             on_lost=self._lock_lost,
             on_extended=self._locks_extended,
         )
-        self.heartbeat = self._ledger.heartbeat
-        self.counts = self._ledger.counts
+        self.heartbeat = self._in_flight.heartbeat
+        self.counts = self._in_flight.counts
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
 
     def __len__(self) -> int:
         """How many messages are not settled yet."""
-        return len(self._ledger)
+        return len(self._in_flight)
 
     @property
     def running(self) -> int:
-        """How many calls of handlers are under way."""
+        """How many handlers run."""
         return self._running
 
     @property
     def busy(self) -> int:
-        """How many calls have messages that are not settled, and slots that stuck threads hold."""
-        return self._ledger.calls + self._tools.stuck
+        """How many calls are not settled, and how many slots stuck threads hold."""
+        return len(self._in_flight.calls) + self._runtime.stuck
 
     @property
     def room(self) -> int:
         """How many messages may be claimed now; 0 or less: none.
 
-        Enough for all slots and for what they will handle in a moment: so no slot waits for a
-        claim, and where handlers are slow other workers get what these have no slot for.
+        Enough for all slots and for what they handle in a moment: no slot waits for a claim, and
+        where handlers are slow other workers get the messages.
         """
-        ahead = self._pace.ahead()
-        room = self._concurrency + ahead - self.busy
+        prefetch = self._prefetch.quantity()
+        room = self._concurrency + prefetch - self.busy
         # A few large claims cost the server less than many small ones.
-        return room if room >= ahead // 2 else 0
+        return room if room >= prefetch // 2 else 0
 
     def ids(self) -> list[int]:
         """The ids of the messages that are not settled yet."""
-        return [message_id for message_id, _token in self._ledger.keys]
+        return [message_id for message_id, _token in self._in_flight.keys]
 
     def start(self, handler: Handler[Any], message: Message, since: float) -> None:
         """Handle a message as soon as a slot is free; messages wait in the order of these calls.
 
         `since` is when its claim was sent, in monotonic seconds.
         """
-        if not self._ledger:
+        if not self._in_flight:
             self._home = asyncio.get_running_loop()
             self._context = contextvars.copy_context()
         held = Held(handler, message, Lock(message, since, extends=handler.heartbeat))
-        self._ledger.add(held)
         if handler.batch is None:
+            self._in_flight.add(held)
             self._enter(held)
         else:
             self._gather(held)
 
     def _gather(self, held: Held) -> None:
-        """Add a message to the batch of its queue, which begins when it is full or has lingered."""
+        """Add a message to the batch of its queue, which begins when full or after `linger`."""
         queue, handler = held.message.queue, held.handler
         if (batch := self._gathering.get(queue)) is None:
-            batch = self._gathering[queue] = BatchCall(handler, opened=time.monotonic())
-            # Not at once: the messages of one claim come one after the other.
+            batch = self._gathering[queue] = BatchCall(handler)
+            # Even without linger: the messages of one claim arrive one after the other.
             self._home.call_later(handler.linger.total_seconds(), self._close, batch)
-        self._ledger.join(held, batch)
+        self._in_flight.add(held, batch)
         if batch.is_full or self._is_stopping:
             self._close(batch)
 
@@ -139,30 +135,30 @@ class Dispatcher:
             del self._gathering[batch.handler.queue]
             self._enter(batch)
 
-    def _enter(self, call: Held | BatchCall[Held]) -> None:
+    def _enter(self, call: Call) -> None:
         if not self._waiting and self._free > 0 and not self._is_stopping:
             self._begin(call)
             return
         call.waits_since = time.monotonic()
         self._waiting.append(call)
         if self._is_stopping:
-            self._give_back()
+            self._release_waiting()
 
     def stop_starting(self) -> None:
-        """From now on let running handlers end, and release what waits for a slot."""
+        """Start no more handlers, and release the messages that wait for a slot."""
         self._is_stopping = True
         for batch in list(self._gathering.values()):
             self._close(batch)
-        self._give_back()
+        self._release_waiting()
 
     async def watch(self) -> None:
-        """Stop handlers that are past their timeout or their lock, for ever."""
+        """Stop handlers that are past their timeout or their lock."""
         while True:
             await asyncio.sleep(_WATCH)
             now = time.monotonic()
             for lock in self.heartbeat.expired():
-                self._stop(lock.key, Cause.LOCK)
-            for call in self._ledger.open_calls():
+                self._lock_over(lock.key)
+            for call in list(self._in_flight.calls):
                 timeout, started = call.handler.timeout, call.started
                 if timeout is None or started is None:
                     continue
@@ -170,139 +166,117 @@ class Dispatcher:
                     self._interrupt(call, Cause.TIMEOUT)
             self._fill()  # the thread that held a slot may have ended
             if self._waiting and now - self._waiting[0].waits_since > PATIENCE:
-                self._give_back()
+                self._release_waiting()
 
     def cancel(self) -> None:
         """Stop all handlers; their messages are released."""
         self.stop_starting()
-        for call in self._ledger.open_calls():
+        for call in list(self._in_flight.calls):
             self._interrupt(call, Cause.STOP)
-        self._ledger.stir()
+        self._in_flight.recheck()
 
     async def drain(self, grace: float, hurried: Callable[[], bool]) -> None:
         """Let handlers end within the grace or until hurried, then cancel them and wait."""
         self.stop_starting()
-        await self._ledger.wait_until_idle(grace, hurried)
-        give_up = time.monotonic() + SETTLE
-        while self._ledger and time.monotonic() < give_up:
-            # Again and again: a handler may be about to start.
+        await self._in_flight.wait_until_idle(grace, hurried)
+        give_up = time.monotonic() + _SETTLE
+        while self._in_flight and time.monotonic() < give_up:
+            # Repeatedly: a handler may be about to start.
             self.cancel()
-            await self._ledger.wait_until_idle(0.2)
+            await self._in_flight.wait_until_idle(0.2)
 
     async def abandon(self) -> None:
-        """End whatever still runs; what is not settled by now is left to the reaper."""
-        calls = self._ledger.open_calls()
-        tasks = {call.task for call in calls if call.task} | self._releases
+        """End what still runs; the reaper takes the messages that are not settled by now."""
+        tasks = {call.task for call in self._in_flight.calls if call.task} | self._releases
         for task in tasks:
             task.cancel()
         if tasks:
             _, left = await asyncio.wait(tasks, timeout=1)
             if left:
-                # Their locks are extended no more, so other workers get the messages.
+                # Their locks are no longer extended: other workers get the messages.
                 log.error("%d handlers do not end although they were cancelled", len(left))
-        await self._tools.close()
+        await self._runtime.close()
 
     @property
     def _free(self) -> int:
-        # A thread whose handler was given up still works: its slot is not free.
-        return self._concurrency - self._running - self._tools.stuck
+        # A thread still works for a handler that was abandoned: its slot is not free.
+        return self._concurrency - self._running - self._runtime.stuck
 
-    def _begin(self, call: Held | BatchCall[Held]) -> None:
+    def _begin(self, call: Call) -> None:
         self._running += 1
-        handling = self._handle(call) if isinstance(call, Held) else self._handle_batch(call)
-        # Not in the context of whoever calls: that may be the handler of another message.
-        call.task = self._home.create_task(handling, context=self._context.copy())
+        # Not in the context of the caller, which may be the handler of another message.
+        call.task = self._home.create_task(self._handle(call), context=self._context.copy())
 
     def _fill(self) -> None:
-        """Give free slots to what waits."""
+        """Give free slots to waiting messages."""
         while self._waiting and self._free > 0:
-            if deadline_of(self._waiting[0]) <= time.monotonic():
-                self._give_back()
+            deadline = min(held.lock.deadline for held in self._waiting[0].members)
+            if deadline <= time.monotonic():
+                self._release_waiting()
             else:
                 self._begin(self._waiting.popleft())
 
-    def _give_back(self) -> None:
-        """Release all that waits: whoever claims it next may start it sooner."""
+    def _release_waiting(self) -> None:
+        """Release all waiting messages: another worker may start them sooner."""
         if self._waiting:
-            released = [held for call in self._waiting for held in messages_of(call)]
+            released = [held for call in self._waiting for held in call.members]
             self._waiting.clear()
-            self._pace.stumble()
-            task = asyncio.create_task(self._ledger.release(released))
+            self._prefetch.reset()
+            task = asyncio.create_task(self._in_flight.release(released))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
 
-    async def _handle(self, held: Held) -> None:
-        taken = held.started = time.monotonic()
+    async def _handle(self, call: Call) -> None:
+        began = call.started = time.monotonic()
         try:
             try:
-                held.ended = await held.outcome(self._tools)
+                ended = await call.outcomes(self._runtime)
             except GeneratorExit as error:
-                if is_closing(error, held.task):
+                if is_closing(error, call.task):
                     raise
-                # Of a task that the handler awaits: it has closed all coroutines but this one.
-                held.ended = held.raised(error)
+                # From a task that the handler awaits: it has closed all coroutines but this one.
+                ended = {held: held.raised(error) for held in call.members}
             finally:
-                held.run = self._ended(held.started or taken)
+                run = self._ended(call.started or began)
         except BaseException as error:
-            self._ledger.fail(held, error)
+            for held in call.members:
+                self._in_flight.settled(held, error)
             if not isinstance(error, Exception):
-                raise  # of the worker or of the process
+                raise  # it ends the worker or the process
         else:
-            await self._ledger.settle(held)
-
-    async def _handle_batch(self, batch: BatchCall[Held]) -> None:
-        batch.started = time.monotonic()
-        try:
-            try:
-                ended = await batch.outcomes(self._tools)
-            except GeneratorExit as error:  # as above
-                if is_closing(error, batch.task):
-                    raise
-                ended = {held: held.raised(error) for held in batch.members}
-            finally:
-                run = self._ended(batch.started)
-        except BaseException as error:
-            for held in batch.members:
-                self._ledger.fail(held, error)
-            if not isinstance(error, Exception):
-                raise  # of the worker or of the process
-        else:
-            for held, outcome in ended.items():
-                held.ended, held.run = outcome, run
-            # At once: what has failed is not kept waiting by what else has.
-            await asyncio.gather(*(self._ledger.settle(held) for held in ended))
+            await self._in_flight.settle(ended, run)
 
     def _ended(self, started: float) -> float:
-        """Free a slot, and tell for how many seconds it was taken."""
+        """Free a slot; return for how many seconds it was taken."""
         run = time.monotonic() - started
         self._running -= 1
-        self._pace.handled(run)
+        self._prefetch.handled(run)
         self._fill()
         return run
 
-    def _stop(self, key: Key, cause: Cause) -> None:
-        held = self._ledger.get(key)
+    def _lock_over(self, key: Key) -> None:
+        held = self._in_flight.get(key)
         if held is None:
             return
         if (batch := held.batch) is None:
-            self._interrupt(held, cause)
+            self._interrupt(held, Cause.LOCK)
         elif batch.lose(held):
-            self._interrupt(batch, cause)
+            self._interrupt(batch, Cause.LOCK)
 
-    def _interrupt(self, call: Held | BatchCall[Held], cause: Cause) -> None:
+    def _interrupt(self, call: Call, cause: Cause) -> None:
         if call.task is None:
             if call in self._waiting:
-                self._give_back()
+                self._release_waiting()
         elif call.stop(cause) and not (call.handler.is_async or call.handler.process):
-            message = messages_of(call)[0].message
-            self._sink(HandlerStuck(queue=message.queue, message_id=message.id))
+            message = call.members[0].message
+            self._telemetry(HandlerStuck(queue=message.queue, message_id=message.id))
 
     def _lock_lost(self, key: Key) -> None:
         # Called on the listener's loop.
-        with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-            self._home.call_soon_threadsafe(self._stop, key, Cause.LOCK)
+        with suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
+            self._home.call_soon_threadsafe(self._lock_over, key)
 
     def _locks_extended(self, quantity: int) -> None:
-        if quantity and self._sink.hears(LocksExtended):
+        if quantity and self._telemetry.wants(LocksExtended):
             with suppress(RuntimeError):
-                self._home.call_soon_threadsafe(self._sink, LocksExtended(quantity=quantity))
+                self._home.call_soon_threadsafe(self._telemetry, LocksExtended(quantity=quantity))

@@ -1,4 +1,4 @@
-"""The claims of a worker over all of its queues, and the search for those whose answer was lost."""
+"""Fetches messages for all queues of a worker, and finds those of claims whose answer was lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,82 +14,80 @@ from notifyq.notify.poller import Poll
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from datetime import timedelta
 
     from notifyq.handlers.registry import Registry
     from notifyq.models.message import Message
     from notifyq.queues.claim_client import ClaimClient
     from notifyq.telemetry import Guarded
+    from notifyq.worker.queue_order import QueueOrder
 
 log = logging.getLogger("notifyq.worker")
 
-Take = Callable[["list[Message]", float], None]
-"""Is given messages that were claimed, and when the claim was sent in monotonic seconds."""
-
 _MOST = 10_000
-"""What messages.claim() hands out in one call."""
+"""The most that messages.claim() returns in one call."""
 _SLOW = 0.05
-"""Seconds of a thorough look from which on it is made more rarely: many dead rows lie before it."""
+"""Seconds that a full scan may take before it is made less often: dead rows slow it down."""
 _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
-_FAREWELL = 2.0
-"""Seconds that a worker that has stopped spends on looking for them a last time."""
+_LAST_SEARCH = 2.0
+"""Seconds that a worker that has stopped spends on a last search for such messages."""
 
 
 class Fetcher:
-    """Claims for one worker.
+    """Claims messages for one worker.
 
-    `take` is called with what came, `known` tells which ids the worker has, and `on_failure` is
-    called with an error after which it cannot go on.
+    `on_claimed` gets messages and when their claim was sent, in monotonic seconds; `known_ids`
+    returns the ids that the worker has; `on_failure` gets an error that ends the worker.
     """
 
     def __init__(
         self,
-        inbox: ClaimClient,
+        client: ClaimClient,
         registry: Registry,
-        queues: Sequence[str],
+        order: QueueOrder,
         *,
-        take: Take,
-        known: Callable[[], list[int]],
+        on_claimed: Callable[[list[Message], float], None],
+        known_ids: Callable[[], list[int]],
         on_failure: Callable[[BaseException], None],
-        sink: Guarded,
+        telemetry: Guarded,
     ) -> None:
-        self._inbox = inbox
+        self._client = client
         self._registry = registry
-        self._queues = list(queues)
-        self._take = take
-        self._known = known
+        self._order = order
+        self._on_claimed = on_claimed
+        self._known_ids = known_ids
         self._on_failure = on_failure
-        self._sink = sink
+        self._telemetry = telemetry
         self._recovery: asyncio.Timeout | None = None
         self._doubt_ends = 0.0
-        self._thorough_at = 0.0
+        self._full_scan_at = 0.0
         self._is_stopping = False
+        self._is_loaded = True
 
-    async def look(self, room: int, rung_at: float | None, *, is_last: bool = False) -> Poll:
-        """Claim messages for up to `room` calls; each queue has its turn at being the first.
+    async def poll(self, room: int, notified_at: float | None, *, full_scan: bool = False) -> Poll:
+        """Claim messages for up to `room` calls, from the queues in their order.
 
-        `rung_at` is when the bell rang that called for it, in monotonic seconds.
-        The last look before a sleep goes through all that is there, unless that is very slow.
+        `notified_at` is when the notification arrived that caused the poll, in monotonic seconds.
+        The last poll before a sleep is a full scan of what is there, unless that is very slow.
         """
         began = time.monotonic()
         if self._doubt_ends > began:
             await self._release_orphans()
-        is_thorough = is_last and began >= self._thorough_at
+        full_scan = full_scan and began >= self._full_scan_at
         found: set[str] = set()
         left = min(room, _MOST)
-        for lock_timeout, batch, queues in self._groups():
+        for lock_duration, batch, queues, share in self._requests(left):
             if left <= 0 or self._is_stopping:
                 break
-            most = min(left * batch, _MOST)
             since = time.monotonic()
             try:
-                claimed = await self._inbox.claim(
+                claimed = await self._client.claim(
                     queues,
-                    most,
-                    lock_timeout=lock_timeout,
-                    thorough=is_thorough,
+                    min(left * batch, share or _MOST, _MOST),
+                    lock_duration=lock_duration,
+                    full_scan=full_scan,
                     max_attempts=[self._registry[queue].policy.max_attempts for queue in queues],
                 )
             except DatabaseUnavailableError as error:
@@ -104,64 +101,76 @@ class Fetcher:
             if claimed:
                 left -= -(-len(claimed) // batch)
                 found.update(message.queue for message in claimed)
-                self._report(claimed, queues, rung_at)
-                self._take(claimed, since)
-        if is_thorough and (took := time.monotonic() - began) > _SLOW:
-            self._thorough_at = began + 10 * took
-        self._queues.append(self._queues.pop(0))
+                self._order.record(claimed)
+                self._report(claimed, queues, notified_at)
+                self._on_claimed(claimed, since)
+        if full_scan and (took := time.monotonic() - began) > _SLOW:
+            self._full_scan_at = began + 10 * took
+        self._is_loaded = left <= 0
         return Poll(frozenset(found), is_full=left <= 0, began=began)
 
-    def _report(self, claimed: list[Message], queues: list[str], rung_at: float | None) -> None:
-        if self._sink.hears(MessagesClaimed):
-            self._sink(
+    def _report(self, claimed: list[Message], queues: list[str], notified_at: float | None) -> None:
+        if self._telemetry.wants(MessagesClaimed):
+            since = None if notified_at is None else time.monotonic() - notified_at
+            self._telemetry(
                 MessagesClaimed(
                     quantity=len(claimed),
                     queues=tuple(queues),
                     by_queue=dict(Counter(message.queue for message in claimed)),
-                    since_bell=None if rung_at is None else time.monotonic() - rung_at,
+                    since_notification=since,
                 )
             )
 
     def stop(self) -> None:
-        """Claim no more, and wait no longer for a server that is gone."""
+        """Claim nothing more, and stop waiting for a server that is away."""
         self._is_stopping = True
         if self._recovery is not None:
             self._recovery.reschedule(asyncio.get_running_loop().time())
 
     async def close(self) -> None:
-        """Look a last time for messages that were claimed unheard."""
+        """Search a last time for messages of claims without an answer."""
         if self._doubt_ends > time.monotonic():
             with suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
+                async with asyncio.timeout(_LAST_SEARCH):
                     await self._release_orphans()
 
-    def _groups(self) -> list[tuple[timedelta | None, int, list[str]]]:
-        """Queues that one claim can be for; those of batches each have one of their own."""
-        groups: dict[tuple[timedelta | None, str], list[str]] = {}
-        for queue in self._queues:
+    def _requests(self, room: int) -> list[tuple[timedelta | None, int, list[str], int | None]]:
+        return [
+            (lock_duration, batch, group, share)
+            for queues, share in self._order.requests(room, is_loaded=self._is_loaded)
+            for lock_duration, batch, group in self._groups(queues)
+        ]
+
+    def _groups(self, order: list[str]) -> list[tuple[timedelta | None, int, list[str]]]:
+        """Queues that can share a claim; a queue with batches has its own."""
+        groups: dict[tuple[timedelta | None, str, int], list[str]] = {}
+        part = 0
+        for queue in order:
             handler = self._registry[queue]
             alone = queue if handler.batch else ""
-            groups.setdefault((handler.lock_timeout, alone), []).append(queue)
+            if self._order.is_kept and (handler.lock_duration, alone, part) not in groups:
+                part += 1  # a group ends: its claim must not name a queue that stands after others
+            groups.setdefault((handler.lock_duration, alone, part), []).append(queue)
         return [
-            (lock_timeout, self._registry[queues[0]].batch or 1, queues)
-            for (lock_timeout, _), queues in groups.items()
+            (lock_duration, self._registry[queues[0]].batch or 1, queues)
+            for (lock_duration, *_), queues in groups.items()
         ]
 
     async def _recover(self) -> None:
         if self._is_stopping:
-            return  # close() looks once more
-        # The call is tried again for minutes; a stop must not wait for that.
+            return  # close() searches once more
+        # The call is retried for minutes: a stop must not wait for that.
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as self._recovery:
                 await self._release_orphans()
         self._recovery = None
 
     async def _release_orphans(self) -> None:
-        """After a claim without an answer: it may have locked messages that nobody knows of."""
+        """Release messages that were locked by a claim without an answer."""
         try:
-            orphans = await self._inbox.release_orphans(self._known())
-        except DatabaseUnavailableError as gone:
-            self._on_failure(gone)
+            orphans = await self._client.release_orphans(self._known_ids())
+        except DatabaseUnavailableError as error:
+            self._on_failure(error)
             return
         if orphans:
-            self._sink(OrphansReleased(quantity=orphans))
+            self._telemetry(OrphansReleased(quantity=orphans))

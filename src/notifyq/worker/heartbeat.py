@@ -1,4 +1,4 @@
-"""Keeping the locks of running messages: extend them in time, and know when one is over."""
+"""Extends the locks of running messages in time, and detects when a lock is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.models.message import newest
 
 if TYPE_CHECKING:
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
     from notifyq.notify.session import Session
 
 _TICK = 0.1
-"""Seconds between two looks at the locks: locks shorter than about half a second are not held."""
+"""Seconds between two checks: locks shorter than about half a second are not extended in time."""
 _MARGIN = 0.05
-"""Share of a lock that is given up for the time that its claim was under way."""
-
+"""Part of a lock that does not count, for the time that its claim took."""
 
 Key = tuple[int, int]
 """Id and lock token of a message."""
 
 
 class Lock:
-    """The lock of one message, in this process's monotonic time: clocks of machines differ."""
+    """The lock of one message, in monotonic time of this process: clocks of machines differ."""
 
     __slots__ = ("deadline", "extend_at", "extends", "key", "message", "seconds")
 
@@ -50,26 +49,31 @@ class Lock:
 class Heartbeat:
     """Extends the locks of messages whose handlers run, on the listener's session and loop.
 
-    There, a handler that blocks the main loop does not cost it the lock. `lost` is called, on the
-    loop of the listener, with the key of a lock that is another's or nobody's by now; `extended`
-    with how many were extended.
+    There a handler that blocks the main loop does not lose its lock. On the listener's loop,
+    `on_lost` gets the key of a lock that was lost, `on_extended` how many were extended.
     """
 
     def __init__(
-        self, lost: Callable[[Key], None], extended: Callable[[int], None] = lambda _: None
+        self, on_lost: Callable[[Key], None], on_extended: Callable[[int], None] = lambda _: None
     ) -> None:
-        # By token too: a worker may get a message again while it still settles a lock that it lost.
+        # By token too: a worker may claim a message again while it settles a lock that it lost.
         self._locks: dict[Key, Lock] = {}
-        self._lost = lost
-        self._extended = extended
+        self._on_lost = on_lost
+        self._on_extended = on_extended
 
     def add(self, lock: Lock) -> None:
-        """Watch over a lock from now on."""
+        """Extend a lock from now on."""
         self._locks[lock.key] = lock
 
     def remove(self, lock: Lock) -> None:
-        """Watch no more: the message is about to be settled."""
+        """Extend a lock no longer."""
         self._locks.pop(lock.key, None)
+
+    def hurry(self, message_id: str) -> None:
+        """Extend the lock of a message at once, which shows whether it was cancelled."""
+        for lock in list(self._locks.values()):
+            if str(lock.message.id) == message_id:
+                lock.extend_at = 0
 
     def expired(self) -> list[Lock]:
         """Locks that are over as far as this process knows."""
@@ -77,13 +81,13 @@ class Heartbeat:
         return [lock for lock in list(self._locks.values()) if lock.deadline <= now]
 
     async def serve(self, session: Session) -> None:
-        """Extend what is due, for ever."""
+        """Extend locks when it is time to."""
         while True:
             await asyncio.sleep(_TICK)
             await self.beat(session)
 
     async def beat(self, session: Session) -> None:
-        """Extend the locks that are due, in one call for each length of lock."""
+        """Extend the locks whose time has come, in one call for each length of lock."""
         now = time.monotonic()
         due: dict[float, list[Lock]] = {}
         for lock in list(self._locks.values()):
@@ -98,9 +102,9 @@ class Heartbeat:
                 timedelta(seconds=seconds),
             )
             held = newest([lock.key for lock in locks], rows)
-            self._extended(len(held))
+            self._on_extended(len(held))
             for lock in locks:
                 if lock.key in held:
                     lock.renew(sent)
                 elif lock.key in self._locks:
-                    self._lost(lock.key)
+                    self._on_lost(lock.key)

@@ -1,4 +1,4 @@
-"""The upkeep of the database, by whichever worker comes first, beside or instead of pg_cron."""
+"""Runs `messages.maintain()` regularly, beside pg_cron."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.queues.admin import check_versions
-from notifyq.telemetry import SchedulesFired, UpkeepDone
+from notifyq.telemetry import MaintenanceDone, SchedulesFired
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from notifyq.database.pool import Database
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
 
-log = logging.getLogger("notifyq.upkeep")
+log = logging.getLogger("notifyq.maintenance")
 
-_NEAR = 0.05
-"""Seconds between two looks at what schedules have due, at least."""
+_LEAST_PAUSE = 0.05
+"""Least seconds between two calls for schedules that are due."""
 
 
-class Upkeep:
-    """Calls messages.maintain() every so often; an advisory lock in it lets one caller through."""
+class Maintenance:
+    """Calls messages.maintain() every so often; an advisory lock there admits one caller."""
 
-    def __init__(self, database: Database, every: float, sink: Sink) -> None:
+    def __init__(self, database: Database, every: float, telemetry: TelemetryHandler) -> None:
         self._database = database
         self._every = every
-        self._sink = sink
+        self._telemetry = telemetry
         self._next: timedelta | None = None
         """How long it is until a schedule is due."""
 
     async def serve(self) -> None:
-        """Maintain, for ever; what fails is left to the next run, or to pg_cron.
+        """Maintain regularly; what fails is left to the next run, or to pg_cron.
 
-        Raises SchemaError when the schema has become one that this package cannot work with.
+        Raises SchemaError when the schema has become one that this package does not work with.
         """
         while True:
             began = time.monotonic()
             try:
                 await self.run_once()
             except DatabaseUnavailableError as error:
-                log.warning("upkeep failed, it is tried again: %s", error)
+                log.warning("maintenance failed, it is retried: %s", error)
             except asyncpg.PostgresError as error:
                 # Handling messages does not depend on it.
-                log.error("upkeep failed, it is tried again: %s", error)  # noqa: TRY400  one line
-            # Where old snapshots make it slow, it must not become all that happens. And workers
-            # that started together would otherwise ask together for ever.
+                log.error("maintenance failed, it is retried: %s", error)  # noqa: TRY400  one line
+            # Old snapshots can make it slow: it must take a small part of the time only. At random,
+            # since workers that started together would otherwise always call together.
             pause = max(self._every, 10 * (time.monotonic() - began))
             pause *= random.uniform(0.8, 1.2)  # noqa: S311
             ends = time.monotonic() + pause
@@ -63,30 +63,30 @@ class Upkeep:
             await asyncio.sleep(ends - time.monotonic())
 
     async def _fire_in_time(self) -> None:
-        """Fire schedules when they are due, for ever; the upkeep comes when it comes."""
+        """Fire schedules when they are due, until the next maintenance."""
         while self._next is not None:
-            await asyncio.sleep(max(self._next.total_seconds(), _NEAR))
+            await asyncio.sleep(max(self._next.total_seconds(), _LEAST_PAUSE))
             try:
                 [row] = await self._database.fetch(sql.FIRE_SCHEDULES)
             except (DatabaseUnavailableError, asyncpg.PostgresError):
-                self._next = None  # the next upkeep tells, if it is still so
+                self._next = None  # the next maintenance reports it, if it fails again
             else:
-                self._note(row["fired"], row["next_schedule"])
+                self._record(row["fired"], row["next_schedule"])
                 if not row["fired"] and not self._next:
-                    return  # another session is at it, or stays at it
+                    return  # another session fires them
 
-    def _note(self, fired: int, left: timedelta | None) -> None:
+    def _record(self, fired: int, left: timedelta | None) -> None:
         self._next = left
         if fired:
-            self._sink(SchedulesFired(quantity=fired))
+            self._telemetry(SchedulesFired(quantity=fired))
 
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it."""
         [row] = await self._database.fetch(sql.MAINTAIN)
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
-        self._note(report.pop("fired"), report.pop("next_schedule"))
+        self._record(report.pop("fired"), report.pop("next_schedule"))
         if report["reaped"] is None:
             return False
-        self._sink(UpkeepDone(**report))
+        self._telemetry(MaintenanceDone(**report))
         return True

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from notifyq.notify.wake import PATIENCE
-
-if TYPE_CHECKING:
-    pass
-
-
-_AHEAD = 0.1
-"""Seconds of work to have at hand: longer than a claim takes, shorter than anybody would notice."""
-
-
+PATIENCE = 1.0
+"""Seconds that a message may wait for a slot before other workers may have it."""
+_WORK = 0.1
+"""Seconds of work to prefetch: more than a claim takes, less than anybody would notice."""
 _MOST = 1000
-"""Most messages at hand, however fast they are: as many as one statement finishes."""
-
-
+"""Most messages to prefetch, however fast they are: as many as one statement finishes."""
 _WINDOW = 0.02
-"""Seconds that one measurement lasts at least."""
+"""Least seconds that one measurement lasts."""
 
 
 class Prefetch:
-    """Counts handled messages and from that tells how many to claim ahead of free slots."""
+    """Measures how fast messages are handled, hence how many to claim before slots are free."""
 
     def __init__(self) -> None:
-        self._ahead = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Prefetch nothing until the next measurement, as after messages waited for too long."""
+        self._quantity = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -40,17 +35,12 @@ class Prefetch:
         self._handled += 1
         self._spent += seconds
 
-    def stumble(self) -> None:
-        """Have nothing at hand until the next measurement: messages have waited for too long."""
-        self._ahead = 0
-        self._begin()
-
-    def ahead(self) -> int:
-        """How many messages the handlers will be through with in a moment; 0 if they are slow."""
+    def quantity(self) -> int:
+        """How many messages the handlers finish in a moment; 0 if they are slow."""
         elapsed = time.monotonic() - self._began
         if elapsed < _WINDOW or (not self._handled and elapsed < PATIENCE):
-            return self._ahead
-        is_quick = self._spent <= _AHEAD * self._handled
-        self._ahead = min(_MOST, int(_AHEAD * self._handled / elapsed)) if is_quick else 0
+            return self._quantity
+        is_quick = self._spent <= _WORK * self._handled
+        self._quantity = min(_MOST, int(_WORK * self._handled / elapsed)) if is_quick else 0
         self._begin()
-        return self._ahead
+        return self._quantity

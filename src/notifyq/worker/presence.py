@@ -1,4 +1,4 @@
-"""Presence: a worker says that it is there, for those who look on; nothing else goes by it."""
+"""Presence: a worker reports that it runs, for operators; nothing else depends on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import socket
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import asyncpg
 
+from notifyq.database import statements as sql
 from notifyq.database.retry import is_passing
-from notifyq.database.sql import FORGET_WORKER, NOTE_WORKER
 from notifyq.errors import NotifyqError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.worker")
 
 _EVERY = 10.0
-"""Seconds; messages.workers() calls one that has not come for 30 silent or gone."""
+"""Seconds; messages.workers() reports a worker that has not come for 30 as missing."""
 
 
 class _Worker(Protocol):
@@ -38,37 +38,37 @@ class _Worker(Protocol):
 
 
 class Presence:
-    """Tells the database of a worker, on its listening session; when it leaves, too."""
+    """Reports a worker on its listening session, and its departure."""
 
     def __init__(self, database: Database, worker: _Worker) -> None:
         self._database = database
         self._worker = worker
         self.is_stopping = False
 
-    async def __aenter__(self) -> Presence:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # Whoever is not told now sees that it is gone, and forgets it in time.
+        # Where this fails, the database removes the worker after a while.
         with suppress(NotifyqError, asyncpg.PostgresError, TimeoutError):
             async with asyncio.timeout(2):
-                await self._database.fetch(FORGET_WORKER, self._worker.name)
+                await self._database.fetch(sql.REMOVE_WORKER, self._worker.name)
 
     async def serve(self, session: Session) -> None:
-        """Say it every ten seconds, for ever; messages do not depend on it."""
+        """Report the worker every ten seconds."""
         while True:
             worker = self._worker
             running, concurrency = worker.slots
             try:
                 await session.fetch(
-                    NOTE_WORKER, worker.name, list(worker.queues), list(worker.streams),
+                    sql.WORKER_HEARTBEAT, worker.name, list(worker.queues), list(worker.streams),
                     concurrency, running, self.is_stopping, socket.gethostname(), os.getpid(),
                     _version(),
                 )  # fmt: skip
             except asyncpg.PostgresError as error:
                 if is_passing(error):
                     raise
-                log.warning("this worker is not shown among the others: %s", error)
+                log.warning("this worker is not shown to operators: %s", error)
                 return
             await asyncio.sleep(_EVERY * random.uniform(0.8, 1))  # noqa: S311  not all at once
 

@@ -9,37 +9,36 @@ import secrets
 import socket
 from contextlib import AsyncExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.execution.processes import Processes
-from notifyq.execution.runtime import Runtime
-from notifyq.execution.transactions import Transactions
+from notifyq.execution.runtime import Runtime, Transactions
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poller
-from notifyq.notify.shared import same_database
 from notifyq.notify.suppression import Suppression
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import (
     Guarded,
-    Sink,
+    TelemetryHandler,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
-    log_sink,
+    log_events,
 )
 from notifyq.worker.dispatcher import Dispatcher
 from notifyq.worker.fetcher import Fetcher
-from notifyq.worker.maintenance import Upkeep
+from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.notifications import NotificationFilter
 from notifyq.worker.presence import Presence
+from notifyq.worker.queue_order import QueueOrder
 from notifyq.worker.streams.consumer import StreamConsumer
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from notifyq.config import WorkerSettings
     from notifyq.database.pool import Database
@@ -53,12 +52,10 @@ log = logging.getLogger("notifyq.worker")
 class Worker:
     """Runs the handlers of a registry on the messages of their queues.
 
-    `run()` returns after `stop()`: nothing more is claimed, running handlers have `grace` to end,
-    then they are cancelled and their messages released. `stop()` again cancels at once. A worker
-    runs once.
+    `run()` returns after `stop()`: the worker claims nothing more, running handlers have `grace` to
+    end, then they are cancelled and their messages released. `stop()` again cancels at once. A
+    worker runs once.
     """
-
-    _inbox_type: ClassVar[type[ClaimClient]] = ClaimClient
 
     def __init__(
         self,
@@ -66,97 +63,103 @@ class Worker:
         registry: Registry,
         *,
         settings: WorkerSettings,
-        queues: Sequence[str] = (),
+        queues: Sequence[str] | Mapping[str, int] = (),
+        strict: bool = False,
         streams: Sequence[str] = (),
-        sink: Sink = log_sink,
+        telemetry: TelemetryHandler = log_events,
+        claim_client: Callable[[Database, str], ClaimClient] = ClaimClient,
     ) -> None:
         everything = not queues and not streams
         self.patience = Patience("the start", log, database.settings.retry_for)
-        """What the start of this worker waits with for its server."""
+        """How the start of this worker waits for its server."""
         self.queues = registry.queues() if everything else tuple(queues)
         """The queues that this worker serves."""
         self._subscribers = registry.subscribers(streams) if everything or streams else []
         self.streams = tuple(dict.fromkeys(it.stream for it in self._subscribers))
-        """The streams that it serves subscribers of."""
+        """The streams whose subscribers it serves."""
         registry.check(self.queues, streams)
+        if strict and not queues:
+            raise ConfigurationError("strict has no order: name the queues, the first served first")
+        order = QueueOrder(queues or self.queues, strict=strict)
         self._database = database
         self._registry = registry
         self._settings = settings
-        self._sink = Guarded(sink)
+        self._telemetry = Guarded(telemetry)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._inbox = self._inbox_type(database, self.name)
+        self._client = claim_client(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
-        tools = Runtime()
-        if any(handler.is_transactional for handler in handlers):
-            tools.transactions = Transactions(database, settings.concurrency)
+        runtime = Runtime(database=database)
+        if any(handler.is_transactional or handler.takes_steps for handler in handlers):
+            runtime.transactions = Transactions(database, settings.concurrency)
         if any(handler.process for handler in handlers):
-            tools.processes = Processes()
-        self._crew = Dispatcher(
-            self._inbox,
-            self._sink,
-            tools=tools,
+            runtime.processes = Processes()
+        self._dispatcher = Dispatcher(
+            self._client,
+            self._telemetry,
+            runtime=runtime,
             concurrency=settings.concurrency,
-            on_free=self._freed,
+            on_free=self._slot_freed,
             on_failure=self._fail,
         )
-        self._claims = Fetcher(
-            self._inbox,
+        self._fetcher = Fetcher(
+            self._client,
             registry,
-            self.queues,
-            take=self._take,
-            known=self._crew.ids,
+            order,
+            on_claimed=self._start,
+            known_ids=self._dispatcher.ids,
             on_failure=self._fail,
-            sink=self._sink,
+            telemetry=self._telemetry,
         )
-        self._readers: list[StreamConsumer] = []
+        self._consumers: list[StreamConsumer] = []
         self._home: asyncio.AbstractEventLoop | None = None
         self._is_full, self._stops, self._has_run = False, 0, False
-        self._refused: list[Message] = []
+        self._claimed_too_late: list[Message] = []
         self._failure: BaseException | None = None
         self._listener: Listener | None = None
 
     @property
     def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
-        return self._crew.counts
+        return self._dispatcher.counts
 
     @property
     def slots(self) -> tuple[int, int]:
-        """How many handlers run, and how many may at the same time."""
-        return self._crew.running, self._settings.concurrency
+        """How many handlers run, and how many may run at the same time."""
+        return self._dispatcher.running, self._settings.concurrency
 
     @property
     def loops(self) -> tuple[asyncio.AbstractEventLoop | None, asyncio.AbstractEventLoop | None]:
-        """The event loops of the handlers and of the listener, None before they are there."""
+        """The event loops of the handlers and of the listener; None before they exist."""
         return self._home, None if self._listener is None else self._listener.loop
 
     def stop(self) -> None:
-        """Claim no more and let the running handlers end; called again, cancel them now.
+        """Claim nothing more and let the running handlers end; called again, cancel them now.
 
-        Any thread may call it, that of a handler included.
+        Any thread may call it, that of a handler too.
         """
         self._stops += 1
         if self._home is not None:
-            self._tell_home(self._stop_requested)
+            with suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
+                self._home.call_soon_threadsafe(self._stop_requested)
 
     def _stop_requested(self) -> None:
         self.patience.stop()
-        if self._listener is None:  # nothing has begun
+        if self._listener is None:  # the start is not over
             return
         self._wake.set()
-        for readers in self._readers:
-            readers.stop()
-        self._claims.stop()
-        self._crew.stop_starting()
+        for consumer in self._consumers:
+            consumer.stop()
+        self._fetcher.stop()
+        self._dispatcher.stop_starting()
         self._presence.is_stopping = True
         if self._stops > 1:
-            self._crew.cancel()
-            for readers in self._readers:
-                readers.cancel()
+            self._dispatcher.cancel()
+            for consumer in self._consumers:
+                consumer.cancel()
 
     async def run(self) -> None:
-        """Work until `stop()`, or until the database is gone for longer than the retries last."""
+        """Work until `stop()`, or until the database is away for longer than the retries last."""
         if self._has_run:
             raise ConfigurationError("a worker runs once: make another one with app.worker()")
         self._has_run = True
@@ -167,63 +170,67 @@ class Worker:
             raise self._failure
 
     async def starting(self, step: Callable[[], Awaitable[object]]) -> bool:
-        """Do a step of the start, again while the server is away. False: it was stopped before."""
+        """Do a step of the start, again while the server is away. False: the worker was stopped."""
         self._home = asyncio.get_running_loop()
         if self._stops:
             return False
         return await self.patience.through(step)
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Have all that stays open until the end; nothing of it if that is not all to be had."""
+        """Open what stays open until the end; if one part cannot be opened, close the others."""
         settings = self._settings
-        promises = Suppression(self._database, self._sink, on_session=self._wake.set)
         poll = settings.poll.total_seconds()
-        self._attendance = Poller(promises, self.queues, poll=poll)
-        self._ear = NotificationFilter(
-            self.queues, self.streams, self._sink, self._attendance, self._readers, self._wake.set
-        )
+        suppression = Suppression(self._database, self._telemetry, on_session=self._wake.set)
+        self._poller = Poller(suppression, self.queues, poll=poll)
         self._presence = Presence(self._database, self)
-        serve: list[Service] = [same_database(self._database), self._presence.serve]
+        services: list[Service] = [self._presence.serve]
         if self.queues:
-            serve += [self._crew.heartbeat.serve, promises.serve]
-        self._readers.clear()
+            services += [self._dispatcher.heartbeat.serve, suppression.serve]
+        self._consumers.clear()
         if self._subscribers:
-            readers = StreamConsumer(
-                self._database, self._subscribers, self._sink, poll=poll, on_failure=self._fail
+            consumer = StreamConsumer(
+                self._database, self._subscribers, self._telemetry, poll=poll, on_failure=self._fail
             )
-            self._readers.append(readers)
-            serve.append(readers.serve)
-        channels = [sql.NEW_MESSAGE] * bool(self.queues) + [sql.NEW_EVENT] * bool(self.streams)
-        # Everything closes in the reverse of this order: handlers drain while their locks are
-        # extended on the listener's session, their resources are open, and the pool is there to
-        # settle them.
+            self._consumers.append(consumer)
+            services.append(consumer.serve)
+        self._notifications = NotificationFilter(
+            self.queues,
+            self.streams,
+            self._telemetry,
+            self._poller,
+            self._consumers,
+            self._wake.set,
+            self._dispatcher.heartbeat.hurry,
+        )
+        listener = Listener(
+            self._database,
+            [sql.NEW_MESSAGE, sql.CANCELLED_MESSAGE] * bool(self.queues)
+            + [sql.NEW_EVENT] * bool(self.streams),
+            self._notifications.receive,
+            name="notifyq worker",
+            ping=settings.ping.total_seconds(),
+            services=services,
+            telemetry=self._telemetry,
+        )
+        # Everything closes in the reverse of this order: while handlers drain, their locks are
+        # extended on the listener's session, their resources are open, and the pool settles them.
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self._database)
             await opened.enter_async_context(self._presence)
             self._handlers = await opened.enter_async_context(
                 self._registry.opened(self.queues, subscribers=self._subscribers)
             )
-            self._listener = await opened.enter_async_context(
-                Listener(
-                    self._database.listen_dsn,
-                    channels,
-                    self._ear.hear,
-                    settings=self._database.settings,
-                    name="notifyq worker",
-                    ping=settings.ping.total_seconds(),
-                    services=serve,
-                    sink=self._sink,
-                )
-            )
+            self._listener = await opened.enter_async_context(listener)
+            listener.failed.add_done_callback(self._task_ended)
             stack.push_async_exit(opened.pop_all())
 
     async def _work(self) -> None:
-        assert self._listener is not None  # noqa: S101  it was opened
-        self._listener.failed.add_done_callback(self._listener_failed)
-        self._sink(WorkerStarted(worker=self.name, queues=self.queues))
-        upkeep = Upkeep(self._database, self._settings.upkeep.total_seconds(), self._sink)
-        services = [self._serve(upkeep.serve()), self._serve(self._crew.watch())]
-        services += [self._serve(it.run(self._handlers)) for it in self._readers]
+        self._telemetry(WorkerStarted(worker=self.name, queues=self.queues))
+        maintenance = Maintenance(
+            self._database, self._settings.maintenance.total_seconds(), self._telemetry
+        )
+        services = [self._serve(maintenance.serve()), self._serve(self._dispatcher.watch())]
+        services += [self._serve(it.run(self._handlers)) for it in self._consumers]
         try:
             await self._claim_until_stopped()
         finally:
@@ -237,91 +244,80 @@ class Worker:
             self._wake.clear()
             await self._wake.wait()
         while not self._stops:
-            # Cleared before the look: a bell that rings while it is under way must set it again,
-            # else its message waits for the next poll.
-            is_rung = self._wake.is_set()
+            # Cleared before the poll: a notification during the poll must set it again, or its
+            # message waits for the next poll.
+            is_notified = self._wake.is_set()
             self._wake.clear()
-            rung_at = self._ear.take()
-            if (room := self._crew.room) > 0:
-                look = await self._claims.look(room, rung_at, is_last=self._attendance.owes_look)
-                await self._attendance.note(look)
-                if look.is_full:
+            notified_at = self._notifications.take()
+            if (room := self._dispatcher.room) > 0:
+                poll = await self._fetcher.poll(
+                    room, notified_at, full_scan=self._poller.needs_full_scan
+                )
+                await self._poller.record(poll)
+                if poll.is_full:
                     continue
-                if is_rung and not look.queues and (pause := self._ear.in_vain()) > 0:
+                if is_notified and not poll.queues and (pause := self._notifications.spend()) > 0:
                     await asyncio.sleep(pause)
-            # Only then does a slot that becomes free call for another look.
-            room = self._crew.room
-            self._is_full = room <= 0
-            seconds = await self._attendance.pause(room)
+            room = self._dispatcher.room
+            self._is_full = room <= 0  # only then a slot that becomes free causes another poll
+            seconds = await self._poller.pause(room)
             if seconds > 0 and room > 0:
-                seconds = min(seconds, await self._attendance.until_token())
+                seconds = min(seconds, await self._poller.rate_limit_wait())
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await self._wake.wait()
 
-    def _freed(self) -> None:
+    def _slot_freed(self) -> None:
         if self._is_full:
             self._wake.set()
 
-    def _take(self, messages: list[Message], since: float) -> None:
-        if self._stops:  # the stop came while the claim was under way
-            self._refused.extend(messages)
+    def _start(self, messages: list[Message], since: float) -> None:
+        if self._stops:  # the stop came during the claim
+            self._claimed_too_late.extend(messages)
             return
         for message in messages:
-            self._crew.start(self._handlers[message.queue], message, since)
+            self._dispatcher.start(self._handlers[message.queue], message, since)
 
     async def _drain(self) -> None:
         grace = self._settings.grace.total_seconds()
-        self._sink(WorkerStopping(worker=self.name, running=len(self._crew), grace=grace))
-        farewell = asyncio.create_task(self._attendance.close())
+        running = len(self._dispatcher)
+        self._telemetry(WorkerStopping(worker=self.name, running=running, grace=grace))
+        closing = asyncio.create_task(self._poller.close())
         try:
-            if self._refused:
-                self.counts["released"] += len(await self._inbox.release(self._refused))
+            if self._claimed_too_late:
+                released = await self._client.release(self._claimed_too_late)
+                self.counts["released"] += len(released)
         except DatabaseUnavailableError as error:
             self._fail(error)
-        crew = self._crew.drain(grace, hurried=lambda: self._stops > 1)
-        await asyncio.gather(farewell, crew, *(it.drain(grace) for it in self._readers))
+        draining = self._dispatcher.drain(grace, hurried=lambda: self._stops > 1)
+        await asyncio.gather(closing, draining, *(it.drain(grace) for it in self._consumers))
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
-        await self._crew.abandon()
+        await self._dispatcher.abandon()
         for service in services:
             service.cancel()
         await asyncio.wait(services)
-        for readers in self._readers:
-            await readers.close()
-        await self._inbox.close()
-        await self._claims.close()
-        self._sink(
-            WorkerStopped(
-                worker=self.name,
-                handled=self.counts.total() - self.counts["released"],
-                released=self.counts["released"],
-            )
-        )
-
-    def _tell_home(self, function: Callable[..., None], *args: Any) -> None:
-        if self._home is not None:
-            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-                self._home.call_soon_threadsafe(function, *args)
+        for consumer in self._consumers:
+            await consumer.close()
+        await self._client.close()
+        await self._fetcher.close()
+        released = self.counts["released"]
+        handled = self.counts.total() - released
+        self._telemetry(WorkerStopped(worker=self.name, handled=handled, released=released))
 
     def _serve(self, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a service beside the claims; one that ends with an error ends the worker."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._fail(error)
-
         task = asyncio.create_task(service)
-        task.add_done_callback(ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _listener_failed(self, failed: asyncio.Future[None]) -> None:
-        if not failed.cancelled() and (error := failed.exception()) is not None:
+    def _task_ended(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Stop because of an error that only another process can mend; `run()` raises it."""
+        """Stop because of an error that only another process can fix; `run()` raises it."""
         if self._failure is None:
             self._failure = error
             if not self._stops:

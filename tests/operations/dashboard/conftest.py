@@ -21,7 +21,7 @@ BASE = "http://localhost:8080"
 
 
 class Browser:
-    """Asks as a browser does: keeps cookies, sends Origin, fills the token into forms."""
+    """Sends requests like a browser: keeps cookies, sends Origin, fills the token into forms."""
 
     def __init__(self, client: httpx.AsyncClient, app: Any) -> None:
         self.client = client
@@ -57,7 +57,7 @@ class Browser:
         return await self.text(answer.headers["location"])
 
 
-async def die(
+async def make_dead(
     connection: Connection,
     quantity: int = 1,
     details: str | None = "no luck",
@@ -85,7 +85,7 @@ class Open(Protocol):
 
 @pytest.fixture
 async def open_dashboard(database: str) -> AsyncIterator[Open]:
-    """Give a function that makes a dashboard; open to all unless told otherwise."""
+    """Give a function that makes a dashboard; open to all by default."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Browser:

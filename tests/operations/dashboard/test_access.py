@@ -1,4 +1,4 @@
-"""Who may enter: passwords, sessions, how often one may try; and forged requests."""
+"""Access: passwords, sessions, the limit of failed logins, and forged requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import User, Users, create_app, hash_password
 from notifyq.operations.dashboard.access import LIFE, Attempts, Session, Sessions, write_user
-from notifyq.operations.dashboard.serve import check_place
+from notifyq.operations.dashboard.serve import check_host
 from operations.dashboard.conftest import BASE, Browser, Open
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def log_in(browser: Browser, name: str = "ann", password: str = PASSWORD, 
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_without_a_login_no_page_is_shown(guarded: Browser, path: str) -> None:
+async def test_pages_need_a_login(guarded: Browser, path: str) -> None:
     answer = await guarded.get(path)
     assert answer.status_code in {303, 401}
     assert "default" not in answer.text
@@ -55,7 +55,7 @@ async def test_without_a_login_no_page_is_shown(guarded: Browser, path: str) -> 
         assert answer.headers["location"].startswith("/login?back=")
 
 
-async def test_one_who_knows_the_password_enters_where_he_wanted(guarded: Browser) -> None:
+async def test_a_login_leads_to_the_wanted_page(guarded: Browser) -> None:
     answer = await log_in(guarded, back="/queue?name=default")
     assert answer.headers["location"] == "/queue?name=default"
     cookie = answer.headers["set-cookie"]
@@ -65,28 +65,28 @@ async def test_one_who_knows_the_password_enters_where_he_wanted(guarded: Browse
     assert "Log out" in await guarded.text("/queues")
 
 
-async def test_over_https_cookies_are_for_https(guarded: Browser) -> None:
+async def test_cookies_are_secure_over_https(guarded: Browser) -> None:
     answer = await guarded.get("https://localhost/login")
     assert "Secure" in answer.headers["set-cookie"]
 
 
-async def test_a_login_is_not_a_way_to_another_site(guarded: Browser) -> None:
+async def test_a_login_does_not_redirect_to_another_site(guarded: Browser) -> None:
     for back in ("//evil", "https://evil", "/\\evil", "/../..", "\n/a", ""):
         answer = await log_in(guarded, back=back)
         assert answer.headers["location"] == "/"
 
 
-async def test_after_five_wrong_passwords_one_waits(guarded: Browser) -> None:
+async def test_five_wrong_passwords_delay_the_next_attempt(guarded: Browser) -> None:
     for name in ("ann", "nobody", "ann", "ann", "ann"):
         answer = await log_in(guarded, name, "wrong")
         assert answer.status_code == 401
-        assert "That is not right." in answer.text
+        assert "The name or the password is wrong." in answer.text
     answer = await log_in(guarded)
     assert answer.status_code == 429
     assert 0 < int(answer.headers["retry-after"]) <= 300
 
 
-def test_attempts_are_forgotten_after_a_while() -> None:
+def test_failed_attempts_expire() -> None:
     attempts = Attempts(most=2, seconds=60)
     attempts.fail("a")
     attempts.fail("a")
@@ -99,7 +99,7 @@ def test_attempts_are_forgotten_after_a_while() -> None:
     assert not attempts._failed
 
 
-def test_many_addresses_wait_together_and_longer_each_time() -> None:
+def test_unknown_clients_share_a_growing_delay() -> None:
     attempts = Attempts(free=4)
     waits = []
     for number in range(12):
@@ -109,11 +109,11 @@ def test_many_addresses_wait_together_and_longer_each_time() -> None:
     assert waits[:4] == [0] * 4
     assert waits[4:8] == pytest.approx([1, 2, 4, 8], abs=0.1)
     assert attempts.wait("192.0.2.1") == pytest.approx(60, abs=0.1)
-    # Whoever attacks holds up neither this machine nor a browser that is known.
+    # An attacker delays neither this machine nor a known browser.
     assert attempts.wait("127.0.0.1") == 0
     assert attempts.wait("192.0.2.1", "kept") == 0
     # It is over an hour after it has ended.
-    attempts._strangers = [(it[0] - 3600, *it[1:]) for it in attempts._strangers]
+    attempts._unknown = [(it[0] - 3600, *it[1:]) for it in attempts._unknown]
     assert attempts.wait("192.0.2.1") == 0
 
 
@@ -124,13 +124,13 @@ def test_many_addresses_wait_together_and_longer_each_time() -> None:
      ("2001:db8::1", "2001:db8::2:3", True), ("2001:db8::1", "2001:db8:0:1::1", False),
      ("10.0.0.1", "::ffff:10.0.0.1", True), ("10.0.0.1", "10.0.0.2", False)],
 )  # fmt: skip
-def test_addresses_that_one_machine_has_count_as_one(one: str, other: str, is_one: bool) -> None:
+def test_addresses_of_one_network_count_as_one_client(one: str, other: str, is_one: bool) -> None:
     attempts = Attempts(most=1)
     attempts.fail(one)
     assert (attempts.wait(other) > 0) == is_one
 
 
-def test_who_logs_in_himself_gets_no_more_tries_at_another() -> None:
+def test_a_login_does_not_reset_attempts_at_other_names() -> None:
     attempts = Attempts(most=3)
     tried = 0
     while tried < 20 and not attempts.wait("10.0.0.1"):
@@ -141,7 +141,7 @@ def test_who_logs_in_himself_gets_no_more_tries_at_another() -> None:
     assert tried == 3
 
 
-async def test_a_browser_that_is_known_is_not_held_up_by_others(guarded: Browser) -> None:
+async def test_a_known_browser_is_not_delayed_by_other_clients(guarded: Browser) -> None:
     await log_in(guarded)
     known = {name: it for name, it in guarded.client.cookies.items() if name.endswith("_known")}
     assert len(known) == 1
@@ -159,10 +159,10 @@ async def test_a_browser_that_is_known_is_not_held_up_by_others(guarded: Browser
     assert (await log_in(guarded)).status_code == 429
 
 
-async def test_a_hash_of_a_password_forges_no_session(open_dashboard: Open, users: Users) -> None:
-    """Whoever has read the file of hashes knows everything that `users` knows."""
+async def test_a_password_hash_does_not_forge_a_session(open_dashboard: Open, users: Users) -> None:
+    """An attacker with the file of hashes knows everything that `users` knows."""
     browser = await open_dashboard(users=users)
-    name = browser.app.state.desk.sessions.cookie
+    name = browser.app.state.dashboard.sessions.cookie
     hashes = "\n".join(f"{name}:{it}" for name, it in sorted(users._hashes.items()))
     for secret in (
         hashlib.sha256(b"notifyq dashboard sessions\n" + hashes.encode()).digest(),
@@ -175,7 +175,7 @@ async def test_a_hash_of_a_password_forges_no_session(open_dashboard: Open, user
         assert (await browser.get("/queues")).status_code == 303
 
 
-async def test_processes_with_one_secret_accept_each_others_sessions(open_dashboard: Open) -> None:
+async def test_processes_with_one_secret_share_sessions(open_dashboard: Open) -> None:
     secret = "one secret for all of our processes"
     one = await open_dashboard(users=Users.of_password(PASSWORD), secret=secret)
     other = await open_dashboard(users=Users.of_password(PASSWORD), secret=secret)
@@ -188,14 +188,12 @@ async def test_processes_with_one_secret_accept_each_others_sessions(open_dashbo
         assert (await browser.get("/queues")).status_code == status
 
 
-def test_a_secret_that_can_be_guessed_is_refused() -> None:
+def test_a_short_secret_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="32 characters"):
         Sessions("short")
 
 
-async def test_another_password_in_the_file_ends_sessions(
-    open_dashboard: Open, tmp_path: Path
-) -> None:
+async def test_a_changed_password_ends_sessions(open_dashboard: Open, tmp_path: Path) -> None:
     file = tmp_path / "users"
     write_user(file, User("ann"), PASSWORD)
     write_user(file, User("bob"), PASSWORD)
@@ -208,7 +206,7 @@ async def test_another_password_in_the_file_ends_sessions(
     assert (await bob.get("/queues")).status_code == 200
     assert (await log_in(ann)).status_code == 401
     assert (await log_in(ann, password="another password")).status_code == 303
-    # A user that is gone is out; a file that says nothing lets nobody in, and not everybody.
+    # A removed user is logged out; an empty file admits nobody.
     file.write_text(file.read_text().replace("bob:", "eve:"))
     assert (await bob.get("/queues")).status_code == 303
     file.unlink()
@@ -216,7 +214,7 @@ async def test_another_password_in_the_file_ends_sessions(
     assert (await log_in(ann, password="another password")).status_code == 401
 
 
-def test_another_password_in_a_password_file_takes_effect(tmp_path: Path) -> None:
+def test_a_changed_password_file_takes_effect(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("correct horse\n")
     users, sessions = Users.of_password_file(file), Sessions()
@@ -251,7 +249,7 @@ async def _changed(_: Browser, file: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [_logged_out, _expired, _changed])
-async def test_live_figures_end_with_the_session(
+async def test_live_values_end_with_the_session(
     open_dashboard: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:
     file = tmp_path / "users"
@@ -269,7 +267,7 @@ async def test_live_figures_end_with_the_session(
                 pass
 
 
-async def test_live_figures_end_when_the_application_around_it_says_so(
+async def test_live_values_end_when_the_surrounding_application_refuses_the_user(
     open_dashboard: Open,
 ) -> None:
     inside = [User("ann")]
@@ -284,7 +282,7 @@ async def test_live_figures_end_when_the_application_around_it_says_so(
 
 @asynccontextmanager
 async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[asyncio.Queue[Any]]:
-    """Ask for what goes on for long: its pieces, and None at its end."""
+    """The pieces of a long response, and None at its end."""
     pieces: asyncio.Queue[Any] = asyncio.Queue()
     gone = asyncio.Event()
 
@@ -298,7 +296,7 @@ async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[
         elif message.get("body"):
             pieces.put_nowait(message["body"])
 
-    async def ask() -> None:
+    async def read() -> None:
         await app(scope, receive, send)
         pieces.put_nowait(None)
 
@@ -310,7 +308,7 @@ async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[
         "client": ("127.0.0.1", 5), "server": ("localhost", 8080),
         "headers": [(name.encode(), it.encode()) for name, it in given.items()],
     }  # fmt: skip
-    task = asyncio.create_task(ask())
+    task = asyncio.create_task(read())
     try:
         yield pieces
     finally:
@@ -318,7 +316,7 @@ async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[
         await task
 
 
-async def test_who_logs_out_is_out_and_so_is_a_copy_of_the_cookie(guarded: Browser) -> None:
+async def test_a_logout_also_ends_copies_of_the_cookie(guarded: Browser) -> None:
     await log_in(guarded)
     copied = dict(guarded.client.cookies)
     assert (await guarded.send("/logout")).status_code == 303
@@ -327,7 +325,7 @@ async def test_who_logs_out_is_out_and_so_is_a_copy_of_the_cookie(guarded: Brows
     assert (await guarded.get("/queues")).status_code == 303
 
 
-async def test_a_user_that_may_only_read_writes_nothing(
+async def test_a_user_without_write_access_cannot_change_anything(
     guarded: Browser, connection: Connection
 ) -> None:
     await log_in(guarded, "guest")
@@ -337,7 +335,7 @@ async def test_a_user_that_may_only_read_writes_nothing(
     assert not await connection.fetchval("select paused from messages.queue")
 
 
-async def test_the_audit_has_who_was_logged_in(guarded: Browser, connection: Connection) -> None:
+async def test_the_audit_names_the_user(guarded: Browser, connection: Connection) -> None:
     await log_in(guarded)
     await guarded.act("/queues/pause", name="default", back="/queues")
     row = await connection.fetchrow("select actor, origin from messages.audit")
@@ -345,7 +343,7 @@ async def test_the_audit_has_who_was_logged_in(guarded: Browser, connection: Con
     assert tuple(row) == ("ann", "127.0.0.1")
 
 
-async def test_an_application_around_it_may_say_who_it_is(
+async def test_the_surrounding_application_may_set_the_user(
     open_dashboard: Open, connection: Connection
 ) -> None:
     def authenticate(request: Any) -> User | None:
@@ -369,7 +367,7 @@ FORGED: dict[str, dict[str, Any]] = {
     "another port": {"headers": {"origin": "http://localhost:9090"}},
     "an origin that hides": {"headers": {"origin": "null"}},
     "no origin": {"headers": {"origin": None}},
-    "said by the browser": {"headers": {"origin": None, "sec-fetch-site": "cross-site"}},
+    "sent by the browser": {"headers": {"origin": None, "sec-fetch-site": "cross-site"}},
     "without TLS, of a page with it": {"url": "https://localhost:8080"},
     "no address": {"headers": {"origin": "http://[::1"}},
 }
@@ -389,7 +387,7 @@ async def test_a_forged_form_is_refused(writer: Browser, connection: Connection,
     assert not await connection.fetchval("select paused from messages.queue")
 
 
-async def test_a_browser_that_says_same_origin_is_believed(
+async def test_a_form_with_sec_fetch_site_same_origin_is_accepted(
     writer: Browser, connection: Connection
 ) -> None:
     answer = await writer.client.post(
@@ -401,13 +399,13 @@ async def test_a_browser_that_says_same_origin_is_believed(
     assert await connection.fetchval("select paused from messages.queue")
 
 
-async def test_an_action_is_not_asked_by_get(writer: Browser, connection: Connection) -> None:
+async def test_actions_need_post(writer: Browser, connection: Connection) -> None:
     for path in ("/queues/pause?name=default", "/queues/resume", "/logout"):
         assert (await writer.get(path)).status_code == 405
     assert not await connection.fetchval("select paused from messages.queue")
 
 
-def test_a_session_is_not_made_up_nor_outlived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_cannot_be_forged_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     sessions, others = Sessions(b"a" * 32), Sessions(b"b" * 32)
     session = sessions.begin("ann.1.2", "hash")
     value = sessions.write(session)
@@ -420,7 +418,7 @@ def test_a_session_is_not_made_up_nor_outlived(monkeypatch: pytest.MonkeyPatch) 
     assert sessions.read(sessions.write(old)) is None
 
 
-def test_users_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_written_users_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "users"
     write_user(file, User("ann"), PASSWORD)
     write_user(file, User("guest", may_write=False), PASSWORD)
@@ -436,7 +434,7 @@ def test_users_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "# nobody\n", "ann", "ann:write:", "ann:admin:scrypt$1$a$b", "ann:write:md5$x"]
 )
-def test_a_file_that_lets_nobody_in_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_valid_users_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "users"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match="--add-user"):
@@ -446,25 +444,25 @@ def test_a_file_that_lets_nobody_in_is_refused(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize(
     ("name", "password"), [("a:b", PASSWORD), ("", PASSWORD), ("ann", "short")]
 )
-def test_a_user_that_cannot_be_is_refused(tmp_path: Path, name: str, password: str) -> None:
+def test_an_invalid_user_name_is_refused(tmp_path: Path, name: str, password: str) -> None:
     with pytest.raises(ConfigurationError):
         write_user(tmp_path / "users", User(name), password)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "ops.example.com"])
-def test_off_loopback_it_needs_a_password(host: str) -> None:
+def test_other_addresses_than_loopback_need_a_password(host: str) -> None:
     with pytest.raises(ConfigurationError, match="NOTIFYQ_DASHBOARD_PASSWORD"):
-        check_place(host, is_guarded=False)
-    check_place(host, is_guarded=True)
+        check_host(host, is_guarded=False)
+    check_host(host, is_guarded=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
-def test_on_loopback_it_needs_none(host: str) -> None:
-    check_place(host, is_guarded=False)
+def test_loopback_needs_no_password(host: str) -> None:
+    check_host(host, is_guarded=False)
 
 
-async def test_it_must_be_said_who_may_enter(users: Users) -> None:
-    with pytest.raises(ConfigurationError, match="who may enter"):
+async def test_the_access_must_be_set(users: Users) -> None:
+    with pytest.raises(ConfigurationError, match="set the access"):
         create_app("postgresql://127.0.0.1/none")
-    with pytest.raises(ConfigurationError, match="who may enter"):
+    with pytest.raises(ConfigurationError, match="set the access"):
         create_app("postgresql://127.0.0.1/none", users=users, open_to_all=True)

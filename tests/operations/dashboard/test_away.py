@@ -1,4 +1,4 @@
-"""When the database is away, slow or refuses: what pages say, and that they come back."""
+"""Pages while the database is away, slow, or refuses a statement, and live values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.dashboard import create_app
 from notifyq.operations.dashboard.live import Live
-from operations.dashboard.conftest import die
+from operations.dashboard.conftest import make_dead
 from support.database import end_sessions, publish, session, until
 
 if TYPE_CHECKING:
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from support.database import Connect, Connection
 
 
-async def test_pages_say_so_and_come_back(reader: Browser, database: str, server: str) -> None:
+async def test_pages_report_that_the_database_is_away_and_recover(
+    reader: Browser, database: str, server: str
+) -> None:
     name = database.rpartition("/")[2]
     assert await reader.text("/queues")
     async with session(server) as admin:
         await admin.execute(f'alter database "{name}" allow_connections false')
         try:
             await end_sessions(admin, name)
-            reader.app.state.desk.cache.forget()
+            reader.app.state.dashboard.cache.forget()
             for path in ("/queues", "/audit"):
                 answer = await reader.get(path)
                 assert answer.status_code == 503
@@ -45,7 +47,7 @@ async def test_pages_say_so_and_come_back(reader: Browser, database: str, server
     assert with_database(server, name) == database
 
 
-async def test_a_page_that_takes_long_is_given_up_and_others_are_served(
+async def test_a_slow_page_is_cancelled_and_does_not_block_others(
     open_dashboard: Open, connect: Connect
 ) -> None:
     browser = await open_dashboard(timeout=0.5)
@@ -61,7 +63,7 @@ async def test_a_page_that_takes_long_is_given_up_and_others_are_served(
     await browser.text("/queue?name=default")
 
 
-async def test_a_role_that_may_not_is_told_what_it_lacks(
+async def test_an_error_names_the_missing_role(
     database: str, connection: Connection, open_dashboard: Open
 ) -> None:
     role = "notifyq_dashboard_test"
@@ -77,7 +79,7 @@ async def test_a_role_that_may_not_is_told_what_it_lacks(
         answer = await browser.send("/queues/pause", name="default")
         assert answer.status_code == 403
         assert "notifyq_admin" in answer.text
-        desk = browser.app.state.desk
+        desk = browser.app.state.dashboard
         await desk.writer.close()
         await desk.database.close()
     finally:
@@ -86,7 +88,7 @@ async def test_a_role_that_may_not_is_told_what_it_lacks(
 
 
 @pytest.mark.parametrize("is_cause", [False, True])
-async def test_a_full_disk_is_named(
+async def test_a_full_disk_is_reported(
     reader: Browser, monkeypatch: pytest.MonkeyPatch, *, is_cause: bool
 ) -> None:
     async def full(*_: object) -> None:
@@ -95,33 +97,33 @@ async def test_a_full_disk_is_named(
             raise DatabaseUnavailableError("cannot connect: could not write init file") from error
         raise error
 
-    monkeypatch.setattr(reader.app.state.desk.database, "fetch", full)
+    monkeypatch.setattr(reader.app.state.dashboard.database, "fetch", full)
     answer = await reader.get("/audit")
     assert answer.status_code == 503
-    assert "The server has no room" in answer.text
-    assert "ould not write init file. Its disk is full: make room there" in answer.text
+    assert "The disk of the server is full" in answer.text
+    assert "ould not write init file. Free or add disk space" in answer.text
 
 
-async def test_what_breaks_is_logged_and_not_shown(
+async def test_internal_errors_are_logged_and_not_shown(
     reader: Browser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(reader.app.state.desk.database, "fetch", broken)
+    monkeypatch.setattr(reader.app.state.dashboard.database, "fetch", broken)
     answer = await reader.get("/audit")
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "secret of the house" in caplog.text
 
 
-async def test_the_stream_tells_of_figures_of_their_loss_and_their_return() -> None:
+async def test_the_stream_sends_values_and_reports_that_the_database_is_away() -> None:
     seen = asyncio.Semaphore(0)
     answers: list[dict[str, str] | Exception] = [
         {"a": "1"}, {"a": "1"}, DatabaseUnavailableError("no connection"), {"a": "2"},
     ]  # fmt: skip
 
-    async def look(_: Database) -> dict[str, object]:
+    async def read(_: Database) -> dict[str, object]:
         seen.release()
         if not answers:
             await asyncio.Event().wait()
@@ -130,28 +132,28 @@ async def test_the_stream_tells_of_figures_of_their_loss_and_their_return() -> N
             raise answer
         return {"figures": answer}
 
-    live = Live(None, look, 0.0)  # type: ignore[arg-type]
-    heard: list[dict[str, object]] = []
+    live = Live(None, read, 0.0)  # type: ignore[arg-type]
+    received: list[dict[str, object]] = []
     async with live.listen() as fast, live.listen() as slow:
         assert live.listeners == 2
-        while len(heard) < 3:
-            heard.append(json.loads(await fast.get()))
-        # Who does not keep up has the last word, and nothing piles up.
-        assert json.loads(slow.get_nowait()) == heard[-1]
+        while len(received) < 3:
+            received.append(json.loads(await fast.get()))
+        # A slow listener has the latest values, and nothing piles up.
+        assert json.loads(slow.get_nowait()) == received[-1]
         assert slow.empty()
-    assert [it["is_away"] for it in heard] == [False, True, False]
-    assert [it["revision"] for it in heard] == [1, 2, 3]
-    assert heard[1]["reason"] == "no connection"
-    # Nobody looks on, so nobody looks.
+    assert [it["is_away"] for it in received] == [False, True, False]
+    assert [it["revision"] for it in received] == [1, 2, 3]
+    assert received[1]["reason"] == "no connection"
+    # Without listeners nothing is read.
     assert live.listeners == 0
     assert live._task is None
 
 
-async def test_a_stream_ends_when_the_server_does() -> None:
-    async def look(_: Database) -> dict[str, object]:
+async def test_a_stream_ends_with_the_server() -> None:
+    async def read(_: Database) -> dict[str, object]:
         return {}
 
-    live = Live(None, look, 0.0)  # type: ignore[arg-type]
+    live = Live(None, read, 0.0)  # type: ignore[arg-type]
     stream = live.stream()
     assert await anext(stream) == "retry: 3000\n\n"
     assert (await anext(stream)).startswith("data: ")
@@ -170,7 +172,7 @@ async def until_listening(connection: Connection, *, but: int | None = None) -> 
             for row in await connection.fetch(
                 "select pid from pg_stat_activity "
                 "where datname = current_database() and application_name = $1",
-                "notifyq dashboard bell",
+                "notifyq dashboard notification",
             )
         ]
         return len(found) == 1 and found[0] != but
@@ -179,11 +181,9 @@ async def until_listening(connection: Connection, *, but: int | None = None) -> 
     return found[0]
 
 
-async def test_a_bell_wakes_the_figures_of_all_viewers(
-    database: str, connection: Connection
-) -> None:
+async def test_a_notification_updates_all_pages(database: str, connection: Connection) -> None:
     app = create_app(database, open_to_all=True, interval=60)
-    live = app.state.desk.live
+    live = app.state.dashboard.live
     async with (
         app.router.lifespan_context(app),
         asyncio.timeout(30),
@@ -191,17 +191,17 @@ async def test_a_bell_wakes_the_figures_of_all_viewers(
         live.listen() as other,
     ):
         for viewer in (one, other):
-            await heard(viewer, waiting="0")
+            await receive(viewer, waiting="0")
         listener = await until_listening(connection)
         await publish(connection, 1)
         for viewer in (one, other):
-            await heard(viewer, waiting="1")
-        # Nobody is told that the session is gone, and another one takes its place.
+            await receive(viewer, waiting="1")
+        # A lost session is replaced without an error.
         await connection.execute("select pg_terminate_backend($1)", listener)
         await until_listening(connection, but=listener)
-        await die(connection, 1)
+        await make_dead(connection, 1)
         for viewer in (one, other):
-            await heard(viewer, dead="1")
+            await receive(viewer, dead="1")
 
     async def are_gone() -> bool:
         left = "select count(*) from pg_stat_activity where application_name ^@ 'notifyq dashboard'"
@@ -210,59 +210,59 @@ async def test_a_bell_wakes_the_figures_of_all_viewers(
     await until(are_gone, "its sessions are gone")
 
 
-async def heard(viewer: asyncio.Queue[str], **figures: str) -> None:
-    """Wait until a viewer is told these figures."""
+async def receive(viewer: asyncio.Queue[str], **figures: str) -> None:
+    """Wait until a viewer receives these values."""
     while True:
-        said = json.loads(await viewer.get())["figures"]
-        if {name: said[name] for name in figures} == figures:
+        values = json.loads(await viewer.get())["figures"]
+        if {name: values[name] for name in figures} == figures:
             return
 
 
-async def test_bells_do_not_wake_it_more_often_than_it_can_bear(
-    database: str, connection: Connection
-) -> None:
-    looks = 0
+async def test_many_notifications_cause_few_reads(database: str, connection: Connection) -> None:
+    reads = 0
 
-    async def look(_: Database) -> dict[str, object]:
-        nonlocal looks
-        looks += 1
+    async def read(_: Database) -> dict[str, object]:
+        nonlocal reads
+        reads += 1
         return {}
 
-    async def rung_and_looked() -> bool:
+    async def has_read() -> bool:
         await publish(connection, 1)
-        return looks > 2  # the second is that after it has begun to listen
+        return reads > 2  # the second is that after it has begun to listen
 
     async with Database(database) as ours:
-        live = Live(ours, look, 60, hears=True)
+        live = Live(ours, read, 60, listens=True)
         began = time.monotonic()
         async with live.listen():
             for _ in range(300):
                 await publish(connection, 1)
-            await until(rung_and_looked, "a bell has woken it", 40)
+            await until(has_read, "a notification has woken it", 40)
         took = time.monotonic() - began
         await live.end()
-    assert looks <= 1 + took / 0.4
+    assert reads <= 1 + took / 0.4
 
 
-async def test_without_a_bell_it_looks_by_the_clock(database: str, connection: Connection) -> None:
+async def test_without_notifications_values_are_read_regularly(
+    database: str, connection: Connection
+) -> None:
     app = create_app(
         database, open_to_all=True, interval=0.2, listen_dsn="postgresql://127.0.0.1:1/none"
     )
-    live = app.state.desk.live
+    live = app.state.dashboard.live
     async with app.router.lifespan_context(app), asyncio.timeout(30), live.listen() as viewer:
-        await heard(viewer, waiting="0")
+        await receive(viewer, waiting="0")
         await publish(connection, 1)
-        await heard(viewer, waiting="1")
+        await receive(viewer, waiting="1")
 
 
-def test_each_address_is_served_once() -> None:
+def test_each_route_is_unique() -> None:
     app = create_app("postgresql://127.0.0.1/none", open_to_all=True)
     routes = [it for it in app.routes if isinstance(it, Route)]
     names = [it.name for it in routes]
     assert len(names) == len(set(names))
-    places = [(it.path, method) for it in routes for method in it.methods or ()]
-    assert len(places) == len(set(places))
-    sections = [it for it in app.state.desk.sections if it.title]
+    positions = [(it.path, method) for it in routes for method in it.methods or ()]
+    assert len(positions) == len(set(positions))
+    sections = [it for it in app.state.dashboard.sections if it.title]
     keys = [it.key for it in sections]
     assert len(keys) == len(set(keys))
     # What the navigation leads to is there.

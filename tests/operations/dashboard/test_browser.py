@@ -88,7 +88,7 @@ UNNAMED = """
     if (!(it.querySelector('title')?.textContent && it.querySelector('desc')?.textContent))
       found.push(it.outerHTML.slice(0, 99));
   const ids = [...document.querySelectorAll('[id]')].map(it => it.id);
-  found.push(...ids.filter((id, place) => ids.indexOf(id) !== place).map(id => `#${id} twice`));
+  found.push(...ids.filter((id, index) => ids.indexOf(id) !== index).map(id => `#${id} twice`));
   for (const [sign, count] of [['main', 1], ['h1', 1], ['header', 1], ['nav[aria-label]', 1]])
     if (document.querySelectorAll(sign).length < count) found.push(`no ${sign}`);
   return found;
@@ -122,12 +122,12 @@ async def browsing() -> AsyncIterator[Any]:
         await browser.close()
 
 
-async def opened(browser: Any, heard: list[str], **options: Any) -> Any:
-    """A page that notes what its console says: errors, also of the policy for contents."""
+async def opened(browser: Any, messages: list[str], **options: Any) -> Any:
+    """A page whose console messages are collected, also errors of the content security policy."""
     context = await browser.new_context(reduced_motion="reduce", **options)
     page = await context.new_page()
-    page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     return page
 
 
@@ -150,14 +150,14 @@ async def filled(connection: Connection) -> None:
     """)
 
 
-async def test_each_page_can_be_read_by_day_and_night_wide_and_narrow(
+async def test_pages_are_accessible_in_both_themes_and_all_widths(
     database: str, filled: None
 ) -> None:
-    heard: list[str] = []
+    messages: list[str] = []
     async with serving(database, allow_writes=True) as base, browsing() as browser:
         for scheme, width in (("light", 1280), ("dark", 360)):
             page = await opened(
-                browser, heard, color_scheme=scheme, viewport={"width": width, "height": 800}
+                browser, messages, color_scheme=scheme, viewport={"width": width, "height": 800}
             )
             for path in PAGES:
                 await page.goto(base + path)
@@ -170,16 +170,16 @@ async def test_each_page_can_be_read_by_day_and_night_wide_and_narrow(
             paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (scheme == "light") == (int(paper.split("(")[1].split(",")[0]) > 128)
             await page.context.close()
-    # The one page that is not there is told of.
-    assert [it for it in heard if "404" not in it] == []
+    # The console reports the one page that does not exist.
+    assert [it for it in messages if "404" not in it] == []
 
 
-async def test_figures_move_while_one_looks_on(
+async def test_values_are_updated_while_a_page_is_open(
     database: str, connection: Connection, filled: None
 ) -> None:
-    heard: list[str] = []
+    messages: list[str] = []
     async with serving(database) as base, browsing() as browser:
-        page = await opened(browser, heard)
+        page = await opened(browser, messages)
         await page.goto(base)
         await expect(page.locator("#live")).to_have_text("live")
         waiting = page.locator("[data-figure=waiting]")
@@ -197,16 +197,16 @@ async def test_figures_move_while_one_looks_on(
         # A pause by key holds it.
         await page.keyboard.press("l")
         await expect(page.locator("#live")).to_have_text("paused")
-    assert heard == []
+    assert messages == []
 
 
-async def test_it_is_used_by_keys_alone(database: str, connection: Connection) -> None:
-    heard: list[str] = []
+async def test_keyboard_shortcuts(database: str, connection: Connection) -> None:
+    messages: list[str] = []
     async with serving(database, allow_writes=True) as base, browsing() as browser:
-        page = await opened(browser, heard)
+        page = await opened(browser, messages)
         await page.goto(base)
         await page.keyboard.press("Tab")
-        assert await page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
         await page.keyboard.press("Enter")
         await page.keyboard.press("?")
         await expect(page.locator("dialog")).to_be_visible()
@@ -225,28 +225,28 @@ async def test_it_is_used_by_keys_alone(database: str, connection: Connection) -
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("status")).to_have_text("Paused default.")
     assert await connection.fetchval("select paused from messages.queue")
-    assert heard == []
+    assert messages == []
 
 
-async def test_colours_are_chosen_and_kept(database: str) -> None:
-    heard: list[str] = []
+async def test_the_theme_is_kept(database: str) -> None:
+    messages: list[str] = []
     async with serving(database) as base, browsing() as browser:
-        page = await opened(browser, heard, color_scheme="light")
+        page = await opened(browser, messages, color_scheme="light")
         await page.goto(base)
         await page.locator("#theme button").click()
         await page.goto(f"{base}/queues")
         paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == "rgb(18, 22, 27)"
-    assert heard == []
+    assert messages == []
 
 
-async def test_without_scripts_it_does_the_same(database: str, connection: Connection) -> None:
-    heard: list[str] = []
+async def test_pages_work_without_scripts(database: str, connection: Connection) -> None:
+    messages: list[str] = []
     async with serving(database, allow_writes=True) as base, browsing() as browser:
-        page = await opened(browser, heard, java_script_enabled=False)
+        page = await opened(browser, messages, java_script_enabled=False)
         await page.goto(f"{base}/queue?name=default")
-        await page.get_by_label("Attempts", exact=True).fill("7")
-        await page.get_by_label("In order by key").check()
+        await page.get_by_label("Max attempts", exact=True).fill("7")
+        await page.get_by_label("Ordered").check()
         await page.get_by_role("button", name="Change").click()
         await expect(page.get_by_role("status")).to_have_text("Changed max_attempts, ordered.")
     row = await connection.fetchrow("select max_attempts, ordered from messages.queue")

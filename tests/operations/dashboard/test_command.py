@@ -1,4 +1,4 @@
-"""`notifyq dashboard`: where it may be served, who is let in, and how it ends."""
+"""`notifyq dashboard`: its addresses, proxies, and how it stops."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "error"),
     [
         (["--host", "0.0.0.0"], "needs a password"),
         (["--base-path", "ops"], "is not like /notifyq"),
         (["--auth-file", "/none/users"], "No such file"),
         (["--password-file", "/none/users"], "No such file"),
-        (["--auth-file", "a", "--password-file", "b"], "give one of them"),
+        (["--auth-file", "a", "--password-file", "b"], "exclude each other"),
         (["--add-user", "ann"], "needs --auth-file"),
         (["--proxy", "*"], "is not an address"),
         (["--proxy", "10.0.0.1,proxy.local"], "is not an address"),
         (["--secret-file", "/none/secret"], "No such file"),
     ],
 )
-def test_it_refuses_in_one_line(
-    args: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_wrong_options_are_refused_in_one_line(
+    args: list[str], error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://127.0.0.1:1/none")
     monkeypatch.delenv("NOTIFYQ_DASHBOARD_PASSWORD", raising=False)
     assert cli._invoke(["dashboard", *args], debug=False) in {1, 2}
     text = capsys.readouterr().err
-    assert said in text
+    assert error in text
     assert text.count("\n") == 1
 
 
-def test_without_its_packages_it_says_which(
+def test_an_error_names_the_missing_packages(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", "postgresql://127.0.0.1:1/none")
@@ -85,25 +85,25 @@ async def visiting(base: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
         yield client, found[1]
 
 
-async def test_nobody_chooses_the_address_that_attempts_are_counted_by(database: str) -> None:
+async def test_clients_cannot_choose_the_address_of_their_attempts(database: str) -> None:
     async with (
         serving(database, NOTIFYQ_DASHBOARD_PASSWORD=PASSWORD) as (base, _),
         visiting(base) as (client, token),
     ):
-        said = []
+        statuses = []
         for number in range(7):
             headers = {"x-forwarded-for": f"10.9.8.{number}", "x-forwarded-proto": "https"}
             headers |= {"x-forwarded-host": "evil.example", "forwarded": "for=10.9.8.7;proto=https"}
             answer = await client.post(
                 "/login", data={"csrf": token, "password": "wrong"}, headers=headers
             )
-            said.append(answer.status_code)
-        assert said == [401] * 5 + [429] * 2
+            statuses.append(answer.status_code)
+        assert statuses == [401] * 5 + [429] * 2
         asked = await client.get("/login", headers={"x-forwarded-proto": "https", "cookie": ""})
         assert "secure" not in asked.headers["set-cookie"].lower()
 
 
-async def test_a_proxy_that_was_named_says_who_asks(database: str) -> None:
+async def test_a_trusted_proxy_sets_the_client_address(database: str) -> None:
     async with (
         serving(database, "--proxy", "127.0.0.0/8", NOTIFYQ_DASHBOARD_PASSWORD=PASSWORD) as (
             base,
@@ -126,7 +126,7 @@ async def test_a_proxy_that_was_named_says_who_asks(database: str) -> None:
         assert "secure" in asked.headers["set-cookie"].lower()
 
 
-async def test_it_serves_until_it_is_told_to_end(database: str, tmp_path: Path) -> None:
+async def test_it_serves_until_a_signal(database: str, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("correct horse\n")
     async with serving(database, "--password-file", str(password), "--allow-writes") as (base, it):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.operations.dashboard.pages import dead
-from operations.dashboard.conftest import die
+from operations.dashboard.conftest import make_dead
 from support.database import rows, value
 
 if TYPE_CHECKING:
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def fields_of(page: str) -> dict[str, Any]:
-    """The hidden fields of the form on a page that asks or goes on."""
+    """The hidden fields of the form on a page of confirmation or progress."""
     form = page[page.index('<form method="post"', page.index("<main")) :]
     found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form)
     return {name: html.unescape(text) for name, text in found if name != "csrf"}
 
 
-async def test_errors_are_grouped(reader: Browser, connection: Connection) -> None:
-    ids = await die(connection, 3, "Timeout after 5 s")
-    await die(connection, 1, None)
+async def test_dead_messages_are_grouped_by_error(reader: Browser, connection: Connection) -> None:
+    ids = await make_dead(connection, 3, "Timeout after 5 s")
+    await make_dead(connection, 1, None)
     page = await reader.text("/dead")
     assert "Timeout after &lt;n&gt; s" in page
     assert f'href="/messages?state=dead&amp;like={ids[-1]}"' in page
     assert "(no details)" in page
-    assert "4 dead messages were looked at" in page
+    assert "4 dead messages were scanned" in page
     assert "Retry" not in page
     listed = await reader.text(f"/messages?state=dead&like={ids[-1]}")
     assert re.findall(r'<th scope="row"><a href="/messages/(\d+)">', listed) == [
@@ -40,22 +40,22 @@ async def test_errors_are_grouped(reader: Browser, connection: Connection) -> No
     assert "No dead messages" in await reader.text("/dead?queue=other")
 
 
-async def test_a_group_is_retried_after_the_number_was_shown(
+async def test_retrying_a_group_shows_the_number_first(
     writer: Browser, connection: Connection
 ) -> None:
-    ids = await die(connection, 3, "Timeout after 5 s")
-    other = await die(connection, 1, "another")
+    ids = await make_dead(connection, 3, "Timeout after 5 s")
+    other = await make_dead(connection, 1, "another")
     asked = await writer.send("/dead/retry", like=ids[0], state="dead", back="/dead")
-    assert "Publish 3 dead messages again?" in asked.text
+    assert "Retry 3 dead messages?" in asked.text
     fields = fields_of(asked.text)
-    # What dies while somebody reads the question is not meant.
-    late = await die(connection, 1, "Timeout after 7 s")
+    # Messages that fail after the confirmation was shown are left out.
+    late = await make_dead(connection, 1, "Timeout after 7 s")
     page = await writer.act("/dead/retry", **fields)
-    assert "3 dead messages were published again." in page
+    assert "3 dead messages were retried." in page
     redriven = await connection.fetch("select archive_id from notifyq.redrive order by 1")
     assert [row[0] for row in redriven] == ids
     # Sent twice, it does nothing more.
-    assert "0 dead messages were published again." in await writer.act("/dead/retry", **fields)
+    assert "0 dead messages were retried." in await writer.act("/dead/retry", **fields)
     assert await connection.fetchval("select count(*) from messages.message") == 3
     left = await rows(connection, "dead_list")
     assert {row["id"] for row in left} == {*other, *late}
@@ -66,14 +66,14 @@ async def test_a_group_is_retried_after_the_number_was_shown(
     ]
 
 
-async def test_what_is_found_is_discarded_in_steps(
+async def test_matching_messages_are_deleted_in_steps(
     writer: Browser, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead, "_STEP", 2)
     monkeypatch.setattr(dead, "_SECONDS", 0)
     await value(connection, "create_queue", name="q")
-    await die(connection, 5, queue="q")
-    kept = await die(connection, 1)
+    await make_dead(connection, 5, queue="q")
+    kept = await make_dead(connection, 1)
     asked = await writer.send("/dead/discard", queue="q", state="failed", back="/dead?queue=q")
     assert "Delete 5 dead messages?" in asked.text
     answer = await writer.send("/dead/discard", **fields_of(asked.text))
@@ -87,13 +87,13 @@ async def test_what_is_found_is_discarded_in_steps(
     assert [row["id"] for row in await rows(connection, "dead_list")] == kept
 
 
-async def test_a_group_is_discarded_to_its_last(
+async def test_a_whole_group_is_deleted(
     writer: Browser, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group is known by one of its messages, which must be the last to go."""
     monkeypatch.setattr(dead, "_STEP", 2)
     monkeypatch.setattr(dead, "_SECONDS", 0)
-    ids = await die(connection, 5, "Timeout after 5 s")
+    ids = await make_dead(connection, 5, "Timeout after 5 s")
     answer = await writer.send("/dead/discard", like=ids[0], state="dead", back="/dead")
     for _ in range(3):
         answer = await writer.send("/dead/discard", **fields_of(answer.text))
@@ -101,19 +101,23 @@ async def test_a_group_is_discarded_to_its_last(
     assert not await connection.fetchval("select count(*) from messages.message_archive")
 
 
-async def test_what_lost_its_queue_is_told(writer: Browser, connection: Connection) -> None:
+async def test_messages_without_a_queue_are_reported(
+    writer: Browser, connection: Connection
+) -> None:
     await value(connection, "create_queue", name="gone")
-    await die(connection, 2, queue="gone")
-    await die(connection, 1)
+    await make_dead(connection, 2, queue="gone")
+    await make_dead(connection, 1)
     await value(connection, "drop_queue", name="gone")
     asked = await writer.send("/dead/retry", state="dead", back="/dead")
     page = await writer.act("/dead/retry", **fields_of(asked.text))
-    assert "1 dead message was published again. 2 were not" in page
+    assert "1 dead message was retried. 2 were not" in page
     nothing = await writer.act("/dead/retry", queue="nothing", state="dead", back="/dead")
-    assert "nothing was done" in nothing
+    assert "Nothing was done" in nothing
 
 
-async def test_only_dead_messages_can_be_meant(reader: Browser, writer: Browser) -> None:
+async def test_only_dead_messages_can_be_retried_or_deleted(
+    reader: Browser, writer: Browser
+) -> None:
     assert (await writer.send("/dead/retry", state="success")).status_code == 400
     assert (await writer.send("/dead/discard", confirmed="yes")).status_code == 400
     assert (await reader.send("/dead/discard", state="dead")).status_code == 403

@@ -12,7 +12,7 @@ import pytest
 from markupsafe import escape
 
 from notifyq.operations.dashboard import Masks
-from operations.dashboard.conftest import die
+from operations.dashboard.conftest import make_dead
 from support.database import archived, claim_one, live, make_due, publish, rows, value
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def listed(page: str) -> list[int]:
     return [int(it) for it in re.findall(r'<th scope="row"><a href="/messages/(\d+)">', page)]
 
 
-async def test_messages_are_found_and_shown(reader: Browser, connection: Connection) -> None:
-    (dead,) = await die(connection, details="Timeout after 5 s")
+async def test_messages_are_found(reader: Browser, connection: Connection) -> None:
+    (dead,) = await make_dead(connection, details="Timeout after 5 s")
     waiting = await value(
         connection, "publish", queue="default", message={"amount": 150}, type="order", key="k/1"
     )
@@ -51,14 +51,14 @@ async def test_messages_are_found_and_shown(reader: Browser, connection: Connect
     assert '<form method="post" action="/message' not in await reader.text(f"/messages/{dead}")
 
 
-async def test_what_cannot_be_meant_is_told_beside_the_form(
+async def test_a_wrong_condition_keeps_the_input_and_shows_an_error(
     reader: Browser, connection: Connection
 ) -> None:
     await publish(connection, 1)
-    for query, kept, said in (
-        ("place=x", "", "Place is not one of ours"),
-        ("since=soon", "soon", "Since is not an instant"),
-        ("id=x", 'name="id" value="x"', "Id is not a number"),
+    for query, kept, error in (
+        ("position=x", "", "position is invalid"),
+        ("since=soon", "soon", "since is not an instant"),
+        ("id=x", 'name="id" value="x"', "id is not a number"),
         ("payload=$.a ==", "$.a ==", "cannot be understood"),
         ("payload=amount >", "amount &gt;", "a value is missing"),
         ("payload=customer", 'value="customer"', "a comparison is missing"),
@@ -66,7 +66,7 @@ async def test_what_cannot_be_meant_is_told_beside_the_form(
         ("payload=a = '\x00'", "", "cannot be understood"),
         ("queue=\x00", "", ""),
         ("state=odd", "", "no state"),
-        ("like=77", "", "is gone"),
+        ("like=77", "", "does not exist any more"),
     ):
         answer = await reader.get(
             str(httpx.URL("/messages", params=f"type=typed&{quote(query, '=&')}"))
@@ -75,17 +75,16 @@ async def test_what_cannot_be_meant_is_told_beside_the_form(
         assert '<form method="get" action="/messages"' in answer.text, query
         assert 'name="type" value="typed"' in answer.text
         assert kept in answer.text, query
-        told = re.search(r'role="alert" id="problem">([^<]*)<', answer.text)
-        assert told is not None, query
-        if query.startswith("payload"):
-            assert said in told[1], query
+        shown = re.search(r'role="alert" id="problem">([^<]*)<', answer.text)
+        assert shown is not None, query
+        assert error.lower() in shown[1].lower(), query
         assert not listed(answer.text)
         assert "No message matches" not in answer.text
-    for query in ("since=soon", "until=x", "place=1", "queue=%00"):
+    for query in ("since=soon", "until=x", "position=1", "queue=%00"):
         answer = await reader.get(f"/dead?type=typed&{query}")
         assert answer.status_code == 400, query
         assert 'role="alert"' in answer.text
-        assert 'name="type" size="14" value="typed"' in answer.text
+        assert 'name="type" value="typed"' in answer.text
     await reader.text("/messages/77", 404)
 
 
@@ -121,7 +120,7 @@ PAYLOADS: list[object] = [
         ("$.amount > 50", [1]), ("exists($.items[*] ? (@.price > 9))", [2]), ('$ == "x"', [3]),
     ],
 )  # fmt: skip
-async def test_a_person_types_what_is_meant(
+async def test_conditions_on_payloads_find_messages(
     reader: Browser, connection: Connection, condition: str, expected: list[int]
 ) -> None:
     ids = [
@@ -131,7 +130,7 @@ async def test_a_person_types_what_is_meant(
     assert sorted(ids.index(it) for it in listed(page)) == expected
     # The form still has what was typed, and not what became of it.
     assert f'name="payload" value="{escape(condition)}"' in page
-    assert ("was searched by the JSON path" in page) == (
+    assert ("Searched with the JSON path" in page) == (
         not condition.startswith(("$.a", "exists", "$ "))
     )
 
@@ -146,7 +145,7 @@ async def test_a_long_list_has_pages(reader: Browser, connection: Connection) ->
     assert 'rel="next"' not in rest
 
 
-async def test_a_message_has_its_story(reader: Browser, connection: Connection) -> None:
+async def test_a_message_has_a_timeline(reader: Browser, connection: Connection) -> None:
     await value(connection, "create_queue", name="q", max_attempts=2)
     (id_,) = await publish(connection, 1, "q")
     held = await value(connection, "publish", queue="q", message=1, after=[id_])
@@ -163,12 +162,10 @@ async def test_a_message_has_its_story(reader: Browser, connection: Connection) 
     for text in ("Attempt 1 began", "Attempt 2: failed", "Finished: failed", "Trace\nback"):
         assert text in page
     assert f'href="/messages/{held}"' in page
-    assert "Attempts that did not succeed" in page
+    assert "Failed attempts" in page
 
 
-async def test_each_text_is_shown_as_text(
-    reader: Browser, writer: Browser, connection: Connection
-) -> None:
+async def test_texts_are_escaped(reader: Browser, writer: Browser, connection: Connection) -> None:
     name = f"q {HOSTILE}"
     await value(connection, "create_queue", name=name)
     waiting = await value(
@@ -176,7 +173,7 @@ async def test_each_text_is_shown_as_text(
         headers={HOSTILE: HOSTILE}, dedup_key=HOSTILE,
     )  # fmt: skip
     await rows(connection, "claim", worker=HOSTILE)
-    dead = await die(connection, details=HOSTILE)
+    dead = await make_dead(connection, details=HOSTILE)
     for path in (
         "/messages", f"/messages/{waiting}", f"/messages/{dead[0]}", "/dead", "/workers",
         f"/messages?queue={quote(HOSTILE)}&error={quote(HOSTILE)}&state=dead",
@@ -188,7 +185,7 @@ async def test_each_text_is_shown_as_text(
     assert "&lt;script&gt;" in await reader.text(f"/messages/{waiting}")
 
 
-async def test_what_is_hidden_is_hidden_everywhere(
+async def test_masked_values_are_hidden_on_all_pages(
     open_dashboard: Open, connection: Connection
 ) -> None:
     await value(connection, "publish", queue="default", message=SECRET, headers={"token": "tok99"})
@@ -214,15 +211,17 @@ async def test_what_is_hidden_is_hidden_everywhere(
     blind = await open_dashboard(masks=Masks(all_payloads=True))
     for path in ("/messages", f"/messages/{id_}", f"/messages/{id_}/payload", "/dead"):
         page = await blind.text(path)
-        assert "ann" not in page.replace("cannot", "").replace("channel", ""), path
+        assert "ann" not in page.replace("scanned", "").replace("cannot", "").replace(
+            "channel", ""
+        ), path
         assert "hunter22" not in page, path
     await blind.text(f"/messages?payload={quote('$.user.name == 1')}", 403)
 
 
-async def test_a_payload_can_be_had_as_a_file(reader: Browser, connection: Connection) -> None:
+async def test_a_payload_can_be_downloaded(reader: Browser, connection: Connection) -> None:
     long = {"text": "x" * 600_000, "number": 1}
     id_ = await value(connection, "publish", queue="default", message=long)
-    assert "Too long for a page" in await reader.text(f"/messages/{id_}")
+    assert "Too long for this page" in await reader.text(f"/messages/{id_}")
     answer = await reader.get(f"/messages/{id_}/payload")
     assert answer.json() == long
     assert "attachment" in answer.headers["content-disposition"]
@@ -239,27 +238,57 @@ async def test_a_waiting_message_is_cancelled(writer: Browser, connection: Conne
     assert "was not cancelled" in page
 
 
+async def test_a_running_message_is_stopped(writer: Browser, connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    held = await claim_one(connection)
+    assert "Stop" in await writer.text(f"/messages/{id_}")
+    asked = await writer.send("/message/stop", id=id_)
+    assert "cancels the handler" in asked.text
+    sure = {"id": id_, "confirmed": "yes", "back": f"/messages/{id_}"}
+    assert f"Stopped message {id_}." in await writer.act("/message/stop", **sure)
+    assert not await value(connection, "finish", id=id_, lock_token=held["lock_token"])
+    assert "it is finished" in await writer.act("/message/stop", **sure)
+
+
+async def test_a_waiting_message_is_changed(writer: Browser, connection: Connection) -> None:
+    (id_,) = await publish(connection, 1)
+    back = {"id": id_, "back": f"/messages/{id_}"}
+    assert "Change this message" in await writer.text(f"/messages/{id_}")
+    assert "Nothing was changed" in await writer.act("/message/amend", **back)
+    assert "not JSON" in await writer.act("/message/amend", payload="{", **back)
+    page = await writer.act(
+        "/message/amend", payload='{"n": 2}', priority="7", available_at="2099-01-31T12:00", **back
+    )
+    assert f"Changed message {id_}." in page
+    row = await live(connection, id_)
+    assert row is not None
+    assert (row["message"], row["priority"], row["state"]) == ({"n": 2}, 7, "scheduled")
+    details = await connection.fetchval("select details from messages.audit")
+    assert details == {"changes": ["payload", "priority", "available_at"], "changed": True}
+    await connection.execute("select messages.run_now($1)", id_)
+    await claim_one(connection)
+    assert "was not changed" in await writer.act("/message/amend", priority="1", **back)
+
+
 async def test_a_scheduled_message_runs_now(writer: Browser, connection: Connection) -> None:
     id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(days=1))
     assert "Run now" in await writer.text(f"/messages/{id_}")
     assert "is due now" in await writer.act("/message/run-now", id=id_, back=f"/messages/{id_}")
     assert (await claim_one(connection))["id"] == id_
-    assert "nothing was changed" in await writer.act("/message/run-now", id=id_, back="/messages")
+    assert "Nothing was changed" in await writer.act("/message/run-now", id=id_, back="/messages")
 
 
-async def test_a_message_that_waits_for_others_runs_without_them(
-    writer: Browser, connection: Connection
-) -> None:
+async def test_a_blocked_message_can_be_unblocked(writer: Browser, connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     held = await value(connection, "publish", queue="default", message=1, after=[first])
     page = await writer.act("/message/unblock", id=held, back=f"/messages/{held}")
-    assert "waits for no other message any more" in page
+    assert "no longer waits for others" in page
     row = await live(connection, held)
     assert row is not None
     assert row["state"] == "waiting"
 
 
-async def test_a_lock_is_taken_only_if_it_is_the_one_that_was_seen(
+async def test_only_the_lock_that_was_shown_is_released(
     writer: Browser, connection: Connection
 ) -> None:
     (id_,) = await publish(connection, 1)
@@ -273,25 +302,25 @@ async def test_a_lock_is_taken_only_if_it_is_the_one_that_was_seen(
     page = await writer.act("/message/release", lock_token=first["lock_token"], **sure)
     assert "was not released" in page
     page = await writer.act("/message/release", lock_token=second["lock_token"], **sure)
-    assert "was released" in page
+    assert "Released message" in page
     assert not await value(connection, "finish", id=id_, lock_token=second["lock_token"])
 
 
 async def test_a_dead_message_is_retried_once(writer: Browser, connection: Connection) -> None:
-    (id_,) = await die(connection)
+    (id_,) = await make_dead(connection)
     page = await writer.act("/message/retry", id=id_, back=f"/messages/{id_}")
     again = await connection.fetchval("select message_id from notifyq.redrive")
     assert f"as {again}." in page
-    assert f'It was published again as <a href="/messages/{again}">' in page
-    assert "somebody did so before" in await writer.act("/message/retry", id=id_, back="/dead")
+    assert f'Retried as <a href="/messages/{again}">' in page
+    assert "or retried already" in await writer.act("/message/retry", id=id_, back="/dead")
     assert await connection.fetchval("select count(*) from messages.message") == 1
     assert f'retry of <a href="/messages/{id_}">' in await writer.text(f"/messages/{again}")
 
 
-async def test_a_dead_message_is_discarded(writer: Browser, connection: Connection) -> None:
-    (id_,) = await die(connection)
+async def test_a_dead_message_is_deleted(writer: Browser, connection: Connection) -> None:
+    (id_,) = await make_dead(connection)
     asked = await writer.send("/message/discard", id=id_)
-    assert "for good" in asked.text
+    assert "permanently" in asked.text
     assert await archived(connection, id_)
     page = await writer.act("/message/discard", id=id_, confirmed="yes")
     assert f"Deleted dead message {id_}." in page
@@ -299,8 +328,10 @@ async def test_a_dead_message_is_discarded(writer: Browser, connection: Connecti
     assert "was not deleted" in await writer.act("/message/discard", id=id_, confirmed="yes")
 
 
-@pytest.mark.parametrize("action", ["cancel", "run-now", "unblock", "release", "retry", "discard"])
-async def test_a_form_that_is_forged_or_not_allowed_does_nothing(
+@pytest.mark.parametrize(
+    "action", ["cancel", "stop", "amend", "run-now", "unblock", "release", "retry", "discard"]
+)
+async def test_a_forged_or_forbidden_form_changes_nothing(
     reader: Browser, writer: Browser, connection: Connection, action: str
 ) -> None:
     (id_,) = await publish(connection, 1)
@@ -317,3 +348,16 @@ async def test_a_form_that_is_forged_or_not_allowed_does_nothing(
     assert (await writer.get(f"/message/{action}")).status_code == 405
     assert await live(connection, id_) is not None
     assert not await connection.fetchval("select count(*) from messages.audit")
+
+
+async def test_the_steps_of_a_message_are_listed(reader: Browser, connection: Connection) -> None:
+    [id_] = await publish(connection, 1)
+    await connection.execute("select messages.claim()")
+    await connection.execute(
+        "select messages.step(m.id, m.lock_token, 'charge <1>', '{\"password\": \"x\"}') "
+        "from messages.message as m"
+    )
+    page = await reader.text(f"/messages/{id_}")
+    assert "charge &lt;1&gt;" in page
+    assert '"x"' not in page
+    assert "done" in page

@@ -1,4 +1,4 @@
-"""In a real browser: a message is searched, looked at, and its group retried; phones, too."""
+"""In a real browser: a message is searched and opened, and its group retried; also on a phone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvicorn
 from playwright.async_api import async_playwright, expect
 
 from notifyq.operations.dashboard import create_app
-from operations.dashboard.conftest import die
+from operations.dashboard.conftest import make_dead
 from support.database import publish, rows, value
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ async def served(dsn: str) -> AsyncIterator[str]:
 
 
 def _noted(message: Any) -> list[str]:
-    """What the console says, but for a note that a page had the status 400."""
+    """The message of the console, except that a page had the status 400."""
     return [] if "status of 400 (Bad Request)" in message.text else [message.text]
 
 
 @asynccontextmanager
 async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[Any]:
-    """Open a window; nothing may be said on its console."""
-    heard: list[str] = []
+    """Open a window; its console must stay empty."""
+    messages: list[str] = []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
@@ -62,15 +62,15 @@ async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[
             base_url=base, viewport={"width": width, "height": 800}, **options
         )
         page = await context.new_page()
-        page.on("console", lambda message: heard.extend(_noted(message)))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("dialog", lambda dialog: heard.append(dialog.message))
+        page.on("console", lambda message: messages.extend(_noted(message)))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("dialog", lambda dialog: messages.append(dialog.message))
         yield page
         await browser.close()
-    assert heard == []
+    assert messages == []
 
 
-async def test_a_person_corrects_a_condition(database: str, connection: Connection) -> None:
+async def test_a_wrong_condition_can_be_corrected(database: str, connection: Connection) -> None:
     for payload in ({"customer": "x", "amount": 60}, {"customer": "y", "amount": 70}):
         await value(connection, "publish", queue="default", message=payload)
     async with served(database) as base, opened(base) as page:
@@ -91,15 +91,15 @@ async def test_a_person_corrects_a_condition(database: str, connection: Connecti
 
 
 @pytest.mark.parametrize("has_scripts", [True, False])
-async def test_a_person_finds_a_message_and_retries_all_like_it(
+async def test_a_group_is_found_and_retried(
     database: str, connection: Connection, *, has_scripts: bool
 ) -> None:
-    ids = await die(connection, 3, f"Timeout after 5 s {HOSTILE}")
-    await die(connection, 1, "another")
+    ids = await make_dead(connection, 3, f"Timeout after 5 s {HOSTILE}")
+    await make_dead(connection, 1, "another")
     async with served(database) as base, opened(base, java_script_enabled=has_scripts) as page:
         await page.goto("/messages")
         await page.get_by_label("State").select_option("dead")
-        await page.get_by_label("Error has").fill("timeout")
+        await page.get_by_label("Error contains").fill("timeout")
         await page.get_by_role("button", name="Search").click()
         await expect(page.locator("#found tbody tr")).to_have_count(3)
         await page.get_by_role("link", name=str(ids[0]), exact=True).click()
@@ -109,14 +109,14 @@ async def test_a_person_finds_a_message_and_retries_all_like_it(
         group = page.get_by_role("row", name="Timeout after")
         await expect(group).to_contain_text("3")
         await group.get_by_role("button", name="Retry").click()
-        await expect(page.get_by_role("heading")).to_have_text("Publish 3 dead messages again?")
+        await expect(page.get_by_role("heading")).to_have_text("Retry 3 dead messages?")
         await page.get_by_role("button", name="Retry 3").click()
         await expect(page.get_by_role("status").first).to_contain_text("3 dead messages were")
         await expect(page.locator("#groups tbody tr")).to_have_count(1)
     assert await connection.fetchval("select count(*) from notifyq.redrive") == 3
 
 
-async def test_no_page_is_wider_than_a_phone(database: str, connection: Connection) -> None:
+async def test_pages_fit_on_a_phone(database: str, connection: Connection) -> None:
     name = f"q-{'x' * 60} {HOSTILE}"
     await value(connection, "create_queue", name=name)
     await value(connection, "create_stream", name="orders")
@@ -125,7 +125,7 @@ async def test_no_page_is_wider_than_a_phone(database: str, connection: Connecti
     await value(connection, "notifyq.worker_heartbeat", worker="host-" + "z" * 60, queues=[name])
     (id_,) = await publish(connection, 1, name)
     await rows(connection, "claim", worker="host-" + "z" * 60)
-    dead = await die(connection, 1, "E" * 200)
+    dead = await make_dead(connection, 1, "E" * 200)
     async with served(database) as base, opened(base, 360) as page:
         for path in (
             "/messages", f"/messages/{id_}", f"/messages/{dead[0]}", "/dead", "/streams",

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from support.database import Connect, Connection
 
 
-async def test_a_queue_is_paused_and_resumed_and_both_are_noted(
+async def test_pausing_and_resuming_a_queue_is_audited(
     writer: Browser, connection: Connection
 ) -> None:
     page = await writer.act("/queues/pause", name="default", back="/queues")
     assert "Paused default." in page
     assert await connection.fetchval("select paused from messages.queue")
-    # Told once.
+    # Shown once.
     assert "Paused default." not in await writer.text("/queues")
     assert "Resumed default." in await writer.act("/queues/resume", name="default", back="/queues")
     assert not await connection.fetchval("select paused from messages.queue")
@@ -36,7 +36,15 @@ async def test_a_queue_is_paused_and_resumed_and_both_are_noted(
     assert page.index("<code>queue.resume") < page.index("<code>queue.pause")
 
 
-async def test_what_a_function_refuses_is_told_and_leaves_no_row(
+async def test_the_end_of_a_pause_is_shown(reader: Browser, connection: Connection) -> None:
+    await connection.execute("select messages.pause_queue('default', '2999-01-31T12:00Z')")
+    for path in ("/queues", "/queue?name=default"):
+        page = await reader.text(path)
+        assert "paused until <time" in page
+        assert "2999-01-31 12:00:00" in page
+
+
+async def test_a_refused_change_is_reported_and_not_audited(
     writer: Browser, connection: Connection
 ) -> None:
     page = await writer.act("/queues/pause", name="none", back="/queues")
@@ -45,7 +53,7 @@ async def test_what_a_function_refuses_is_told_and_leaves_no_row(
     assert not await connection.fetchval("select count(*) from messages.audit")
 
 
-async def test_who_may_only_read_sees_no_forms_and_is_refused(
+async def test_a_reader_sees_no_forms_and_is_refused(
     reader: Browser, connection: Connection
 ) -> None:
     assert "/queues/pause" not in await reader.text("/queues")
@@ -55,21 +63,19 @@ async def test_who_may_only_read_sees_no_forms_and_is_refused(
     assert not await connection.fetchval("select paused from messages.queue")
 
 
-async def policy(writer: Browser, **said: str) -> Any:
+async def policy(writer: Browser, **changes: str) -> Any:
     """Send the form of the queue `mail` as it is, with some fields otherwise."""
     page = await writer.text("/queue?name=mail")
     found = dict(re.findall(r'<input id="f-\w+" name="(\w+)" value="([^"]*)"', page))
     ticked = dict.fromkeys(re.findall(r'name="(\w+)" value="yes" checked', page), "yes")
-    return await writer.send("/queues/alter", name="mail", **{**found, **ticked, **said})
+    return await writer.send("/queues/alter", name="mail", **{**found, **ticked, **changes})
 
 
-async def test_a_policy_is_changed_where_it_was_changed(
-    writer: Browser, connection: Connection
-) -> None:
+async def test_only_changed_options_are_altered(writer: Browser, connection: Connection) -> None:
     await connection.execute("select messages.create_queue('mail', rate => 5, fair => true)")
     answer = await policy(
         writer,
-        lock_timeout="1h30m",
+        lock_duration="1h30m",
         rate="",
         capacity="100",
         overflow="drop_oldest",
@@ -79,29 +85,29 @@ async def test_a_policy_is_changed_where_it_was_changed(
     assert answer.status_code == 303
     row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
     assert row is not None
-    assert row["lock_timeout"] == timedelta(minutes=90)
+    assert row["lock_duration"] == timedelta(minutes=90)
     assert (row["rate"], row["capacity"], row["overflow"]) == (None, 100, "drop_oldest")
     # A box that is not ticked is no.
     assert (row["ordered"], row["fair"]) == (True, False)
     details = await connection.fetchval("select details from messages.audit")
-    assert details["lock_timeout"] == ["1m", "1h30m"]
+    assert details["lock_duration"] == ["1m", "1h30m"]
     assert details["rate"] == ["5", ""]
     assert "max_attempts" not in details
 
 
-async def test_every_part_of_a_policy_can_be_changed_and_taken_back(
+async def test_every_option_can_be_changed_and_reset(
     writer: Browser, connection: Connection
 ) -> None:
     assert {it.name for it in FIELDS} >= {it.name for it in dataclasses.fields(Policy)}
     await connection.execute("select messages.create_queue('mail')")
     schema = '{\r\n  "type": "object"\r\n}'  # with the ends of lines that browsers send
-    for said in ({"payload_schema": schema}, {"payload_type": "integer", "payload_schema": ""}):
-        await policy(writer, retention_dead="90d", durable="", **said)
+    for changes in ({"payload_schema": schema}, {"payload_type": "integer", "payload_schema": ""}):
+        await policy(writer, retention_dead="90d", durable="", **changes)
         row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
         assert row is not None
         assert (row["retention_dead"], row["durable"]) == (timedelta(days=90), False)
-        assert row["payload_type"] == said.get("payload_type")
-        assert (row["payload_schema"] is None) == (not said["payload_schema"])
+        assert row["payload_type"] == changes.get("payload_type")
+        assert (row["payload_schema"] is None) == (not changes["payload_schema"])
     # Sent as it is shown, nothing changes.
     page = await writer.get((await policy(writer, payload_type="integer")).headers["location"])
     assert "Nothing was changed." in page.text
@@ -112,9 +118,9 @@ async def test_every_part_of_a_policy_can_be_changed_and_taken_back(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("changes", "error"),
     [
-        ({"lock_timeout": "soon"}, "is not a duration"),
+        ({"lock_duration": "soon"}, "is not a duration"),
         ({"max_attempts": "many"}, "is not a whole number"),
         ({"rate": "0"}, "leave it empty"),
         ({"max_attempts": ""}, "is not a whole number"),
@@ -123,31 +129,31 @@ async def test_every_part_of_a_policy_can_be_changed_and_taken_back(
         ({"payload_type": "nothing"}, "nothing"),
         # What only the database knows.
         ({"backoff": "2h", "backoff_max": "1h"}, "backoff"),
-        ({"bell": "loud"}, "bell"),
+        ({"notify": "loud"}, "notify must be auto, always or off"),
     ],
 )
-async def test_what_cannot_be_is_told_and_keeps_what_was_typed(
-    writer: Browser, connection: Connection, said: dict[str, str], told: str
+async def test_an_invalid_policy_keeps_the_input_and_shows_an_error(
+    writer: Browser, connection: Connection, changes: dict[str, str], error: str
 ) -> None:
     await connection.execute("select messages.create_queue('mail')")
     before = await connection.fetchrow("select * from notifyq.queue_list('mail')")
-    answer = await policy(writer, capacity="77", **said)
+    answer = await policy(writer, capacity="77", **changes)
     assert answer.status_code == 422
     assert 'role="alert"' in answer.text
-    assert told in answer.text
+    assert error in answer.text
     assert 'value="77"' in answer.text
     assert await connection.fetchrow("select * from notifyq.queue_list('mail')") == before
     assert not await connection.fetchval("select count(*) from messages.audit")
 
 
-async def test_a_queue_that_is_not_there_is_said_to_be_none(reader: Browser) -> None:
+async def test_an_unknown_queue_is_not_found(reader: Browser) -> None:
     page = await reader.text("/queue?name=none", 404)
-    assert "There is nothing here" in page
+    assert "Not found" in page
     assert "/queues/alter" not in await reader.text("/queue?name=default")
 
 
 @pytest.mark.parametrize("chosen", ["15m", "1h", "6h", "24h", "7d"])
-async def test_the_overview_counts_what_was_finished(
+async def test_the_overview_counts_finished_messages(
     reader: Browser, connection: Connection, chosen: str
 ) -> None:
     await connection.execute("""
@@ -166,12 +172,12 @@ async def test_the_overview_counts_what_was_finished(
     page = await reader.text(f"/?range={chosen}")
     assert "100 messages finished, 5 of them dead" in page
     assert ">5 %<" in page
-    assert "waited up to 8 s" in page
+    assert "The highest 95th percentile of a step is 8 s" in page
     page = await reader.text(f"/?range={chosen}&queue=mail")
     assert "50 messages finished, 2 of them dead" in page
 
 
-async def test_health_names_who_holds_a_snapshot(reader: Browser, connect: Connect) -> None:
+async def test_health_names_the_holder_of_a_snapshot(reader: Browser, connect: Connect) -> None:
     holder = await connect(server_settings={"application_name": "nightly export"})
     async with holder.transaction(isolation="repeatable_read"):
         await holder.execute("select 1 as the_query_of_the_export")

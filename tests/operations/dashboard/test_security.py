@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from notifyq.operations.dashboard import Masks, Users
-from notifyq.operations.dashboard.templating import clean
 from notifyq.operations.masks import HIDDEN, redacted_statement
+from notifyq.operations.texts import clean
 from operations.dashboard.conftest import BASE
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ class Markup(HTMLParser):
                 self.bad.append(self.get_starttag_text() or tag)
 
 
-async def test_what_users_write_is_text_and_never_markup(
-    writer: Browser, connection: Connection
-) -> None:
+async def test_texts_of_users_are_escaped(writer: Browser, connection: Connection) -> None:
     await connection.execute("select messages.create_queue($1)", HOSTILE.replace(":", ""))
     await connection.execute(
         "select messages.publish($1, '1'); ".replace("$1", "'default'")
@@ -78,13 +76,13 @@ async def test_what_users_write_is_text_and_never_markup(
     assert seen > 5
 
 
-def test_the_search_for_markup_finds_it() -> None:
+def test_markup_is_found_by_this_test() -> None:
     for text in ("<script>1</script>", "<b onclick=x>", "<p style=x>", "<a href='javascript:x'>"):
         assert Markup(text).bad
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/static/dashboard.css", "/healthz"])
-async def test_answers_say_what_browsers_may_do_with_them(reader: Browser, path: str) -> None:
+async def test_responses_have_security_headers(reader: Browser, path: str) -> None:
     headers = (await reader.get(path)).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -99,14 +97,14 @@ async def test_answers_say_what_browsers_may_do_with_them(reader: Browser, path:
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "", "127.0.0.1.nip.io", "[::2]", "10.0.0.1"]
 )
-async def test_a_foreign_name_is_refused(reader: Browser, host: str) -> None:
+async def test_an_unknown_host_name_is_refused(reader: Browser, host: str) -> None:
     answer = await reader.get("/queues", headers={"host": host})
     assert answer.status_code == 421
     assert "default" not in answer.text
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080"])
-async def test_our_own_names_are_known(reader: Browser, host: str) -> None:
+async def test_known_host_names_are_accepted(reader: Browser, host: str) -> None:
     assert (await reader.get("/queues", headers={"host": host})).status_code == 200
 
 
@@ -115,13 +113,13 @@ async def test_our_own_names_are_known(reader: Browser, host: str) -> None:
     ["/static/../application.py", "/static/..%2fapplication.py", "/static/%2e%2e/access.py",
      "/static//etc/passwd", "/static/%00", "/static/none"],
 )  # fmt: skip
-async def test_only_our_files_are_given_away(reader: Browser, path: str) -> None:
+async def test_only_static_files_are_served(reader: Browser, path: str) -> None:
     answer = await reader.client.get(path)
     assert answer.status_code in {400, 404}
     assert "import" not in answer.text
 
 
-async def test_under_a_base_path_all_addresses_begin_with_it(open_dashboard: Open) -> None:
+async def test_all_addresses_begin_with_the_base_path(open_dashboard: Open) -> None:
     browser = await open_dashboard(base_path="/ops", allow_writes=True)
     # Whether or not the proxy takes it off.
     for path in ("/ops/queues", "/queues"):
@@ -137,9 +135,7 @@ async def test_under_a_base_path_all_addresses_begin_with_it(open_dashboard: Ope
     assert "Path=/ops" in answer.headers["set-cookie"]
 
 
-async def test_it_can_be_mounted_into_another_application(
-    open_dashboard: Open, connection: Connection
-) -> None:
+async def test_the_dashboard_can_be_mounted(open_dashboard: Open, connection: Connection) -> None:
     browser = await open_dashboard(allow_writes=True)
     outer = Starlette(routes=[Mount("/admin/queues", browser.app)])
     browser.client = httpx.AsyncClient(
@@ -157,7 +153,7 @@ async def test_a_form_that_is_too_large_is_refused(writer: Browser) -> None:
     assert answer.status_code == 413
 
 
-async def test_numbers_that_are_none_are_refused(reader: Browser) -> None:
+async def test_invalid_numbers_are_refused(reader: Browser) -> None:
     for text in ("x", "1e3", "9" * 30, "٣", "1;drop"):
         answer = await reader.get(str(httpx.URL("/audit", params={"before": text})))
         assert answer.status_code == 400
@@ -182,7 +178,9 @@ VALUE = {
         ("", [], ["p", "t", "u", "ann", "deep"]),
     ],
 )
-def test_masks_hide_what_they_name(patterns: str, hidden: list[str], shown: list[str]) -> None:
+def test_masks_hide_values_of_matching_keys(
+    patterns: str, hidden: list[str], shown: list[str]
+) -> None:
     text = Masks.parse(patterns).text(json.dumps(VALUE))
     assert text is not None
     for one in hidden:
@@ -192,22 +190,22 @@ def test_masks_hide_what_they_name(patterns: str, hidden: list[str], shown: list
     assert (HIDDEN in text) == bool(hidden)
 
 
-def test_numbers_are_shown_as_they_are() -> None:
+def test_numbers_are_shown_exactly() -> None:
     text = '{"a": 1.10, "b": 1e400, "c": 123456789012345678901234567890, "d": "1.10"}'
     assert Masks.parse("x").text(text, indent=None) == text
     assert Masks.parse("x").text("9" * 5000) == "9" * 5000
 
 
-def test_hidden_payloads_are_hidden_whole() -> None:
+def test_hidden_payloads_are_hidden_completely() -> None:
     masks = Masks.parse(None, all_payloads=True)
     assert masks.text('{"a": 1}') == f'"{HIDDEN}"'
     assert masks.value({"a": 1}) == HIDDEN
-    # Too deep to be looked into.
+    # Too deep to be searched.
     deep = "[" * 100_000 + "]" * 100_000
     assert Masks.parse("a").text(deep) == f'"{HIDDEN}"'
 
 
-def test_a_name_cannot_look_like_another() -> None:
+def test_invisible_characters_are_replaced() -> None:
     assert clean("mail\u202eliam\u200b\x00") == "mail\N{REPLACEMENT CHARACTER}liam" + 2 * (
         "\N{REPLACEMENT CHARACTER}"
     )
@@ -224,16 +222,14 @@ def test_a_name_cannot_look_like_another() -> None:
         ("select $x$4000", f"select {HIDDEN}"),
     ],
 )
-def test_a_statement_is_seen_without_its_literals(statement: str, left: str) -> None:
+def test_literals_of_statements_are_hidden(statement: str, left: str) -> None:
     masks = Masks.parse("card")
     assert redacted_statement(statement, masks) == left
     assert redacted_statement(statement, Masks()) == statement
     assert redacted_statement(None, masks) is None
 
 
-async def test_health_shows_no_payload_that_is_hidden(
-    open_dashboard: Open, connect: Connect
-) -> None:
+async def test_health_hides_masked_payloads(open_dashboard: Open, connect: Connect) -> None:
     session = await connect()
     async with session.transaction():
         await session.execute('select pg_current_xact_id(), \'{"card": "4000-1234"}\'')
@@ -253,7 +249,7 @@ def entries(app: Any, method: str) -> list[str]:
     ]
 
 
-async def test_each_address_wants_a_login_and_each_action_a_token_of_the_session(
+async def test_every_page_needs_a_login_and_every_action_a_token(
     open_dashboard: Open, connection: Connection
 ) -> None:
     browser = await open_dashboard(users=Users.of_password("correct horse"), allow_writes=True)
@@ -278,7 +274,7 @@ async def test_each_address_wants_a_login_and_each_action_a_token_of_the_session
     assert not await connection.fetchval("select count(*) from messages.audit")
 
 
-async def test_a_session_of_before_the_login_is_worth_nothing_after_it(
+async def test_a_login_replaces_the_session(
     open_dashboard: Open,
 ) -> None:
     browser = await open_dashboard(users=Users.of_password("correct horse"))
@@ -299,7 +295,7 @@ async def test_a_session_of_before_the_login_is_worth_nothing_after_it(
     assert (await browser.get("/queues")).status_code == 303
 
 
-async def test_text_that_the_database_refuses_is_no_failure_of_the_server(
+async def test_a_text_that_the_database_refuses_is_a_client_error(
     reader: Browser,
 ) -> None:
     for path in ("/messages", "/dead", "/audit", "/queue", "/"):
@@ -309,7 +305,7 @@ async def test_text_that_the_database_refuses_is_no_failure_of_the_server(
             assert "is away" not in answer.text.partition("<main")[2].partition("hidden></p>")[2]
 
 
-async def test_no_answer_has_a_line_of_headers_that_was_sent(reader: Browser) -> None:
+async def test_headers_cannot_be_injected(reader: Browser) -> None:
     for path in ("/login?back=%0d%0aset-cookie:%20a=b", "/queue?name=%0d%0aset-cookie:%20a=b"):
         answer = await reader.get(path)
         assert "a=b" not in str(answer.headers.get_list("set-cookie"))

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 
 
-async def test_streams_say_how_far_their_subscribers_are(
-    reader: Browser, connection: Connection
-) -> None:
+async def test_streams_show_the_lag_of_subscribers(reader: Browser, connection: Connection) -> None:
     assert "There are no streams" in await reader.text("/streams")
     await value(connection, "create_stream", name="orders")
     await value(connection, "subscribe", stream="orders", subscriber="warehouse")
@@ -33,7 +31,9 @@ async def test_streams_say_how_far_their_subscribers_are(
     assert "Move" not in page
 
 
-async def test_the_overview_counts_who_is_behind(reader: Browser, connection: Connection) -> None:
+async def test_the_overview_counts_subscribers_that_are_behind(
+    reader: Browser, connection: Connection
+) -> None:
     await value(connection, "create_stream", name="orders")
     for subscriber in ("quick", "slow"):
         await value(connection, "subscribe", stream="orders", subscriber=subscriber)
@@ -46,20 +46,22 @@ async def test_the_overview_counts_who_is_behind(reader: Browser, connection: Co
     assert ">1 of 2<" in await reader.text("/")
 
 
-async def test_a_subscriber_is_moved_after_a_question(
+async def test_moving_a_subscriber_is_confirmed_first(
     writer: Browser, connection: Connection
 ) -> None:
     await value(connection, "create_stream", name="orders")
     await value(connection, "subscribe", stream="orders", subscriber="w")
     await value(connection, "publish", queue="orders", message=1)
-    fields = {"stream": "orders", "subscriber": "w", "place": "now", "back": "/streams"}
+    fields = {"stream": "orders", "subscriber": "w", "position": "now", "back": "/streams"}
     asked = await writer.send("/streams/seek", **fields)
     assert "Move w of orders to now?" in asked.text
     assert (await rows(connection, "subscription_info"))[0]["pending"] == 1
     page = await writer.act("/streams/seek", confirmed="yes", **fields)
-    assert "w of orders goes on at now." in page
+    assert "w of orders continues at now." in page
     assert (await rows(connection, "subscription_info"))[0]["pending"] == 0
-    page = await writer.act("/streams/seek", **{**fields, "place": "nowhere", "confirmed": "yes"})
+    page = await writer.act(
+        "/streams/seek", **{**fields, "position": "nowhere", "confirmed": "yes"}
+    )
     assert 'role="alert"' in page
     audit = await connection.fetch("select action, subject from messages.audit")
     assert [tuple(row) for row in audit] == [("stream.seek", "orders w")]
@@ -96,10 +98,10 @@ async def test_schedules_run_now_and_are_disabled(
     assert await connection.fetchval("select count(*) from messages.audit") == 4
 
 
-async def test_workers_show_what_they_do_and_who_is_gone(
+async def test_workers_show_their_state_and_locked_messages(
     reader: Browser, connection: Connection
 ) -> None:
-    assert "No worker is there" in await reader.text("/workers")
+    assert "No workers, and no messages" in await reader.text("/workers")
     here, gone = await publish(connection, 2)
     await value(
         connection, "notifyq.worker_heartbeat", worker="host-1", queues=["default"], running=1
@@ -115,13 +117,11 @@ async def test_workers_show_what_they_do_and_who_is_gone(
     page = await reader.text("/workers")
     assert page.index("host-2") < page.index("host-1")
     assert ">gone<" in page
-    assert "1 past their time" in page
+    assert "1 expired" in page
     assert f'href="/messages/{here}"' in page
 
 
-async def test_texts_of_these_pages_are_shown_as_text(
-    writer: Browser, connection: Connection
-) -> None:
+async def test_texts_of_these_pages_are_escaped(writer: Browser, connection: Connection) -> None:
     await value(connection, "create_stream", name=HOSTILE)
     await value(connection, "subscribe", stream=HOSTILE, subscriber=HOSTILE)
     await connection.execute(
@@ -136,6 +136,6 @@ async def test_texts_of_these_pages_are_shown_as_text(
         assert "<img" not in page
         assert "&lt;script&gt;alert" in page
     asked = await writer.send(
-        "/streams/seek", stream=HOSTILE, subscriber=HOSTILE, place="now", back="/streams"
+        "/streams/seek", stream=HOSTILE, subscriber=HOSTILE, position="now", back="/streams"
     )
     assert "<img" not in asked.text

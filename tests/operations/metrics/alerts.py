@@ -1,4 +1,4 @@
-"""For every alert series that it is for, the labels that it then has, and series without it."""
+"""For every alert: series that fire it, its labels, and series that do not fire it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """One alert; series are of one sample a minute."""
+    """One alert; its series have one sample a minute."""
 
     alert: str
     series: dict[str, str]
@@ -43,7 +43,7 @@ CASES = [
         {'notifyq_queue_overdue_seconds{queue="q"}': "1+0x30"},
     ),
     Case(
-        "NotifyqMessagesDie",
+        "NotifyqMessagesDead",
         {'notifyq_queue_dead{queue="q"}': "7+0x10 9+0x5"},
         "12m",
         {"queue": "q", "severity": "warning"},
@@ -120,11 +120,11 @@ CASES = [
         },
     ),
     Case(
-        "NotifyqListenerDeaf",
-        {'notifyq_listener_deaf{instance="w"}': "1+0x30"},
+        "NotifyqListenerPolls",
+        {'notifyq_listener_notifications_lost{instance="w"}': "1+0x30"},
         "10m",
         {"instance": "w", "severity": "warning"},
-        {'notifyq_listener_deaf{instance="w"}': "0+0x30"},
+        {'notifyq_listener_notifications_lost{instance="w"}': "0+0x30"},
     ),
     Case(
         "NotifyqListenerFlaps",
@@ -227,18 +227,18 @@ CASES = [
         {"notifyq_frozen_age": "150000000+0x90"},
     ),
     Case(
-        "NotifyqBellsUnheard",
+        "NotifyqNotificationsLost",
         {
-            'notifyq_bells_sent_total{channel="new_message"}': "0+10x40",
-            'notifyq_bells_heard_total{channel="new_message"}': "7+0x40",
-            'notifyq_claims_total{woken_by="look"}': "0+5x40",
+            'notifyq_notifications_sent_total{channel="new_message"}': "0+10x40",
+            'notifyq_notifications_received_total{channel="new_message"}': "7+0x40",
+            'notifyq_claims_total{woken_by="poll"}': "0+5x40",
         },
         "30m",
         {"channel": "new_message", "severity": "warning"},
         {
-            'notifyq_bells_sent_total{channel="new_message"}': "0+10x40",
-            'notifyq_bells_heard_total{channel="new_message"}': "0+10x40",
-            'notifyq_claims_total{woken_by="look"}': "0+5x40",
+            'notifyq_notifications_sent_total{channel="new_message"}': "0+10x40",
+            'notifyq_notifications_received_total{channel="new_message"}': "0+10x40",
+            'notifyq_claims_total{woken_by="poll"}': "0+5x40",
         },
     ),
     Case(

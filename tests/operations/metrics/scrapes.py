@@ -30,7 +30,7 @@ class Scrape:
 
     def of(self, name: str) -> Mapping[frozenset[tuple[str, str]], float]:
         """Return the values of all samples of this name, by their labels."""
-        return {labels: it for (said, labels), it in self._samples.items() if said == name}
+        return {labels: it for (found, labels), it in self._samples.items() if found == name}
 
     @property
     def names(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""What is exported of the database, by whom, and what of it when the database is gone."""
+"""The metrics of the database, which process exports them, and what happens when it is down."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(metrics: DatabaseMetrics) -> Scrape:
     return Scrape(generate_latest(registry).decode())
 
 
-async def test_figures_of_a_known_database(database: str, connection: Connection) -> None:
+async def test_the_values_are_those_of_the_database(database: str, connection: Connection) -> None:
     await connection.execute(
         """
         select messages.create_queue('q'), messages.create_queue('p');
@@ -63,13 +63,13 @@ async def test_figures_of_a_known_database(database: str, connection: Connection
     assert 0 <= seen("notifyq_notify_queue_ratio") < 1
 
 
-async def test_every_figure_has_a_metric_and_every_metric_is_in_the_table(
+async def test_every_number_of_health_has_a_metric_and_is_documented(
     database: str, connection: Connection
 ) -> None:
     health = await monitor.health(connection)
     assert {it.name for it in health.figures} <= FIGURES.keys()
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
-    text = page.split("\n## Of the database\n")[1]
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    text = page.split("\n## Database\n")[1]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| .+ \|$", text, re.MULTILINE)
     with DatabaseMetrics(database) as metrics:
         there = {
@@ -81,10 +81,10 @@ async def test_every_figure_has_a_metric_and_every_metric_is_in_the_table(
     assert {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels in rows} == there
 
 
-async def test_one_process_reads_and_another_takes_its_place(
+async def test_one_process_reads_and_another_one_takes_over(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_TRY_EVERY", 0.01)
+    monkeypatch.setattr(module, "_RETRY_EVERY", 0.01)
 
     def reads(metrics: DatabaseMetrics) -> bool:
         return read(metrics)("notifyq_database_exporter") == 1
@@ -107,10 +107,10 @@ async def test_one_process_reads_and_another_takes_its_place(
         async def has_taken() -> bool:
             return reads(second)
 
-        await until(has_taken, "another one takes its place")
+        await until(has_taken, "another one takes over")
 
 
-async def test_a_database_that_is_gone_is_told_and_found_again(
+async def test_metrics_report_that_the_database_is_down_and_up_again(
     database: str, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     with DatabaseMetrics("postgresql://127.0.0.1:1/nowhere") as nowhere:
@@ -127,10 +127,10 @@ async def test_a_database_that_is_gone_is_told_and_found_again(
             return read(metrics)("notifyq_database_exporter") == 1
 
         await until(is_back, "it reads again")
-    assert "the figures of the database cannot be read" in caplog.text
+    assert "cannot read the metrics of the database" in caplog.text
 
 
-async def test_many_queues_are_few_series(database: str, connection: Connection) -> None:
+async def test_the_number_of_queue_series_is_limited(database: str, connection: Connection) -> None:
     await connection.execute(
         """
         select messages.create_queue('q' || n) from generate_series(1, 30) as n;
@@ -150,15 +150,15 @@ async def test_many_queues_are_few_series(database: str, connection: Connection)
     assert sum(waiting.values()) == 31
 
 
-async def test_a_process_for_it(database: str) -> None:
+async def test_the_metrics_command_exports_the_database(database: str) -> None:
     with Running(database, "metrics", "--port", "0") as process:
-        said = process.hear("metrics are served at ").strip()
-        seen = scrape(said.removeprefix("metrics are served at ").removesuffix("/metrics"))
+        line = process.logged("metrics are served at ").strip()
+        seen = scrape(line.removeprefix("metrics are served at ").removesuffix("/metrics"))
         assert seen("notifyq_database_exporter") == 1
         assert process.stop(signal.SIGTERM).code == 0
 
 
-def test_both_fit_into_one_registry(database: str) -> None:
+def test_worker_and_database_metrics_share_a_registry(database: str) -> None:
     both = WorkerMetrics()
     with DatabaseMetrics(database) as metrics:
         both.registry.register(metrics)

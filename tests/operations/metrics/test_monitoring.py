@@ -77,13 +77,13 @@ def exported(page: Scrape) -> set[str]:
 
 
 @needs_prometheus
-def test_the_files_are_well_formed() -> None:
+def test_prometheus_accepts_rules_and_configuration() -> None:
     for what, path in (("rules", RULES), ("config", ROOT / "monitoring/prometheus.yml")):
         subprocess.run(["promtool", "check", what, str(path)], check=True, capture_output=True)
 
 
 @needs_prometheus
-def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+def test_every_alert_fires_only_in_its_case(tmp_path: Path) -> None:
     assert {case.alert for case in CASES} == alerts().keys()
 
     def tested(series: dict[str, str], at: str, alert: str, **expected: Any) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def test_rules_and_panels_name_metrics_that_there_are(database: str) -> None:
+async def test_rules_and_panels_use_existing_metrics(database: str) -> None:
     there = set()
     for metrics in (WorkerMetrics(), RelayMetrics(), BrokerMetrics()):
         with DatabaseMetrics(database) as figures, start_server(metrics, port=0) as server:
@@ -165,7 +165,7 @@ def answer(address: str) -> Any:
 
 
 @needs_prometheus
-async def test_a_real_prometheus_reads_a_real_worker(
+async def test_prometheus_scrapes_a_worker(
     app: App, database: str, events: Events, tmp_path: Path
 ) -> None:
     @app.handler("q")
@@ -212,7 +212,7 @@ async def test_a_real_prometheus_reads_a_real_worker(
             assert [it["name"] for it in rules if it["state"] == "firing"] == []
 
 
-def test_the_dashboard_has_no_empty_panel() -> None:
+def test_every_panel_has_queries_and_a_unique_title() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     source = (ROOT / "monitoring/grafana/provisioning/datasources/notifyq.yml").read_text()
     titles = [panel["title"] for panel in dashboard["panels"]]

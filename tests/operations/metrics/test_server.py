@@ -1,4 +1,4 @@
-"""The pages of a worker: what they say while it starts, works, is blocked, and stops."""
+"""The pages of a worker while it starts, works, is blocked, and stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def fetched(url: str) -> tuple[int, str]:
     return await asyncio.to_thread(get, url)
 
 
-async def test_ready_is_what_works(app: App, events: Events) -> None:
+async def test_a_worker_is_ready_while_it_can_work(app: App, events: Events) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     @app.handler("slow")
@@ -60,10 +60,10 @@ async def test_ready_is_what_works(app: App, events: Events) -> None:
             go_on.set()
 
 
-async def test_a_blocked_loop_is_seen_and_stops_no_scrape(
+async def test_a_blocked_loop_is_reported_and_scrapes_continue(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(server, "_RESPONDS_WITHIN", 0.3)
     entered, go_on = threading.Event(), threading.Event()
 
     @app.handler("blocks")
@@ -74,7 +74,7 @@ async def test_a_blocked_loop_is_seen_and_stops_no_scrape(
     seen: list[tuple[int, str]] = []
     delays: list[float] = []
 
-    def look(url: str) -> None:
+    def observe(url: str) -> None:
         assert entered.wait(20)
         seen.append(get(f"{url}/healthz"))
         page = scrape(url)
@@ -85,19 +85,19 @@ async def test_a_blocked_loop_is_seen_and_stops_no_scrape(
     metrics = WorkerMetrics()
     with start_server(metrics, port=0) as pages:
         async with working(app, metrics=metrics):
-            looking = threading.Thread(target=look, args=[pages.url])
-            looking.start()
+            observer = threading.Thread(target=observe, args=[pages.url])
+            observer.start()
             await blocks.publish(1)
-            await asyncio.to_thread(looking.join)
+            await asyncio.to_thread(observer.join)
             assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
     [(status, text)] = seen
     assert status == 503
-    assert text.startswith("the event loop of the handlers has not answered for 0.3 s")
+    assert text.startswith("the event loop of the handlers has not responded for 0.3 s")
     assert "listener" not in text
     assert delays[0] >= 0.3 > delays[1]
 
 
-def test_pages_that_are_not_there() -> None:
+def test_unknown_pages_and_methods_are_refused() -> None:
     with start_server(WorkerMetrics(), port=0) as pages:
         assert get(f"{pages.url}/other")[0] == 404
         assert get(f"{pages.url}/metrics", "POST")[0] == 405
@@ -105,17 +105,17 @@ def test_pages_that_are_not_there() -> None:
         assert "/metrics" in get(f"{pages.url}/")[1]
 
 
-def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
+def test_idle_clients_do_not_block_scrapes() -> None:
     with start_server(WorkerMetrics(), port=0) as pages:
-        silent = [socket.create_connection(("127.0.0.1", pages.port)) for _ in range(20)]
+        idle = [socket.create_connection(("127.0.0.1", pages.port)) for _ in range(20)]
         began = time.monotonic()
         assert get(f"{pages.url}/metrics")[0] == 200
         assert time.monotonic() - began < 5
-        for connection in silent:
+        for connection in idle:
             connection.close()
 
 
-def test_a_port_is_taken_once() -> None:
+def test_a_port_that_is_in_use_is_refused() -> None:
     with start_server(WorkerMetrics(), port=0) as pages:
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{pages.port}: address alr"):
             start_server(WorkerMetrics(), port=pages.port)
@@ -126,13 +126,15 @@ def test_a_port_is_taken_once() -> None:
         assert get(f"{pages.url}/readyz") == (503, "starting\n")
 
 
-async def test_the_command_serves_and_says_where(database: str, tmp_path: Path) -> None:
+async def test_the_command_serves_metrics_and_prints_the_address(
+    database: str, tmp_path: Path
+) -> None:
     (tmp_path / "good.py").write_text(APP)
     args = ("worker", "good:app", "--log-format", "json", "--metrics-port", "0")
     with Running(database, *args, cwd=tmp_path) as worker:
-        said = json.loads(worker.hear("metrics are served"))["message"]
-        url = said.removeprefix("metrics are served at ").removesuffix("/metrics")
-        worker.hear("WorkerStarted")
+        message = json.loads(worker.logged("metrics are served"))["message"]
+        url = message.removeprefix("metrics are served at ").removesuffix("/metrics")
+        worker.logged("WorkerStarted")
         assert get(f"{url}/readyz") == (200, "ok\n")
         assert scrape(url)("notifyq_workers") == 1
         second = ("worker", "good:app", "--metrics-port", url.rpartition(":")[2])
@@ -141,21 +143,21 @@ async def test_the_command_serves_and_says_where(database: str, tmp_path: Path) 
         assert result.code == 1
         assert result.err.count("\n") == 1
         assert "metrics cannot be served on" in result.err
-        assert "address already in use; give each process a --metrics-port of its own" in result.err
-        assert "NOTIFYQ_METRICS_PORT is that of workers, relays and brokers alike" in result.err
+        assert "address already in use; give each process its own --metrics-port" in result.err
+        assert "NOTIFYQ_METRICS_PORT applies to workers, relays and brokers" in result.err
         assert worker.stop(signal.SIGTERM).code == 0
 
 
-async def test_each_of_several_processes_has_its_port(database: str, tmp_path: Path) -> None:
+async def test_each_process_has_its_own_port(database: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(APP)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     env = {"NOTIFYQ_METRICS_PORT": str(port)}
     args = ("worker", "good:app", "--processes", "2")
     with Running(database, *args, cwd=tmp_path, env=env) as workers:
-        workers.hear("[1] ")
-        workers.hear(f":{port + 1}/metrics")
-        workers.hear("WorkerStarted")
+        workers.logged("[1] ")
+        workers.logged(f":{port + 1}/metrics")
+        workers.logged("WorkerStarted")
         assert scrape(f"http://127.0.0.1:{port}")("notifyq_workers") == 1
         assert scrape(f"http://127.0.0.1:{port + 1}").names
         assert workers.stop(signal.SIGTERM).code == 0

@@ -1,4 +1,4 @@
-"""What a worker's metrics say after a known piece of work, and how many series there can be."""
+"""The metrics of a worker after known work, and the limit of series."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from notifyq.telemetry import (
     LocksExtended,
     MessageFinished,
     MessagesClaimed,
-    QueueAttended,
-    QueueUnattended,
-    StreamAttended,
+    QueueSuppressed,
+    QueueUnsuppressed,
+    StreamSuppressed,
     WorkerStarted,
 )
 from operations.metrics.scrapes import Scrape, get, scrape
@@ -31,7 +31,7 @@ from support.running import Events, working
 
 if TYPE_CHECKING:
     from notifyq import App
-    from notifyq.operations.metrics.sink import EventMetrics
+    from notifyq.operations.metrics.event_metrics import EventMetrics
     from support.database import Connection
 
 
@@ -39,7 +39,7 @@ def read(metrics: WorkerMetrics) -> Scrape:
     return Scrape(generate_latest(metrics.registry).decode())
 
 
-async def test_a_piece_of_work_is_counted(app: App, connection: Connection, events: Events) -> None:
+async def test_messages_are_counted(app: App, connection: Connection, events: Events) -> None:
     tries = 0
 
     @app.handler("good", max_attempts=3, backoff=0)
@@ -74,8 +74,8 @@ async def test_a_piece_of_work_is_counted(app: App, connection: Connection, even
     }
     assert seen("notifyq_wait_seconds_count", queue="good") == 2
     assert seen("notifyq_run_seconds_count", queue="bad") == 1
-    assert seen("notifyq_bells_heard_total", channel="new_message") >= 2
-    assert seen("notifyq_bell_to_claim_seconds_count") >= 1
+    assert seen("notifyq_notifications_received_total", channel="new_message") >= 2
+    assert seen("notifyq_notification_to_claim_seconds_count") >= 1
     claims = seen.of("notifyq_claims_total")
     assert sum(claims.values()) == len(events.of(MessagesClaimed))
     assert seen("notifyq_slots") == 10
@@ -87,10 +87,10 @@ async def test_a_piece_of_work_is_counted(app: App, connection: Connection, even
     assert ended("notifyq_listener_connected") == 0
 
 
-async def test_running_handlers_and_extended_locks_are_seen(app: App, events: Events) -> None:
+async def test_running_handlers_and_extended_locks_are_counted(app: App, events: Events) -> None:
     go_on = asyncio.Event()
 
-    @app.handler("slow", lock_timeout=0.9)
+    @app.handler("slow", lock_duration=0.9)
     async def slow(n: int) -> None:
         await go_on.wait()
 
@@ -104,7 +104,9 @@ async def test_running_handlers_and_extended_locks_are_seen(app: App, events: Ev
         assert read(metrics)("notifyq_handlers_running") == 0
 
 
-async def test_a_stream_is_counted(app: App, connection: Connection, events: Events) -> None:
+async def test_events_of_streams_are_counted(
+    app: App, connection: Connection, events: Events
+) -> None:
     @app.subscriber("orders", "ledger", batch=10)
     async def keep(orders: list[int]) -> None: ...
 
@@ -119,13 +121,13 @@ async def test_a_stream_is_counted(app: App, connection: Connection, events: Eve
     assert seen("notifyq_batch_events_total", outcome="failed", **names) == 0
 
 
-def test_a_session_that_breaks_is_seen() -> None:
+def test_a_lost_session_is_counted() -> None:
     metrics = WorkerMetrics()
     metrics(ListenerConnected(backend_pid=1, again=False))
     metrics(WorkerStarted(worker="w", queues=("q",)))
     assert metrics.health.unready() is None
     metrics(ListenerLost(error="gone"))
-    assert metrics.health.unready() == "the listening session is being made anew"
+    assert metrics.health.unready() == "the listening session reconnects"
     assert read(metrics)("notifyq_listener_connected") == 0
     metrics(ListenerConnected(backend_pid=2, again=True))
     assert metrics.health.unready() is None
@@ -133,7 +135,7 @@ def test_a_session_that_breaks_is_seen() -> None:
     assert seen("notifyq_listener_losses_total") == seen("notifyq_listener_reconnects_total") == 1
 
 
-def test_what_is_claimed_while_a_queue_is_attended_was_published_in_silence() -> None:
+def test_messages_claimed_during_suppression_count_as_suppressed() -> None:
     metrics = WorkerMetrics()
 
     def claim(queue: str, quantity: int) -> None:
@@ -153,25 +155,25 @@ def test_what_is_claimed_while_a_queue_is_attended_was_published_in_silence() ->
         )
 
     claim("q", 1)
-    metrics(QueueAttended(queue="q"))
-    metrics(StreamAttended(stream="s"))
+    metrics(QueueSuppressed(queue="q"))
+    metrics(StreamSuppressed(stream="s"))
     claim("q", 2)
     claim("other", 4)
     finish("s", 8)
     finish("other", 16)
-    assert read(metrics)("notifyq_queues_attended") == 1
-    assert read(metrics)("notifyq_streams_attended") == 1
-    metrics(QueueUnattended(queue="q"))
+    assert read(metrics)("notifyq_queues_suppressed") == 1
+    assert read(metrics)("notifyq_streams_suppressed") == 1
+    metrics(QueueUnsuppressed(queue="q"))
     claim("q", 32)
     metrics(ListenerConnected(backend_pid=2, again=True))  # what was promised ended with the other
     finish("s", 64)
     seen = read(metrics)
-    assert seen("notifyq_bells_silenced_total", channel="new_message") == 2
-    assert seen("notifyq_bells_silenced_total", channel="new_event") == 8
-    assert seen("notifyq_queues_attended") == seen("notifyq_streams_attended") == 0
+    assert seen("notifyq_notifications_suppressed_total", channel="new_message") == 2
+    assert seen("notifyq_notifications_suppressed_total", channel="new_event") == 8
+    assert seen("notifyq_queues_suppressed") == seen("notifyq_streams_suppressed") == 0
 
 
-def test_a_flood_of_names_makes_no_flood_of_series() -> None:
+def test_the_number_of_series_is_limited() -> None:
     metrics = WorkerMetrics(most_names=20)
 
     def flood(quantity: int) -> int:
@@ -206,27 +208,27 @@ def test_a_flood_of_names_makes_no_flood_of_series() -> None:
 @pytest.mark.parametrize(
     ("kind", "heading"),
     [
-        (WorkerMetrics, "Of a worker"),
-        (RelayMetrics, "Of a relay"),
-        (BrokerMetrics, "Of a broker"),
+        (WorkerMetrics, "Worker"),
+        (RelayMetrics, "Relay"),
+        (BrokerMetrics, "Broker"),
     ],
 )
-def test_every_metric_is_in_the_table(kind: type[EventMetrics], heading: str) -> None:
+def test_every_metric_is_documented(kind: type[EventMetrics], heading: str) -> None:
     metrics = kind(CollectorRegistry())
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
     text = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| (.+) \|$", text, re.MULTILINE)
-    said = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _ in rows}
+    documented = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _ in rows}
     there = {}
     for collector in set(metrics.registry._collector_to_names):
         labels = tuple(getattr(collector, "_labelnames", ()))
         for family in collector.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             there[name] = (family.type, labels)
-    assert said == there
+    assert documented == there
 
 
-def test_a_registry_of_the_users_own_is_served() -> None:
+def test_a_registry_of_the_program_is_served() -> None:
     registry = CollectorRegistry()
     WorkerMetrics(registry)
     with start_server(registry, port=0) as server:

@@ -1,4 +1,4 @@
-"""Conditions on payloads as people type them: what is refused, and that nothing else breaks."""
+"""Conditions on payloads: a wrong one is refused with an explanation, and no text crashes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from notifyq.operations.monitor import ConditionError, json_path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ("amount >", "a value is missing"),
         ("amount", "a comparison is missing"),
-        ("> 5", "the name of a value is missing"),
-        ("customer = 'x", "its quote is not closed"),
-        ('customer = "x', "its quote is not closed"),
+        ("> 5", "a name is missing"),
+        ("customer = 'x", "the quote is not closed"),
+        ('customer = "x', "the quote is not closed"),
         ("(a = 1", "a closing bracket is missing"),
-        ("a = 1) ", "does not belong there"),
+        ("a = 1) ", "is not expected here"),
         ("a between 1 and 5", "a comparison is missing"),
         ("a in 1", "a list in brackets is missing"),
         ("a is 5", "null is missing"),
         ("a = b = c", "needs quotes"),
-        ('{"a":', "is no JSON object"),
-        ("{}", "names no value"),
-        ('{"a": [1]}', "write one element"),
+        ('{"a":', "is not a JSON object"),
+        ("{}", "contains no value"),
+        ('{"a": [1]}', "compare one element"),
         ("(" * 50 + "a = 1", "nested"),
         ("a = " + "x" * 3000, "at most"),
         ("", "is empty"),
@@ -35,13 +35,13 @@ from notifyq.operations.monitor import ConditionError, json_path
         ("a = 1; drop table x", ""),
     ],
 )
-def test_what_is_not_understood_is_said(text: str, said: str) -> None:
-    if not said:
+def test_an_error_explains_what_is_wrong(text: str, error: str) -> None:
+    if not error:
         assert json_path(text) == '$."a" == "1; drop table x"'
         return
     with pytest.raises(ConditionError) as refused:
         json_path(text)
-    assert said in str(refused.value)
+    assert error in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -55,12 +55,12 @@ def test_what_is_not_understood_is_said(text: str, said: str) -> None:
         ('$headers.tenant = "a = b"', '$headers.tenant == "a = b"'),
     ],
 )
-def test_a_json_path_stays_one(text: str, path: str) -> None:
+def test_a_json_path_is_kept(text: str, path: str) -> None:
     assert json_path(text) == path
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_understood_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     with suppress(ConditionError):
         assert json_path(text)
 
@@ -70,6 +70,6 @@ _WORDS += ["and", "or", "not", "in", "is", "null", "like"]
 
 
 @given(st.lists(st.sampled_from(_WORDS), max_size=12))
-def test_any_words_are_understood_or_refused(words: list[str]) -> None:
+def test_any_sequence_of_words_is_parsed_or_refused(words: list[str]) -> None:
     with suppress(ConditionError):
         assert json_path(" ".join(words))

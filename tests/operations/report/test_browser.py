@@ -50,9 +50,9 @@ _COLOURS = """
 """
 
 
-async def look(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
+async def rendered(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
     """Open a page in a window and return what is seen of it."""
-    heard: list[str] = []
+    messages: list[str] = []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
@@ -61,8 +61,8 @@ async def look(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
             viewport={"width": width, "height": 900}, color_scheme=scheme
         )
         opened = await context.new_page()
-        opened.on("console", lambda message: heard.append(message.text))
-        opened.on("pageerror", lambda error: heard.append(str(error)))
+        opened.on("console", lambda message: messages.append(message.text))
+        opened.on("pageerror", lambda error: messages.append(str(error)))
         asked: list[str] = []
         opened.on("request", lambda request: asked.append(request.url))
         await opened.goto(file.as_uri())
@@ -76,7 +76,7 @@ async def look(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
             "picture": await opened.screenshot(full_page=True),
         }
         await browser.close()
-    assert heard == []
+    assert messages == []
     assert asked == [file.as_uri()]
     return found
 
@@ -90,8 +90,8 @@ async def test_a_browser_shows_it_wide_and_narrow_by_day_and_by_night(
         report = await gather(opened)
     file = tmp_path / "report.html"
     file.write_text(page(report), encoding="utf-8")
-    day = await look(file, width=1200, scheme="light")
-    night = await look(file, width=375, scheme="dark")
+    day = await rendered(file, width=1200, scheme="light")
+    night = await rendered(file, width=375, scheme="dark")
     for seen, least in ((day, 600), (night, 280)):
         assert {chart["name"] for chart in seen["charts"]} == {chart.name for chart in CHARTS}
         assert len(seen["charts"]) == len(CHARTS)

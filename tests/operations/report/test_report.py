@@ -12,7 +12,8 @@ import pytest
 from cli.programs import Notifyq
 from notifyq.database.pool import Database
 from notifyq.operations.report import gather, page, picture
-from notifyq.operations.report.texts import change, clean, percent, short, span
+from notifyq.operations.report.charts import change
+from notifyq.operations.texts import NONE, clean, percent, short, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +76,7 @@ def notifyq(database: str) -> Iterator[Notifyq]:
 
 
 @pytest.mark.usefixtures("filled")
-async def test_its_numbers_are_those_of_the_archive(database: str) -> None:
+async def test_the_numbers_are_those_of_the_archive(database: str) -> None:
     async with Database(database) as opened:
         report = await gather(opened)
     assert (report.lake, report.until, report.step) == (0, UNTIL, timedelta(hours=1))
@@ -97,7 +98,7 @@ async def test_its_numbers_are_those_of_the_archive(database: str) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-async def test_the_page_shows_any_text_as_what_it_is(database: str) -> None:
+async def test_the_page_escapes_hostile_texts(database: str) -> None:
     async with Database(database) as opened:
         text = page(await gather(opened))
     shown = Page(text)
@@ -112,13 +113,13 @@ async def test_the_page_shows_any_text_as_what_it_is(database: str) -> None:
 
 
 @pytest.mark.usefixtures("filled")
-async def test_the_picture_is_one(database: str) -> None:
+async def test_the_picture_is_a_png(database: str) -> None:
     async with Database(database) as opened:
         data = picture(await gather(opened))
     assert data.startswith(b"\x89PNG\r\n")
 
 
-async def test_without_messages_it_says_so(notifyq: Notifyq, tmp_path: Path) -> None:
+async def test_a_report_without_messages_reports_that(notifyq: Notifyq, tmp_path: Path) -> None:
     for name in ("r.html", "r.png"):
         ended = notifyq("report", "--out", str(tmp_path / name))
         assert (ended.code, ended.err) == (0, "")
@@ -128,17 +129,17 @@ async def test_without_messages_it_says_so(notifyq: Notifyq, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("filled")
-async def test_a_time_without_messages_tells_when_there_are_some(
+async def test_a_range_without_messages_names_the_range_with_messages(
     notifyq: Notifyq, tmp_path: Path
 ) -> None:
     file = tmp_path / "r.html"
     ended = notifyq("report", "--out", str(file), "--until", "2026-01-01T00:00Z")
     assert ended.code == 0
-    assert "There are some from 2026-02-28" in file.read_text(encoding="utf-8")
+    assert "There are messages from 2026-02-28" in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("filled")
-async def test_a_range_is_of_whole_hours(notifyq: Notifyq, tmp_path: Path) -> None:
+async def test_a_range_has_whole_hours(notifyq: Notifyq, tmp_path: Path) -> None:
     file = tmp_path / "r.html"
     ended = notifyq(
         "report", "-o", str(file), "--since", "2026-03-07T10:20Z", "--until", "2026-03-07T12:20Z"
@@ -147,7 +148,7 @@ async def test_a_range_is_of_whole_hours(notifyq: Notifyq, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         (["--out", "r.pdf"], "neither .html nor .png"),
         (["--out", "missing/r.html"], "missing"),
@@ -155,21 +156,21 @@ async def test_a_range_is_of_whole_hours(notifyq: Notifyq, tmp_path: Path) -> No
         (["--lake", "x"], "valid integer"),
     ],
 )
-async def test_a_wrong_call_is_told_in_a_line(
-    notifyq: Notifyq, options: list[str], said: str
+async def test_a_wrong_option_is_refused_in_one_line(
+    notifyq: Notifyq, options: list[str], error: str
 ) -> None:
     ended = notifyq("report", *options)
     assert ended.code != 0
-    assert said in ended.err
+    assert error in ended.err
     assert ended.err.count("\n") == 1
 
 
-def test_numbers_are_written_for_people() -> None:
+def test_numbers_are_formatted() -> None:
     assert [span(it) for it in (None, 0, 1e-4, 0.0123, 3.4, 3600, 1e7)] == [
-        "-", "0 ms", "100 µs", "12.3 ms", "3.4 s", "60 min", "116 d",
+        NONE, "0 s", "100 µs", "12.3 ms", "3.4 s", "60 min", "116 d",
     ]  # fmt: skip
     assert [percent(it) for it in (0, 0.0001, 0.0123, 0.9999, 1)] == [
-        "0 %", "< 0.1 %", "1.23 %", "> 99.9 %", "100.0 %",
+        "0 %", "< 0.1 %", "1.23 %", "> 99.9 %", "100 %",
     ]  # fmt: skip
     assert [change(it) for it in (None, -0.05, 0.12, 2.4)] == ["new", "-5 %", "+12 %", "3.4 times"]
     assert [short(it) for it in (0, 950, 12_000, 3.4e6)] == ["0", "950", "12 k", "3.4 M"]

@@ -13,7 +13,7 @@ _QUEUES = """
   select messages.create_queue('thumbnails');
   select messages.create_queue('ledger');
 """
-# Published, worked and died, as far back as rates look.
+# Published, finished and failed within the time of the rates.
 _MESSAGES = """
   select messages.publish_many('billing', array(
     select jsonb_build_object('order', n, 'total', 10 * n) from generate_series(1, 137) as n));

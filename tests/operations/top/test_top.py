@@ -13,13 +13,12 @@ import pytest
 from notifyq.chaos.proxy import Proxy
 from notifyq.database.pool import Database
 from notifyq.operations.masks import HIDDEN, Masks
-from notifyq.operations.monitor.figures import Figure, Health
+from notifyq.operations.monitor import Figure, Health
 from notifyq.operations.top.app import Top
-from notifyq.operations.top.layout import chosen, fitting
 from notifyq.operations.top.snapshot import Snapshot, Source
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import _of_server
-from notifyq.operations.top.views import QUEUES, VIEWS
+from notifyq.operations.top.views import QUEUES, VIEWS, chosen, fitting
 from operations.top.filled import fill
 from support.database import until
 
@@ -67,7 +66,7 @@ async def watching(
             yield pilot
 
 
-async def test_each_view_shows_what_there_is(database: str, connection: Connection) -> None:
+async def test_each_view_shows_its_rows(database: str, connection: Connection) -> None:
     await fill(connection)
     async with watching(database) as pilot:
         text = await see(pilot, "billing", "66", "paused", "4m")
@@ -87,10 +86,10 @@ async def test_each_view_shows_what_there_is(database: str, connection: Connecti
         await pilot.press("5")
         await see(pilot, "database_bytes", "MB")
         await pilot.press("question_mark")
-        await see(pilot, "retry dead messages (asks)")
+        await see(pilot, "retry dead messages (confirm)")
 
 
-async def test_a_queue_is_looked_into_down_to_a_message(
+async def test_a_queue_opens_its_messages_and_a_message_its_details(
     database: str, connection: Connection
 ) -> None:
     await fill(connection)
@@ -112,7 +111,7 @@ async def test_a_queue_is_looked_into_down_to_a_message(
         assert "\x1b" not in text
 
 
-async def test_filter_and_sort(database: str, connection: Connection) -> None:
+async def test_rows_are_filtered_and_sorted(database: str, connection: Connection) -> None:
     await fill(connection)
 
     def names(pilot: Pilot[None]) -> list[str]:
@@ -133,9 +132,7 @@ async def test_filter_and_sort(database: str, connection: Connection) -> None:
         await see(pilot, "billing")
 
 
-async def test_what_is_changed_is_asked_for_and_noted(
-    database: str, connection: Connection
-) -> None:
+async def test_changes_are_confirmed_and_audited(database: str, connection: Connection) -> None:
     await fill(connection)
 
     async def paused() -> bool:
@@ -157,17 +154,17 @@ async def test_what_is_changed_is_asked_for_and_noted(
         await pilot.press("p")
         await see(pilot, "Resume the queue billing?")
         await pilot.press("y")
-        await see(pilot, "billing goes on")
+        await see(pilot, "billing is resumed")
         await pilot.press("3")
         await see(pilot, "TimeoutError")
         await pilot.press("r")
         await see(pilot, "Retry these 7 dead messages?")
         await pilot.press("y")
-        await see(pilot, "7 dead messages are published again")
+        await see(pilot, "retried 7 dead messages")
         await pilot.press("1", "down", "down", "down", "r")
         await see(pilot, "Retry dead messages of mail")
         await pilot.press("y")
-        await see(pilot, "3 dead messages of mail are published again")
+        await see(pilot, "retried 3 dead messages of mail")
     assert await connection.fetchval("select messages.dead_count()") == 0
     noted = await connection.fetch(
         "select action, subject, details ->> 'fingerprint' from messages.audit order by id"
@@ -180,7 +177,7 @@ async def test_what_is_changed_is_asked_for_and_noted(
     ]
 
 
-async def test_what_is_hidden_is_hidden_on_every_screen(
+async def test_masked_values_are_hidden_on_every_screen(
     database: str, connection: Connection
 ) -> None:
     await connection.execute("""
@@ -208,7 +205,7 @@ async def test_what_is_hidden_is_hidden_on_every_screen(
             await pilot.press("n", "enter")
             seen += [await see(pilot, "dead: ValueError")]
             await pilot.press("escape", "r", "y")
-            await see(pilot, "1 dead messages are published again")
+            await see(pilot, "retried 1 dead messages")
             noted = await connection.fetchval(
                 "select details ->> 'fingerprint' from messages.audit order by id desc"
             )
@@ -230,7 +227,7 @@ async def test_read_only_changes_nothing(database: str, connection: Connection) 
     assert await connection.fetchval("select count(*) from messages.audit") == 0
 
 
-async def test_a_database_that_is_away_is_said_and_comes_back(
+async def test_the_headline_reports_that_the_database_is_away(
     database: str, connection: Connection
 ) -> None:
     await fill(connection)
@@ -248,23 +245,23 @@ async def test_a_database_that_is_away_is_said_and_comes_back(
                 await pilot.pause(0.05)
 
 
-async def test_one_call_is_under_way_at_a_time(
+async def test_one_call_runs_at_a_time(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(connection)
-    under_way, most = 0, 0
-    fetch = Database._ask
+    running, most = 0, 0
+    fetch = Database._call
 
     async def counted(self: Database, *args: Any) -> Any:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
         try:
             return await fetch(self, *args)
         finally:
-            under_way -= 1
+            running -= 1
 
-    monkeypatch.setattr(Database, "_ask", counted)
+    monkeypatch.setattr(Database, "_call", counted)
     async with watching(database, every=timedelta(milliseconds=1)) as pilot:
         await see(pilot, "billing")
         for key in ("space", "3", "enter", "space", "escape", "1", "enter", "tab", "space"):
@@ -279,14 +276,14 @@ async def test_columns_fit_into_narrow_terminals(
 ) -> None:
     await fill(connection)
     async with Database(database) as opened:
-        seen = await Source(opened).look()
+        seen = await Source(opened).snapshot()
     for view in VIEWS:
         columns = fitting(view, seen, chosen(view, seen), width)
         assert sum(size + 2 for _, size in columns) <= width, view.name
         assert columns[0][0] is view.columns[0]
 
 
-async def test_without_colours_the_cursor_is_seen(
+async def test_the_cursor_is_visible_without_colours(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -307,7 +304,7 @@ async def test_without_colours_the_cursor_is_seen(
 async def test_a_rate_is_that_of_the_last_minute(database: str, connection: Connection) -> None:
     await fill(connection)
     async with Database(database) as opened:
-        seen: Snapshot = await Source(opened).look()
+        seen: Snapshot = await Source(opened).snapshot()
     assert seen.rates["billing"].finished == pytest.approx(67 / 60)
     assert seen.rates["billing"].dead == pytest.approx(7 / 60)
     assert seen.total.finished == pytest.approx(70 / 60)
@@ -317,13 +314,13 @@ async def test_a_rate_is_that_of_the_last_minute(database: str, connection: Conn
 
 
 @pytest.mark.parametrize(
-    ("part", "size", "is_told"),
+    ("part", "size", "is_reported"),
     [(0.87, 656 * 1024, False), (0.87, 2**30, True), (0.3, 2**30, False)],
 )
-def test_bloat_is_told_of_tables_of_some_size(part: float, size: int, is_told: bool) -> None:
+def test_only_bloat_of_large_tables_is_reported(part: float, size: int, is_reported: bool) -> None:
     figures = (
         Figure("bloat", "message", part, "ratio"),
         Figure("table_bytes", "message", float(size), "bytes"),
     )
-    told = "; ".join(_of_server(Snapshot(datetime.now(UTC)), Health(figures)))
-    assert (told == f"bloat {part:.0%}") is is_told
+    problems = "; ".join(_of_server(Snapshot(datetime.now(UTC)), Health(figures)))
+    assert (problems == f"bloat {part:.0%}") is is_reported

@@ -1,4 +1,4 @@
-"""Dead messages: heard, logged, listed, counted, deleted, and followed without a gap."""
+"""Dead messages: received, logged, listed, counted, deleted, and followed without a gap."""
 
 import asyncio
 import random
@@ -6,11 +6,11 @@ import random
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import Bells, Connect, Connection, Notices, publish, rows, value
+from support.database import Connect, Connection, Notices, Notifications, publish, rows, value
 
 FOLLOW = """
-    select pg_current_snapshot()::text, array(
-      select d.id from messages.dead_since(seen => $1::text::pg_snapshot, queue => $2) as d
+    select messages.current_position(), array(
+      select d.id from messages.dead_since(seen => $1, queue => $2) as d
     )
 """
 
@@ -34,7 +34,7 @@ async def die(connection: Connection, quantity: int, queue: str = "default") -> 
 
 
 async def snapshot(connection: Connection) -> str:
-    return str(await connection.fetchval("select pg_current_snapshot()::text"))
+    return str(await connection.fetchval("select messages.current_position()"))
 
 
 async def follow(
@@ -46,24 +46,26 @@ async def follow(
 
 
 @pytest.mark.parametrize("status", ["failed", "rejected", "lock_expired"])
-async def test_a_dead_message_rings_and_is_logged(
-    connection: Connection, bells: Bells, notices: Notices, status: str
+async def test_a_dead_message_is_notified_and_logged(
+    connection: Connection, notifications: Notifications, notices: Notices, status: str
 ) -> None:
     (id_,) = await publish(connection, 1)
     await finish_all(connection, status, "the reason")
-    assert await notices.said("WARNING") == [
+    assert await notices.received("WARNING") == [
         f"notifyq: dead message {id_} in queue default: {status}: the reason"
     ]
-    assert [bell.payload for bell in await bells.heard("dead_message")] == [f"default:{id_}"]
+    assert [
+        notification.payload for notification in await notifications.received("dead_message")
+    ] == [f"default:{id_}"]
 
 
-async def test_a_success_neither_rings_nor_is_logged(
-    connection: Connection, bells: Bells, notices: Notices
+async def test_a_success_is_neither_notified_nor_logged(
+    connection: Connection, notifications: Notifications, notices: Notices
 ) -> None:
     await publish(connection, 5)
     await finish_all(connection, "success")
-    assert await notices.said("WARNING") == []
-    assert await bells.heard("dead_message") == []
+    assert await notices.received("WARNING") == []
+    assert await notifications.received("dead_message") == []
 
 
 @pytest.mark.parametrize(
@@ -73,11 +75,11 @@ async def test_the_log_has_at_most_ten_lines_and_a_sum_for_a_statement(
     connection: Connection, notices: Notices, dead: int, lines: int, summary: int
 ) -> None:
     ids = await die(connection, dead)
-    said = await notices.said("WARNING")
-    assert len(said) == lines + summary
-    assert [int(line.split()[3]) for line in said[:lines]] == ids[:lines]
+    warnings = await notices.received("WARNING")
+    assert len(warnings) == lines + summary
+    assert [int(line.split()[3]) for line in warnings[:lines]] == ids[:lines]
     if summary:
-        assert said[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
+        assert warnings[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
 
 
 async def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_archive(
@@ -85,14 +87,14 @@ async def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_archive(
 ) -> None:
     await publish(connection, 1)
     await finish_all(connection, "failed", "x" * 10_000)
-    (line,) = await notices.said("WARNING")
+    (line,) = await notices.received("WARNING")
     assert line.endswith(": " + "x" * 200)
     (dead,) = await rows(connection, "dead_list")
     assert dead["details"] == "x" * 10_000
 
 
-async def test_only_the_dead_of_a_mixed_statement_are_heard_one_bell_for_each_queue(
-    connection: Connection, bells: Bells, notices: Notices
+async def test_a_mixed_statement_sends_one_notification_of_dead_messages_for_each_queue(
+    connection: Connection, notifications: Notifications, notices: Notices
 ) -> None:
     await value(connection, "create_queue", name="other")
     ids = await publish(connection, 4)
@@ -105,24 +107,28 @@ async def test_only_the_dead_of_a_mixed_statement_are_heard_one_bell_for_each_qu
         lock_tokens=[1] * 6,
         statuses=["failed", "success", "rejected", "failed", "failed", "success"],
     )
-    assert sorted(bell.payload for bell in await bells.heard("dead_message")) == [
+    assert sorted(
+        notification.payload for notification in await notifications.received("dead_message")
+    ) == [
         f"default:{ids[0]},{ids[2]}-{ids[3]}",
         f"other:{others[0]}",
     ]
-    assert len(await notices.said("WARNING")) == 4
+    assert len(await notices.received("WARNING")) == 4
 
 
-async def test_a_rolled_back_death_is_not_heard(connection: Connection, bells: Bells) -> None:
+async def test_a_failure_that_is_rolled_back_is_not_notified(
+    connection: Connection, notifications: Notifications
+) -> None:
     await publish(connection, 1)
     transaction = connection.transaction()
     await transaction.start()
     await finish_all(connection, "failed")
     await transaction.rollback()
-    assert await bells.heard("dead_message") == []
+    assert await notifications.received("dead_message") == []
 
 
-async def test_the_bell_of_the_dead_is_short_however_many_they_are(
-    connection: Connection, bells: Bells
+async def test_the_notification_of_many_dead_messages_is_short(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="é" * 100)
     await connection.execute("alter table messages.message alter id restart 1000000000000000000")
@@ -132,12 +138,12 @@ async def test_the_bell_of_the_dead_is_short_however_many_they_are(
         "é" * 100,
     )
     await finish_all(connection, "failed")
-    heard = await bells.heard("dead_message")
-    assert len(heard) == 2
-    assert all(len(bell.payload.encode()) < 8000 for bell in heard)
+    received = await notifications.received("dead_message")
+    assert len(received) == 2
+    assert all(len(notification.payload.encode()) < 8000 for notification in received)
 
 
-async def test_the_dead_are_listed_latest_first_by_pages(connection: Connection) -> None:
+async def test_dead_messages_are_listed_latest_first_by_pages(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     dead = [(await die(connection, 1))[0] for _ in range(4)]
     (elsewhere,) = await die(connection, 1, "other")

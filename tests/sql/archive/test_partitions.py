@@ -1,4 +1,4 @@
-"""The archive's days: made ahead in UTC, filled from the default partition, dropped when old."""
+"""The archive's days: created in advance, filled from the default partition, dropped when old."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -58,7 +58,9 @@ async def maintain(connection: Connection) -> asyncpg.Record:
     return report
 
 
-async def test_an_install_has_today_and_the_days_ahead(connection: Connection) -> None:
+async def test_an_install_has_partitions_for_today_and_the_next_days(
+    connection: Connection,
+) -> None:
     first = await today(connection)
     assert await days(connection) == [name_of(first + timedelta(days=n)) for n in range(4)]
 
@@ -129,7 +131,7 @@ async def test_rows_without_a_day_go_to_the_default_one_and_are_moved_into_their
     assert await connection.fetch("select * from messages.message_archive order by id") == before
 
 
-async def test_moving_rows_into_their_day_rings_for_no_dead_message_again(
+async def test_moving_rows_into_their_day_notifies_no_dead_message_again(
     connection: Connection, connect: Connect
 ) -> None:
     await drop_days(connection)
@@ -137,11 +139,11 @@ async def test_moving_rows_into_their_day_rings_for_no_dead_message_again(
     await rows(connection, "claim")
     await value(connection, "finish", id=1, lock_token=1, status="failed")
     listener = await connect()
-    heard: list[Any] = []
-    await listener.add_listener("dead_message", lambda *it: heard.append(it))
+    received: list[Any] = []
+    await listener.add_listener("dead_message", lambda *it: received.append(it))
     await maintain(connection)
     await listener.execute("select 1")
-    assert heard == []
+    assert received == []
     assert await value(connection, "dead_count") == 1
 
 
@@ -172,7 +174,7 @@ async def test_a_longer_retention_of_any_queue_keeps_the_days(connection: Connec
     assert (await maintain(connection))["partitions_dropped"] == 1
 
 
-async def test_a_reader_of_the_archive_neither_fails_nor_blocks_the_upkeep(
+async def test_a_reader_of_the_archive_neither_fails_nor_blocks_the_maintenance(
     connection: Connection, connect: Connect
 ) -> None:
     first = await today(connection)
@@ -195,7 +197,7 @@ async def test_a_reader_of_the_archive_neither_fails_nor_blocks_the_upkeep(
     assert await days(connection) == all_days
 
 
-async def test_a_busy_archive_does_not_fail_the_upkeep_that_makes_its_day(
+async def test_a_busy_archive_does_not_fail_the_maintenance_that_makes_its_day(
     connection: Connection, connect: Connect
 ) -> None:
     await drop_days(connection)
@@ -207,10 +209,10 @@ async def test_a_busy_archive_does_not_fail_the_upkeep_that_makes_its_day(
     await value(worker, "finish", id=ids[0], lock_token=1)
     await expire(connection, ids[1])
 
-    upkeep = asyncio.ensure_future(maintain(connection))
+    maintenance = asyncio.ensure_future(maintain(connection))
     await until_blocked(observer, connection)
     await transaction.commit()
-    assert (await upkeep)["reaped"] == 1
+    assert (await maintenance)["reaped"] == 1
 
     await maintain(connection)
     assert await home(connection, ids[0]) == name_of(await today(connection))

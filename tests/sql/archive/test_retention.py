@@ -1,4 +1,4 @@
-"""Retention by queue and by status: what goes, what stays, and that nobody waits for it."""
+"""Retention by queue and by status: what is removed, what stays, and that no finish waits."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -44,7 +44,7 @@ async def kept(connection: Connection) -> list[int]:
 
 
 async def settle(connection: Connection) -> None:
-    """Do the upkeep until nothing is left to remove, a step each time."""
+    """Do maintenance until nothing is left to remove, a step each time."""
     for _ in range(6):
         await maintain(connection)
 
@@ -103,7 +103,7 @@ async def test_a_message_stays_until_all_of_its_day_is_past_the_retention(
     assert name_of(first - timedelta(days=4)) not in await days(connection)
 
 
-async def test_what_did_not_succeed_may_be_kept_for_longer_or_less(
+async def test_dead_messages_may_have_a_retention_of_their_own(
     connection: Connection, old: datetime
 ) -> None:
     await queue(connection, "hasty", retention_dead=timedelta(days=2))
@@ -126,7 +126,7 @@ async def test_what_did_not_succeed_may_be_kept_for_longer_or_less(
         await value(connection, "alter_queue", name="hasty", retention_dead=timedelta(-1))
 
 
-async def test_a_day_of_which_much_is_kept_is_gone_through_in_steps(
+async def test_a_day_with_many_kept_rows_is_swept_in_steps(
     connection: Connection, old: datetime
 ) -> None:
     await connection.execute(
@@ -171,7 +171,9 @@ async def test_redrives_are_forgotten_with_their_messages_only(
     assert await connection.fetchval("select count(*) from notifyq.redrive") == 0
 
 
-async def test_less_than_a_day_is_kept_to_the_minute(connection: Connection) -> None:
+async def test_a_retention_of_less_than_a_day_is_exact_to_the_minute(
+    connection: Connection,
+) -> None:
     await queue(connection, "flash", retention=timedelta(hours=1))
     await queue(
         connection, "both", retention=timedelta(minutes=10), retention_dead=timedelta(hours=2)
@@ -199,14 +201,14 @@ async def test_less_than_a_day_is_kept_to_the_minute(connection: Connection) -> 
     assert next_at - now < timedelta(minutes=1, seconds=20)
 
 
-async def test_days_are_looked_through_when_something_may_be_due_and_after_a_change(
+async def test_days_are_scanned_when_rows_may_be_due_and_after_a_change(
     connection: Connection, old: datetime
 ) -> None:
     await archive(connection, 1, old)
     await archive(connection, 2, old, "short")
     await settle(connection)
     assert await kept(connection) == [1]
-    # A late commit: seen by the look of the next day.
+    # A late commit: found by the scan of the next day.
     await archive(connection, 3, old, "short")
     await maintain(connection)
     assert await kept(connection) == [1, 3]
@@ -224,9 +226,7 @@ async def test_days_are_looked_through_when_something_may_be_due_and_after_a_cha
     assert gone == 0
 
 
-async def test_what_no_queue_says_is_said_by_the_archive(
-    connection: Connection, old: datetime
-) -> None:
+async def test_the_archive_has_the_default_retention(connection: Connection, old: datetime) -> None:
     await archive(connection, 1, old, "gone")
     await archive(connection, 2, old, "gone", "failed")
     await maintain(connection)
@@ -238,7 +238,7 @@ async def test_what_no_queue_says_is_said_by_the_archive(
     assert policy is not None
     assert (policy["retention"], policy["days_ahead"]) == (timedelta(days=2), 6)
     report = await maintain(connection)
-    assert report["partitions_made"] == 3 * 2
+    assert report["partitions_made"] == 3 * 3
     assert await kept(connection) == [2]
     await queue(connection, "new")
     assert (await rows(connection, "queue_info", queue="new"))[0]["retention"] == timedelta(days=2)
@@ -263,7 +263,7 @@ async def test_retention_waits_for_each_lake(connection: Connection, old: dateti
     due = [row["awaits"] for row in await rows(connection, "archive_info") if row["awaits"]]
     assert set(due) <= {"/lake"}
 
-    await connection.execute("update notifyq.lake set place = messages.current_position()")
+    await connection.execute("update notifyq.lake set position = messages.current_position()")
     await archive(connection, 4, now - timedelta(minutes=5), "flash")
     for _ in range(3):
         await connection.execute("update notifyq.retention_day set next_at = now()")
@@ -272,7 +272,7 @@ async def test_retention_waits_for_each_lake(connection: Connection, old: dateti
     assert await kept(connection) == [1, 4]
 
 
-async def test_nobody_waits_while_a_reader_keeps_a_day_from_being_dropped(
+async def test_a_reader_that_keeps_a_day_from_being_dropped_blocks_no_finish(
     connection: Connection, connect: Connect, old: datetime
 ) -> None:
     await archive(connection, 1, old)
@@ -287,25 +287,25 @@ async def test_nobody_waits_while_a_reader_keeps_a_day_from_being_dropped(
     done = False
 
     async def work() -> None:
-        # Slowly enough for the upkeep to try again and again.
+        # Slowly enough for maintenance to try again and again.
         for id_ in ids:
             await rows(worker, "claim", quantity=1)
             assert await value(worker, "finish", id=id_, lock_token=1)
 
-    async def look() -> None:
+    async def read() -> None:
         while not done:
             await rows(looker, "archive_list", quantity=1)
 
     async with reader.transaction():
         await reader.fetch("select * from messages.message_archive")
-        looking = asyncio.ensure_future(look())
+        reading = asyncio.ensure_future(read())
         working = asyncio.ensure_future(work())
         reports: list[asyncpg.Record] = []
         while not working.done() or len(reports) < 3:
             await connection.execute("update notifyq.retention_day set next_at = now()")
             reports.append(await maintain(connection))
         done = True
-        await asyncio.gather(working, looking)
+        await asyncio.gather(working, reading)
         assert {report["partitions_dropped"] for report in reports} == {0}
     assert 2 in await kept(connection)
     await connection.execute("update notifyq.retention_day set next_at = now()")
@@ -313,7 +313,7 @@ async def test_nobody_waits_while_a_reader_keeps_a_day_from_being_dropped(
     assert await kept(connection) == [1, *ids] or await kept(connection) == [*ids, 1]
 
 
-async def test_a_day_that_somebody_writes_into_is_left_to_the_next_run(
+async def test_a_day_with_an_open_writer_is_left_to_the_next_run(
     connection: Connection, connect: Connect, old: datetime
 ) -> None:
     await archive(connection, 1, old)
@@ -330,7 +330,7 @@ async def test_a_day_that_somebody_writes_into_is_left_to_the_next_run(
     assert await kept(connection) == [1, 3]
 
 
-async def test_the_reports_say_what_is_kept_and_what_goes_next(
+async def test_the_reports_show_what_is_kept_and_what_is_removed_next(
     connection: Connection, old: datetime
 ) -> None:
     for id_ in range(1, 5):
@@ -354,6 +354,7 @@ async def test_the_reports_say_what_is_kept_and_what_goes_next(
 
     day = of(await rows(connection, "archive_info"))
     assert (day["rows"], day["dead"], day["is_exact"]) == (6, 1, True)
+    assert day["attempt_bytes"] > 0
     assert day["next_step"] == "rewrite"
     assert day["goes_at"].date() == (old + timedelta(days=61)).date()
     await maintain(connection)

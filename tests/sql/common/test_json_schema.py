@@ -1,4 +1,4 @@
-"""What a JSON Schema says is the same here as in the library `jsonschema`."""
+"""SQL accepts and refuses the same values as the library `jsonschema`."""
 
 import json
 import random
@@ -116,14 +116,14 @@ def decimals(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_float=Decimal)
 
 
-async def test_both_take_and_refuse_the_same(connection: Connection) -> None:
+async def test_sql_and_python_accept_the_same_values(connection: Connection) -> None:
     maker = Maker(20201207)
     pairs = [(maker.whole(), maker.value()) for _ in range(PAIRS)]
     rows = await connection.fetch(
         "select notifyq.check_schema(p.schema, p.schema, '$'), "
         "notifyq.schema_error(p.value, p.schema, p.schema, '$') is null as takes "
         "from unnest($1::text[]::jsonb[], $2::text[]::jsonb[]) as p (schema, value)",
-        *([json.dumps(pair[place]) for pair in pairs] for place in (0, 1)),
+        *([json.dumps(pair[index]) for pair in pairs] for index in (0, 1)),
     )
     found = [row["takes"] for row in rows]
     expected = [_library()(schema).is_valid(value) for schema, value in decimals(pairs)]

@@ -1,8 +1,8 @@
-"""The bell: what it says, how often it rings, and how long it may get."""
+"""Notifications: their payload, how often they are sent, and how long they can get."""
 
 import pytest
 
-from support.database import Bells, Connection, publish, rows, value
+from support.database import Connection, Notifications, publish, rows, value
 
 LONGEST_NAME = "é" * 100  # 200 bytes
 LIMIT = 8000
@@ -39,103 +39,117 @@ async def test_ids_that_do_not_fit_are_left_out_from_the_end(connection: Connect
 
 
 async def test_messages_of_one_queue_published_together_are_one_span(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     ids = await publish(connection, 42)
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[-1]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]}-{ids[-1]}"
+    ]
 
 
-async def test_a_statement_over_several_queues_rings_each_once_with_its_own_ids(
-    connection: Connection, bells: Bells
+async def test_a_statement_notifies_each_of_its_queues_once_with_its_ids(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="b")
     await connection.execute(INTERLEAVED, "b", 6)
     first = await connection.fetchval("select min(id) from messages.message")
-    assert [bell.payload for bell in await bells.heard()] == [
+    assert [notification.payload for notification in await notifications.received()] == [
         f"b:{first + 1},{first + 3},{first + 5}",
         f"default:{first},{first + 2},{first + 4}",
     ]
 
 
 async def test_the_only_message_of_its_queue_in_a_statement_is_no_span(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="b")
     await connection.execute(INTERLEAVED, "b", 3)
     first = await connection.fetchval("select min(id) from messages.message")
-    assert [bell.payload for bell in await bells.heard()] == [
+    assert [notification.payload for notification in await notifications.received()] == [
         f"b:{first + 1}",
         f"default:{first},{first + 2}",
     ]
 
 
-async def test_the_ids_of_a_bell_are_those_of_its_queue(
-    connection: Connection, bells: Bells
+async def test_the_ids_of_a_notification_are_those_of_its_queue(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="b")
     await connection.execute(INTERLEAVED, "b", 400)
-    for bell in await bells.heard():
-        live = await rows(connection, "message_list", queue=bell.queue, quantity=1000)
-        assert bell.ids == [row["id"] for row in live]
+    for notification in await notifications.received():
+        live = await rows(connection, "message_list", queue=notification.queue, quantity=1000)
+        assert notification.ids == [row["id"] for row in live]
 
 
-async def test_each_statement_rings_once(connection: Connection, bells: Bells) -> None:
+async def test_each_statement_notifies_once(
+    connection: Connection, notifications: Notifications
+) -> None:
     ids = [(await publish(connection, 1))[0] for _ in range(3)]
-    assert [bell.ids for bell in await bells.heard()] == [[id_] for id_ in ids]
+    assert [notification.ids for notification in await notifications.received()] == [
+        [id_] for id_ in ids
+    ]
 
 
 @pytest.mark.parametrize("first_id", [1, 9 * 10**18])
-async def test_a_bell_is_short_whatever_is_published(
-    connection: Connection, bells: Bells, first_id: int
+async def test_a_notification_is_short_whatever_is_published(
+    connection: Connection, notifications: Notifications, first_id: int
 ) -> None:
     await value(connection, "create_queue", name=LONGEST_NAME)
     await connection.execute(f"alter table messages.message alter id restart {first_id}")
     await connection.execute(INTERLEAVED, LONGEST_NAME, 100_000)
 
-    heard = await bells.heard()
-    assert [bell.queue for bell in heard] == ["default", LONGEST_NAME]
-    assert all(len(bell.payload.encode()) < LIMIT for bell in heard)
-    assert all(bell.ids for bell in heard)
+    received = await notifications.received()
+    assert [notification.queue for notification in received] == ["default", LONGEST_NAME]
+    assert all(len(notification.payload.encode()) < LIMIT for notification in received)
+    assert all(notification.ids for notification in received)
 
 
-async def test_a_hundred_thousand_messages_of_one_statement_ring_once(
-    connection: Connection, bells: Bells
+async def test_a_hundred_thousand_messages_of_one_statement_notify_once(
+    connection: Connection, notifications: Notifications
 ) -> None:
     ids = await publish(connection, 100_000)
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[-1]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]}-{ids[-1]}"
+    ]
 
 
-async def test_messages_for_later_are_not_in_the_bell(connection: Connection, bells: Bells) -> None:
+async def test_messages_for_later_are_not_in_the_notification(
+    connection: Connection, notifications: Notifications
+) -> None:
     await connection.execute("""
         insert into messages.message (message, available_at)
         select '1', now() + case when n in (2, 3) then interval '1 hour' else interval '0' end
         from generate_series(1, 5) as g (n)
     """)
     first = await connection.fetchval("select min(id) from messages.message")
-    assert [bell.payload for bell in await bells.heard()] == [
+    assert [notification.payload for notification in await notifications.received()] == [
         f"default:{first},{first + 3}-{first + 4}"
     ]
 
 
-async def test_a_queue_without_a_bell_is_silent(connection: Connection, bells: Bells) -> None:
-    await value(connection, "create_queue", name="quiet", bell="off")
+async def test_a_queue_with_notify_off_sends_no_notification(
+    connection: Connection, notifications: Notifications
+) -> None:
+    await value(connection, "create_queue", name="quiet", notify="off")
     await publish(connection, 3, "quiet")
     await rows(connection, "notifyq.renotify")
     (message,) = await rows(connection, "claim", queues=["quiet"])
     await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
-async def test_a_paused_queue_is_silent(connection: Connection, bells: Bells) -> None:
+async def test_a_paused_queue_sends_no_notification(
+    connection: Connection, notifications: Notifications
+) -> None:
     await value(connection, "pause_queue", name="default")
     await publish(connection, 3)
     await rows(connection, "notifyq.renotify")
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
-async def test_a_silent_queue_does_not_silence_the_others_of_a_statement(
-    connection: Connection, bells: Bells
+async def test_a_queue_with_notify_off_does_not_affect_others_of_a_statement(
+    connection: Connection, notifications: Notifications
 ) -> None:
-    await value(connection, "create_queue", name="quiet", bell="off")
+    await value(connection, "create_queue", name="quiet", notify="off")
     await connection.execute(INTERLEAVED, "quiet", 10)
-    assert [bell.queue for bell in await bells.heard()] == ["default"]
+    assert [notification.queue for notification in await notifications.received()] == ["default"]

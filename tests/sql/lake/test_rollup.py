@@ -1,4 +1,4 @@
-"""Roll-ups: counts that may be added, percentiles within one in a hundred, and who may add."""
+"""Roll-ups: counts are added by one transaction, percentiles are within one in a hundred."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def roll(
             texts = [json.dumps(it, default=str) for it in counted]
             await connection.execute(
                 "select notifyq.add_rollup($1, "
-                + ", ".join(f"${place}::text::jsonb" for place in range(2, 2 + len(texts)))
+                + ", ".join(f"${number}::text::jsonb" for number in range(2, 2 + len(texts)))
                 + ")",
                 lake,
                 *texts,
@@ -174,7 +174,9 @@ async def test_a_roll_up_that_fails_leaves_nothing(connection: Connection, lake:
     assert await rows(connection, "rollup") == []
 
 
-async def test_nobody_adds_beside_a_roll_up(connection: Connection, lake: int) -> None:
+async def test_only_the_transaction_of_a_roll_up_adds_counts(
+    connection: Connection, lake: int
+) -> None:
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     with pytest.raises(InvalidArgumentError):
         await connection.execute("select notifyq.add_rollup($1, '[]')", lake)
@@ -272,15 +274,13 @@ async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection,
         assert len(await rows(connection, table, "span = 'day'")) == 2
 
 
-async def test_a_lake_that_is_forgotten_takes_its_roll_up_along(
-    connection: Connection, lake: int
-) -> None:
+async def test_forgetting_a_lake_removes_its_roll_up(connection: Connection, lake: int) -> None:
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     await connection.execute("select messages.forget_lake($1)", lake)
     assert await rows(connection, "rollup") == await rows(connection, "rollup_progress") == []
 
 
-async def test_of_two_lakes_one_has_to_be_named(connection: Connection, lake: int) -> None:
+async def test_with_two_lakes_one_must_be_named(connection: Connection, lake: int) -> None:
     other = await connection.fetchval("select (notifyq.create_lake('/other')).id")
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     await roll(connection, other, 0, 3, [counted(2, {0: 2})])

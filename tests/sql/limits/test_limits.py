@@ -69,7 +69,7 @@ async def test_an_expired_lock_counts_until_it_is_reaped(connection: Connection)
     assert await ids(connection) == [second]
 
 
-async def test_what_was_locked_without_a_limit_counts(connection: Connection) -> None:
+async def test_messages_locked_before_the_limit_count(connection: Connection) -> None:
     await limited(connection)
     published = await put(connection, *[None] * 5)
     held = await claim(connection, 3)
@@ -89,14 +89,14 @@ async def test_no_more_of_a_key_are_locked_than_it_may_have(connection: Connecti
     assert await ids(connection) == published[2:3]
 
 
-async def test_others_are_found_behind_a_backlog_that_must_wait(connection: Connection) -> None:
+async def test_other_keys_are_found_after_a_backlog_that_must_wait(connection: Connection) -> None:
     await limited(connection, key_concurrency=1)
     published = await put(connection, *["a"] * 500, "b", "c", None)
     assert await ids(connection, 2) == [published[0], published[500]]
     assert await ids(connection, 10) == published[501:]
 
 
-async def test_a_key_is_worked_in_its_order(connection: Connection) -> None:
+async def test_messages_of_a_key_are_claimed_in_order(connection: Connection) -> None:
     await limited(connection, ordered=True)
     published = await put(connection, *"abab", None, None)
     held = await claim(connection)
@@ -167,9 +167,9 @@ async def test_messages_of_a_limited_queue_are_not_claimed_by_id(connection: Con
 async def rewind(connection: Connection, seconds: float) -> None:
     """As if time had gone by since the last claim."""
     for table, *columns in (
-        ("flow_state", "paid_at", "keys_paid_at", "booked_paid_at"),
-        ("flow_key", "paid_at"),
-        ("flow_charge", "charged_at"),
+        ("limit_state", "paid_at", "keys_paid_at", "booked_paid_at"),
+        ("limit_key", "paid_at"),
+        ("limit_charge", "charged_at"),
     ):
         earlier = ", ".join(f"{it} = {it} - make_interval(secs => $1)" for it in columns)
         await connection.execute(f"update notifyq.{table} set {earlier}", seconds)
@@ -213,7 +213,7 @@ async def test_each_key_has_a_rate_of_its_own(connection: Connection) -> None:
     assert await ids(connection) == published[2:3]
 
 
-async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) -> None:
+async def test_keys_have_equal_shares_whatever_their_backlog(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 300)
     await put(connection, *["small"] * 30)
@@ -222,7 +222,7 @@ async def test_tenants_have_equal_shares_whatever_waits(connection: Connection) 
         had.update(it["key"] for it in await claim(connection, 10))
     assert had == {"big": 30, "small": 30}
     assert len(await claim(connection, 50)) == 50
-    # One who was away has nothing saved up, and need not wait.
+    # A key that was idle has no credit, and need not wait.
     (late,) = await put(connection, "small")
     assert late in await ids(connection, 2)
 
@@ -251,7 +251,7 @@ async def test_claims_of_any_size_go_on_where_the_last_one_has_ended(
     assert sorted([*rest, *(id_ for ids in order.values() for id_ in ids)]) == published
 
 
-async def test_what_few_keys_have_is_shared_among_those_that_have_more(
+async def test_unused_shares_go_to_keys_with_more_messages(
     connection: Connection,
 ) -> None:
     await limited(connection, fair=True)
@@ -278,7 +278,7 @@ async def test_a_fair_claim_finds_a_new_key_in_its_round(connection: Connection)
 
 
 async def in_turn(connection: Connection, *names: str) -> list[str]:
-    """These keys in the order of their turns, which is that of their lanes."""
+    """These keys in the order of their turns, which is that of their key_hashes."""
     ordered = (
         "select array_agg(n order by notifyq.key_hash('q', n)) from unnest($1::text[]) as u (n)"
     )
@@ -286,22 +286,22 @@ async def in_turn(connection: Connection, *names: str) -> list[str]:
     return keys
 
 
-async def late_one(connection: Connection, names: list[str], place: int) -> str:
+async def late_one(connection: Connection, names: list[str], position: int) -> str:
     """A key whose turn comes behind so many of these."""
     for number in range(1000):
         late = f"late{number}"
-        if (await in_turn(connection, *names, late)).index(late) == place:
+        if (await in_turn(connection, *names, late)).index(late) == position:
             return late
-    raise AssertionError(place)
+    raise AssertionError(position)
 
 
-@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("position", [0, 1, 3])
 async def test_a_claim_with_a_message_for_each_key_finds_new_ones(
-    connection: Connection, place: int
+    connection: Connection, position: int
 ) -> None:
     await limited(connection, fair=True)
     await put(connection, *"bdf" * 20)
-    late = await late_one(connection, [*"bdf"], place)
+    late = await late_one(connection, [*"bdf"], position)
     assert Counter(it["key"] for it in await claim(connection, 6)) == {"b": 2, "d": 2, "f": 2}
     await put(connection, *[late] * 3)
     assert Counter(it["key"] for it in await claim(connection, 8)) == dict.fromkeys(
@@ -329,13 +329,13 @@ async def test_a_claim_with_a_message_for_each_key_goes_on_where_the_last_one_en
     assert {it["id"] for it in await claim(connection, 2)} == held
 
 
-@pytest.mark.parametrize("place", [0, 5, 10, None])
+@pytest.mark.parametrize("position", [0, 5, 10, None])
 async def test_claims_of_a_part_of_a_round_go_to_each_key_in_its_turn(
-    connection: Connection, place: int | None
+    connection: Connection, position: int | None
 ) -> None:
     await limited(connection, fair=True)
     names = await in_turn(connection, *(f"k{n:02}" for n in range(10)))
-    late = names[1] if place is None else await late_one(connection, names, place)
+    late = names[1] if position is None else await late_one(connection, names, position)
     await put(connection, *names * 20)
     had: Counter[str] = Counter()
     for _ in range(12):
@@ -381,7 +381,7 @@ async def test_small_and_large_claims_go_on_after_each_other(
     assert sorted(had) == sorted(names)
 
 
-async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection) -> None:
+async def test_a_fair_claim_is_full_while_messages_wait(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 300, *(f"small{n}" for n in range(25)), *[None] * 5)
     for _ in range(11):
@@ -389,14 +389,14 @@ async def test_a_fair_claim_is_full_while_anything_waits(connection: Connection)
     assert await waiting(connection) == []
 
 
-async def test_messages_without_a_key_are_one_tenant(connection: Connection) -> None:
+async def test_messages_without_a_key_share_one_turn(connection: Connection) -> None:
     await limited(connection, fair=True)
     await put(connection, *["big"] * 1200)
     await put(connection, *[None] * 40)
     had: Counter[str | None] = Counter()
     for _ in range(11):
-        # They are looked for now and then, 1000 messages at a time.
-        await connection.execute("update notifyq.flow_state set walk_at = '-infinity'")
+        # Scans for them are made now and then, 1000 messages at a time.
+        await connection.execute("update notifyq.limit_state set keyless_scan_at = '-infinity'")
         had.update(it["key"] for it in await claim(connection, 6))
     assert abs(had["big"] - had[None]) <= 12
     assert sum(had.values()) == 66
@@ -440,7 +440,7 @@ async def test_limits_hold_together(connection: Connection) -> None:
     assert {it["id"] for it in (*held, *rest)} >= set(published[50:])
 
 
-async def test_a_limit_can_be_taken_away(connection: Connection) -> None:
+async def test_a_limit_can_be_removed(connection: Connection) -> None:
     await limited(connection, concurrency=1, ordered=True, rate=5)
     await put(connection, *"aaa")
     assert len(await claim(connection)) == 1
@@ -448,19 +448,19 @@ async def test_a_limit_can_be_taken_away(connection: Connection) -> None:
     assert (changed[0]["concurrency"], changed[0]["rate"]) == (None, None)
     assert not changed[0]["is_limited"]
     assert len(await claim(connection)) == 2
-    for table in ("flow", "flow_state", "flow_key", "flow_charge"):
+    for table in ("limit_turn", "limit_state", "limit_key", "limit_charge"):
         assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
 
 
 @pytest.mark.parametrize(
     ("policy", "problem"),
     [
-        ({"concurrency": -1}, "must not be negative"),
+        ({"concurrency": -1}, "concurrency must be between 0 and 1000000000, not -1"),
         ({"rate_period": "0 s"}, "rate_period must be longer than zero"),
         ({"overflow": "panic"}, "overflow must be reject or drop_oldest"),
     ],
 )
-async def test_a_policy_that_makes_no_sense_is_refused(
+async def test_an_invalid_option_is_refused(
     connection: Connection, policy: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
@@ -483,7 +483,7 @@ async def test_a_full_queue_takes_nothing_more(connection: Connection) -> None:
     await limited(connection, capacity=5)
     published = await put(connection, *[None] * 4)
     await put(connection, None, available_at=datetime(2999, 1, 1, tzinfo=UTC))
-    with pytest.raises(asyncpg.PostgresError, match="queue 'q' is full: 5 messages") as caught:
+    with pytest.raises(asyncpg.PostgresError, match="is full: its capacity is 5") as caught:
         await put(connection, None)
     assert caught.value.sqlstate == "NQ010"
     # A locked message does not wait; one that comes back does, and may be one too many.
@@ -537,7 +537,9 @@ async def test_a_capacity_costs_other_queues_no_call(connection: Connection) -> 
     await put(connection, *[None] * 10)
 
 
-async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> None:
+async def test_rate_limit_wait_returns_the_time_until_the_next_token(
+    connection: Connection,
+) -> None:
     assert await value(connection, "notifyq.rate_limit_wait", queues=["default"]) is None
     await limited(connection, rate=60, rate_period=HOUR, rate_burst=2)
     await put(connection, *[None] * 5)
@@ -555,21 +557,21 @@ async def test_it_is_told_when_the_next_token_comes(connection: Connection) -> N
 
 
 @pytest.mark.parametrize("rate", ["rate", "key_rate"])
-async def test_a_token_that_came_since_the_last_claim_is_told_of(
+async def test_rate_limit_wait_is_negative_for_a_token_since_the_last_claim(
     connection: Connection, rate: str
 ) -> None:
     async def token_in(since: int) -> timedelta:
-        told: timedelta = await value(
+        waited: timedelta = await value(
             connection, "notifyq.rate_limit_wait", queues=["q"], since=timedelta(seconds=since)
         )
-        return told
+        return waited
 
     await limited(connection, **{rate: 60, f"{rate}_period": HOUR, f"{rate}_burst": 1})
     await put(connection, "a", "a")
     assert len(await claim(connection)) == 1
     assert timedelta(seconds=50) < await token_in(0) <= timedelta(seconds=60)
     assert timedelta(seconds=50) < await token_in(3600) <= timedelta(seconds=60)
-    for table in ("flow_state", "flow_key"):
+    for table in ("limit_state", "limit_key"):
         await connection.execute(
             f"update notifyq.{table} set paid_at = clock_timestamp() - interval '1 second'"
         )
@@ -578,11 +580,11 @@ async def test_a_token_that_came_since_the_last_claim_is_told_of(
     assert timedelta(seconds=-10) < await token_in(10) <= timedelta(seconds=-1)
 
 
-KEYS = "select count(*) from notifyq.flow_key"
-CHARGES = "select count(*) from notifyq.flow_charge"
+KEYS = "select count(*) from notifyq.limit_key"
+CHARGES = "select count(*) from notifyq.limit_charge"
 
 
-async def test_keys_that_are_not_ahead_are_forgotten(connection: Connection) -> None:
+async def test_full_buckets_of_keys_are_deleted(connection: Connection) -> None:
     await limited(connection, fair=True, key_rate=60, key_rate_period=HOUR, key_rate_burst=2)
     await put(connection, *"abcabc")
     assert len(await claim(connection, 3)) == 3
@@ -603,7 +605,7 @@ async def limited_keys(connection: Connection) -> None:
     await put(connection, *"ab" * 30)
 
 
-async def test_far_from_its_rate_a_key_is_written_with_others_later(
+async def test_far_from_the_rate_charges_are_paid_later_together(
     connection: Connection,
 ) -> None:
     await limited_keys(connection)
@@ -621,7 +623,7 @@ async def test_far_from_its_rate_a_key_is_written_with_others_later(
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(61, 3), (181, 5), (600, 6), (36_000, 6)])
-async def test_what_a_bucket_could_not_hold_between_two_charges_is_lost(
+async def test_tokens_over_the_burst_are_lost_between_two_charges(
     connection: Connection, seconds: int, left: int
 ) -> None:
     await limited_keys(connection)
@@ -632,7 +634,7 @@ async def test_what_a_bucket_could_not_hold_between_two_charges_is_lost(
     assert len(await claim(connection, 40)) == 2 * left
 
 
-async def test_a_key_pays_for_all_that_it_had_before_it_is_forgotten(
+async def test_a_bucket_pays_all_charges_before_it_is_deleted(
     connection: Connection,
 ) -> None:
     await limited_keys(connection)
@@ -647,7 +649,7 @@ async def test_a_key_pays_for_all_that_it_had_before_it_is_forgotten(
     assert len(await claim(connection, 40)) == 2 * 7
 
 
-async def test_a_rate_that_is_lowered_counts_what_keys_had_before(connection: Connection) -> None:
+async def test_a_lowered_rate_counts_earlier_messages(connection: Connection) -> None:
     await limited_keys(connection)
     assert len(await claim(connection, 12)) == 12
     assert await connection.fetchval(CHARGES) == 1
@@ -675,6 +677,6 @@ async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
     await claim(connection)
     assert await value(connection, "drop_queue", name="q", force=True) == 2
     assert not await connection.fetchval("select 1 from pg_trigger where tgname = 'capacity'")
-    for table in ("flow", "flow_state", "flow_key", "flow_charge", "flow_room"):
+    for table in ("limit_turn", "limit_state", "limit_key", "limit_charge", "limit_room"):
         assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
     assert not await connection.fetchval("select count(*) from messages.share")

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from support.database import (
-    Bell,
     Connection,
+    Notification,
     archived,
     expire,
     install,
@@ -37,14 +37,14 @@ async def cron_connection(server: str) -> AsyncIterator[Connection]:
     await connection.close()
 
 
-async def test_pg_cron_ends_locks_fires_schedules_and_rings_with_no_worker_alive(
+async def test_pg_cron_reaps_fires_and_notifies_without_workers(
     cron_connection: Connection,
 ) -> None:
-    heard: asyncio.Queue[Bell] = asyncio.Queue()
+    received: asyncio.Queue[Notification] = asyncio.Queue()
 
-    def hear(_: object, __: int, channel: str, payload: object) -> None:
+    def receive(_: object, __: int, channel: str, payload: object) -> None:
         queue, _separator, spans = str(payload).partition(":")
-        heard.put_nowait(Bell(channel, queue, spans))
+        received.put_nowait(Notification(channel, queue, spans))
 
     await install(cron_connection)
     jobs = await cron_connection.fetch(JOBS)
@@ -60,13 +60,13 @@ async def test_pg_cron_ends_locks_fires_schedules_and_rings_with_no_worker_alive
         "update messages.schedule set next_at = date_trunc('hour', clock_timestamp())"
     )
     for channel in ("new_message", "dead_message"):
-        await cron_connection.add_listener(channel, hear)
+        await cron_connection.add_listener(channel, receive)
 
-    # 1.4 knows minutes only; every later version was asked for 10 seconds.
+    # 1.4 knows minutes only; every later version runs it every 10 seconds.
     patience = 65 if jobs[0]["schedule"] == "* * * * *" else 15
     async with asyncio.timeout(patience):
-        bells = [await heard.get(), await heard.get(), await heard.get()]
-    assert {(bell.channel, bell.payload) for bell in bells} == {
+        notifications = [await received.get() for _ in range(3)]
+    assert {(notification.channel, notification.payload) for notification in notifications} == {
         ("dead_message", f"cron:{left}"),
         ("new_message", f"cron:{waiting}"),
         ("new_message", f"clock:{waiting + 1}"),

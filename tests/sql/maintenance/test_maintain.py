@@ -1,4 +1,4 @@
-"""Upkeep: expired locks end, what is due is staged, what waits is rung for again."""
+"""Maintenance: it reaps expired locks, stages due messages and notifies again."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError
 from support.database import (
-    Bells,
     Connect,
     Connection,
     Notices,
+    Notifications,
     archived,
     expire,
     live,
@@ -26,7 +26,7 @@ async def claim_all(connection: Connection, worker: str | None = "w1") -> list[i
 
 
 async def test_reap_archives_an_expired_lock_of_the_last_attempt(
-    connection: Connection, bells: Bells, notices: Notices
+    connection: Connection, notifications: Notifications, notices: Notices
 ) -> None:
     ids = await publish(connection, 3)
     await claim_all(connection)
@@ -42,8 +42,10 @@ async def test_reap_archives_an_expired_lock_of_the_last_attempt(
     held = await live(connection, ids[1])
     assert held
     assert (held["state"], held["lock_token"]) == ("locked", 1)
-    assert [bell.ids for bell in await bells.heard("dead_message")] == [[ids[0], ids[2]]]
-    assert len(await notices.said("WARNING")) == 2
+    assert [notification.ids for notification in await notifications.received("dead_message")] == [
+        [ids[0], ids[2]]
+    ]
+    assert len(await notices.received("WARNING")) == 2
     assert await value(connection, "reap") == 0
 
 
@@ -82,16 +84,16 @@ async def test_reap_sorts_messages_by_the_policy_of_their_queue(connection: Conn
     assert {row["id"] for row in await rows(connection, "dead_list")} == set(once)
 
 
-async def test_reap_without_a_backoff_rings_for_what_it_puts_back(
-    connection: Connection, bells: Bells
+async def test_reap_without_a_backoff_notifies_for_returned_messages(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=2, backoff=timedelta(0))
     (id_,) = await publish(connection, 1)
     await claim_all(connection)
     await expire(connection, id_)
-    await bells.heard()
+    await notifications.received()
     await value(connection, "reap")
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
     assert await claim_all(connection) == [id_]
 
 
@@ -104,7 +106,7 @@ async def test_reap_names_a_worker_without_a_name(connection: Connection) -> Non
     assert row["details"] == "lock of an unnamed worker expired"
 
 
-async def test_reap_ends_at_most_the_quantity_asked_for(connection: Connection) -> None:
+async def test_reap_ends_at_most_the_given_quantity(connection: Connection) -> None:
     ids = await publish(connection, 25)
     await claim_all(connection)
     await expire(connection, *ids)
@@ -115,7 +117,7 @@ async def test_reap_ends_at_most_the_quantity_asked_for(connection: Connection) 
 
 
 @pytest.mark.parametrize(("function", "most"), [("reap", 100_000), ("stage_due", 1_000_000)])
-async def test_the_quantity_of_upkeep_is_bounded(
+async def test_the_quantity_of_maintenance_is_bounded(
     connection: Connection, function: str, most: int
 ) -> None:
     for quantity in (0, -1, most + 1, None):
@@ -136,8 +138,8 @@ async def test_reap_does_not_wait_for_a_finisher(connection: Connection, connect
     assert [row["status"] for row in await archived(connection, ids[1])] == ["lock_expired"]
 
 
-async def test_stage_due_makes_due_messages_available_and_rings(
-    connection: Connection, bells: Bells
+async def test_stage_due_makes_due_messages_available_and_notifies(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="other")
     ids = {
@@ -152,12 +154,14 @@ async def test_stage_due_makes_due_messages_available_and_rings(
     assert await value(connection, "stage_due") == 3
     waiting = await rows(connection, "message_list", state="waiting")
     assert [row["id"] for row in waiting] == [*ids["default"][:2], ids["other"][2]]
-    assert [(bell.queue, bell.ids) for bell in await bells.heard()] == [
+    assert [
+        (notification.queue, notification.ids) for notification in await notifications.received()
+    ] == [
         ("default", ids["default"][:2]),
         ("other", [ids["other"][2]]),
     ]
     assert await value(connection, "stage_due") == 0
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_stage_due_stages_the_longest_due_first_and_at_most_the_quantity(
@@ -175,12 +179,12 @@ async def test_stage_due_stages_the_longest_due_first_and_at_most_the_quantity(
     assert [row["id"] for row in scheduled] == [ids[0]]
 
 
-async def test_renotify_rings_once_for_each_queue_with_a_message_waiting(
-    connection: Connection, bells: Bells
+async def test_renotify_notifies_once_for_each_queue_with_a_message_waiting(
+    connection: Connection, notifications: Notifications
 ) -> None:
     for queue in ("busy", "empty", "later", "paused", "quiet"):
         await value(connection, "create_queue", name=queue)
-    await value(connection, "alter_queue", name="quiet", bell="off")
+    await value(connection, "alter_queue", name="quiet", notify="off")
     await value(connection, "pause_queue", name="paused")
     ids = await publish(connection, 5)
     busy = await publish(connection, 2, "busy")
@@ -188,37 +192,42 @@ async def test_renotify_rings_once_for_each_queue_with_a_message_waiting(
     await value(connection, "publish", queue="later", message=1, delay=timedelta(hours=1))
     for queue in ("paused", "quiet"):
         await publish(connection, 1, queue)
-    await bells.heard()
+    await notifications.received()
 
     for _ in range(2):
         assert await value(connection, "notifyq.renotify") == 2
-        assert [bell.payload for bell in await bells.heard()] == [
+        assert [notification.payload for notification in await notifications.received()] == [
             f"busy:{busy[1]}",
             f"default:{ids[0]}",
         ]
 
 
-async def test_maintain_does_it_all_and_reports_it(connection: Connection, bells: Bells) -> None:
+async def test_maintain_does_everything_and_reports_it(
+    connection: Connection, notifications: Notifications
+) -> None:
     expired, waiting = await publish(connection, 2)
     later = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     await rows(connection, "claim_id", id=expired)
     await expire(connection, expired)
     await make_due(connection, later)
-    await bells.heard()
+    await notifications.received()
 
     (report,) = await rows(connection, "maintain")
     assert dict(report) == {
         "reaped": 1,
         "staged": 1,
-        "rung": 1,
+        "notified": 1,
         "partitions_made": 0,
         "partitions_dropped": 0,
     }
     assert [row["id"] for row in await rows(connection, "dead_list")] == [expired]
-    assert {id_ for bell in await bells.heard() for id_ in bell.ids} == {waiting, later}
+    assert {id_ for notification in await notifications.received() for id_ in notification.ids} == {
+        waiting,
+        later,
+    }
 
 
-async def test_maintain_is_done_by_one_session_at_a_time(
+async def test_one_session_at_a_time_runs_maintain(
     connection: Connection, connect: Connect
 ) -> None:
     other = await connect()
@@ -240,8 +249,8 @@ async def test_messages_without_a_queue_are_rejected_with_the_reason(
     other = await connect()
     assert await value(other, "notifyq.suppress", queue="q")
     await value(connection, "drop_queue", name="q")
-    # The session that attends has not noticed, so publishers are silent and ask no registry.
-    strays = [
+    # The suppressing session has not noticed, so publishers skip NOTIFY and do not read the queue.
+    orphans = [
         await value(connection, "publish", queue="q", message=1),
         await value(connection, "publish", queue="q", message=2, delay=timedelta(hours=1)),
     ]
@@ -249,7 +258,7 @@ async def test_messages_without_a_queue_are_rejected_with_the_reason(
     assert (await rows(connection, "maintain"))[0]["reaped"] == 2
     archived = await rows(connection, "archive_list", queue="q")
     assert sorted((row["id"], row["status"], row["details"]) for row in archived) == [
-        (stray, "rejected", "there is no queue 'q' any more") for stray in strays
+        (orphan, "rejected", "there is no queue 'q' any more") for orphan in orphans
     ]
     assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
     assert (await rows(connection, "maintain"))[0]["reaped"] == 0

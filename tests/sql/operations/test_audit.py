@@ -1,4 +1,4 @@
-"""The audit: written by who acts, read back, and forgotten in time."""
+"""The audit: rows are written with the action, read back, and removed in time."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from notifyq.errors import InvalidArgumentError
 from support.database import Connection
 
 
-async def test_rows_say_who_did_what(connection: Connection) -> None:
+async def test_rows_have_actor_action_and_subject(connection: Connection) -> None:
     first = await connection.fetchval(
         "select notifyq.note_audit('ann', 'queue.pause', 'a', '{\"n\": 1}', '10.0.0.1')"
     )
@@ -46,7 +46,7 @@ async def test_rows_are_found_by_each_part(
     assert [row["actor"] for row in rows] == actors
 
 
-async def test_a_long_name_is_cut_and_nobody_is_refused(connection: Connection) -> None:
+async def test_a_long_name_is_truncated_not_refused(connection: Connection) -> None:
     await connection.execute(
         "select notifyq.note_audit($1, 'queue.pause', $1, jsonb_build_object('a', $1::text), $1)",
         "x" * 20_000,

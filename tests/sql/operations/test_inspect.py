@@ -1,4 +1,4 @@
-"""Inspection: what the reports say, and that they say it of the right rows."""
+"""Inspection: the reports show the right rows and numbers."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from notifyq.errors import InvalidArgumentError
 from support.database import Connection, expire, make_due, publish, rows, value
 
 
-async def test_queue_info_counts_messages_by_where_they_stand(connection: Connection) -> None:
+async def test_queue_info_counts_messages_by_state(connection: Connection) -> None:
     await value(
         connection, "create_queue", name="busy", max_attempts=3, retention=timedelta(days=9)
     )
@@ -33,11 +33,11 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "locked": 3,
         "expired": 1,
         "oldest_waiting_at": oldest,
-        "lock_timeout": timedelta(minutes=1),
+        "lock_duration": timedelta(minutes=1),
         "max_attempts": 3,
         "backoff": timedelta(seconds=2),
         "backoff_max": timedelta(minutes=5),
-        "bell": "auto",
+        "notify": "auto",
         "retention": timedelta(days=9),
         "max_bytes": 2**20,
         "concurrency": None,
@@ -57,6 +57,8 @@ async def test_queue_info_counts_messages_by_where_they_stand(connection: Connec
         "payload_type": None,
         "payload_schema": None,
         "finished": None,
+        "resumes_at": None,
+        "parked": 0,
         "dropped": None,
         "retention_dead": None,
     }

@@ -64,7 +64,7 @@ async def test_a_backlog_is_counted(connection: Connection) -> None:
     assert list(await backlog(connection, queue="busy")) == ["busy"]
 
 
-async def test_one_of_low_priority_that_starves_is_the_oldest(connection: Connection) -> None:
+async def test_a_starving_message_of_low_priority_is_the_oldest(connection: Connection) -> None:
     [old] = await publish(connection, 1)
     await connection.execute(
         "update messages.message set priority = -3, available_at = now() - interval '1 day'"
@@ -76,7 +76,9 @@ async def test_one_of_low_priority_that_starves_is_the_oldest(connection: Connec
     )
 
 
-async def test_the_dead_of_a_day_that_were_not_redriven(connection: Connection) -> None:
+async def test_dead_messages_of_a_day_are_counted_until_they_are_redriven(
+    connection: Connection,
+) -> None:
     now = datetime.now(UTC)
     await archive(connection, now - timedelta(hours=1), status="failed", quantity=3)
     await archive(connection, now - timedelta(hours=30), status="failed")
@@ -87,7 +89,7 @@ async def test_the_dead_of_a_day_that_were_not_redriven(connection: Connection) 
     assert (await backlog(connection))["default"]["dead"] == 2
 
 
-async def test_more_than_is_counted_is_guessed_and_said_so(connection: Connection) -> None:
+async def test_a_number_beyond_the_limit_is_estimated_and_marked(connection: Connection) -> None:
     await value(connection, "create_queue", name="busy")
     await publish(connection, 3000)
     await publish(connection, 1000, "busy")
@@ -128,7 +130,14 @@ async def test_throughput_by_status_and_step(connection: Connection) -> None:
     assert (await monitor.throughput(connection, queue="other")).points == ()
 
 
-async def test_throughput_says_from_when_on_it_read(connection: Connection) -> None:
+async def test_a_message_that_was_never_claimed_has_no_times(connection: Connection) -> None:
+    [cancelled] = await publish(connection, 1)
+    assert await value(connection, "cancel", id=cancelled)
+    found = await monitor.throughput(connection)
+    assert {(it.finished, it.wait_p50, it.run_p99) for it in found.points} == {(1, None, None)}
+
+
+async def test_throughput_reports_from_when_on_it_read(connection: Connection) -> None:
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(hours=1)
     for minute in range(50):
         await archive(connection, begin + timedelta(minutes=minute), quantity=10)
@@ -160,7 +169,7 @@ async def test_throughput_refuses_what_makes_no_chart(
     assert error.value.sqlstate == "NQ003"
 
 
-async def test_workers_say_that_they_are_there(connection: Connection, connect: Connect) -> None:
+async def test_workers_report_themselves(connection: Connection, connect: Connect) -> None:
     session = await connect(server_settings={"application_name": "notifyq worker"})
     await publish(connection, 3)
     await session.execute(
@@ -187,7 +196,7 @@ async def test_workers_say_that_they_are_there(connection: Connection, connect: 
     await session.execute("select notifyq.worker_heartbeat('one', is_stopping => true)")
     assert (await states())["one"] == "stopping"
     await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
-    assert (await states())["one"] == "silent"
+    assert (await states())["one"] == "unresponsive"
     await session.close()
     await connection.fetchval("select pg_stat_clear_snapshot()")
     await gone(connection, one.session_pid)
@@ -205,7 +214,7 @@ async def gone(connection: Connection, pid: int | None) -> None:
     await until(is_gone, f"session {pid} is gone")
 
 
-async def test_a_worker_that_is_gone_for_long_is_forgotten(connection: Connection) -> None:
+async def test_a_worker_without_heartbeats_for_an_hour_is_forgotten(connection: Connection) -> None:
     for name in ("old", "new"):
         await connection.execute("select notifyq.worker_heartbeat($1)", name)
     await connection.execute(
@@ -215,12 +224,12 @@ async def test_a_worker_that_is_gone_for_long_is_forgotten(connection: Connectio
     assert [it.name for it in await monitor.workers(connection)] == ["new"]
 
 
-async def test_a_worker_may_not_write_at_any_length(connection: Connection) -> None:
+async def test_a_worker_may_not_write_long_texts(connection: Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await connection.execute("select notifyq.worker_heartbeat(repeat('x', 501))")
 
 
-async def test_coming_again_is_a_hot_update(connection: Connection) -> None:
+async def test_a_heartbeat_is_a_hot_update(connection: Connection) -> None:
     for _ in range(5):
         await connection.execute("select notifyq.worker_heartbeat('one')")
     await connection.execute("select pg_stat_force_next_flush()")
@@ -232,7 +241,7 @@ async def test_coming_again_is_a_hot_update(connection: Connection) -> None:
     assert row["n_tup_upd"] == row["n_tup_hot_upd"] >= 4
 
 
-async def test_who_holds_a_snapshot_and_who_waits_for_whom(
+async def test_activity_reports_snapshot_holders_and_lock_waits(
     connection: Connection, connect: Connect
 ) -> None:
     holder, waiter = await connect(), await connect()
@@ -264,7 +273,7 @@ async def test_who_holds_a_snapshot_and_who_waits_for_whom(
         await until(is_free, "the snapshot is let go")
 
 
-async def test_health_has_a_number_for_each_thing(connection: Connection) -> None:
+async def test_health_has_all_figures(connection: Connection) -> None:
     await publish(connection, 3)
     await connection.execute("analyze messages.message")
     found = await monitor.health(connection)
@@ -280,11 +289,13 @@ async def test_health_has_a_number_for_each_thing(connection: Connection) -> Non
     assert len(keys) == len(set(keys))
 
 
-async def test_what_begins_while_health_is_told_has_lasted_for_no_time(
+async def test_a_wait_that_begins_during_health_has_no_negative_length(
     connection: Connection,
 ) -> None:
     await connection.execute("""
-        create or replace function messages.activity(most integer default 50)
+        create or replace function messages.activity(
+          most integer default 50, holding boolean default false
+        )
           returns setof messages.session_report language sql stable as $$
           select r.*
           from unnest('{lock,idle,transaction}'::text[]) as c (cause)
@@ -299,7 +310,7 @@ async def test_what_begins_while_health_is_told_has_lasted_for_no_time(
         assert found.get(name) == 0
 
 
-async def test_bells_are_counted_and_so_is_what_was_published(
+async def test_notifications_and_published_messages_are_counted(
     connection: Connection, connect: Connect
 ) -> None:
     async def counted() -> dict[tuple[str, str], float]:
@@ -312,18 +323,18 @@ async def test_bells_are_counted_and_so_is_what_was_published(
     before = await counted()
     assert set(before.values()) == {0}
     await connection.execute("select messages.publish('default', '1')")
-    # One bell for all messages of a statement.
+    # One notification for all messages of a statement.
     await publish(connection, 10)
     await connection.execute("select messages.publish('s', '1')")
     assert await counted() == {
-        ("bells_sent", "new_message"): 2,
+        ("notifications_sent", "new_message"): 2,
         ("published", "new_message"): 11,
-        ("bells_sent", "new_event"): 1,
+        ("notifications_sent", "new_event"): 1,
         ("published", "new_event"): 1,
     }
-    # While a worker attends, nobody rings.
+    # While a worker suppresses notifications, publishers send none.
     assert await value(await connect(), "notifyq.suppress", queue="default")
     await connection.execute("select messages.publish('default', '1')")
     after = await counted()
-    assert after["bells_sent", "new_message"] == 2
+    assert after["notifications_sent", "new_message"] == 2
     assert after["published", "new_message"] == 12

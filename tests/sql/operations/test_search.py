@@ -1,4 +1,4 @@
-"""Search: each condition finds its messages, page by page, and no call looks for long."""
+"""Search: each condition finds its messages, page by page, and each call ends in time."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,16 @@ import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import Bells, Connect, Connection, expire, publish, rows, until_blocked, value
+from support.database import (
+    Connect,
+    Connection,
+    Notifications,
+    expire,
+    publish,
+    rows,
+    until_blocked,
+    value,
+)
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -146,7 +155,7 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(
     connection: Connection, conditions: dict[str, str]
 ) -> None:
     ids = await archive(connection, 20)
-    # Of one instant, which the order then has to tell apart; and a long time ago.
+    # With the same instant, ids decide the order; and a long time ago.
     await connection.execute(
         "update messages.message_archive set archived_at = $2 where id = any ($1)",
         ids[5:15],
@@ -157,32 +166,32 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(
         "select id from messages.message_archive order by archived_at desc, id desc"
     )
     found: list[int] = []
-    place: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     while True:
         page = await rows(
-            connection, "notifyq.search_archive", conditions=conditions, quantity=3, **place
+            connection, "notifyq.search_archive", conditions=conditions, quantity=3, **position
         )
         found += [row["id"] for row in page if row["state"] != "more"]
         if not page or page[-1]["state"] != "more":
             break
-        place = {"before_at": page[-1]["archived_at"], "before_id": page[-1]["id"]}
+        position = {"before_at": page[-1]["archived_at"], "before_id": page[-1]["id"]}
     assert found == [row[0] for row in expected]
 
 
 async def test_pages_of_live_messages_follow_each_other(connection: Connection) -> None:
     ids = await publish(connection, 10)
     found: list[int] = []
-    place: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     while True:
-        page = await rows(connection, "notifyq.search_live", quantity=4, **place)
+        page = await rows(connection, "notifyq.search_live", quantity=4, **position)
         found += [row["id"] for row in page if row["state"] != "more"]
         if not page or page[-1]["state"] != "more":
             break
-        place = {"before_id": page[-1]["id"]}
+        position = {"before_id": page[-1]["id"]}
     assert found == ids[::-1]
 
 
-async def test_a_search_stops_in_time_and_says_where(connection: Connection) -> None:
+async def test_a_search_stops_in_time_and_returns_its_position(connection: Connection) -> None:
     ids = await archive(connection, 3000, details="x")
     needle = {"error": "needle"}
     (row,) = await rows(
@@ -200,22 +209,22 @@ async def test_a_search_stops_in_time_and_says_where(connection: Connection) -> 
 
 
 @pytest.mark.parametrize(
-    ("conditions", "said"),
+    ("conditions", "problem"),
     [
-        ({"colour": "red"}, "knows no condition 'colour'"),
+        ({"colour": "red"}, "unknown condition 'colour'"),
         ({"state": "happy"}, "no state 'happy'"),
         ({"payload": "$.a =="}, "cannot be understood"),
-        ({"payload": "$.a ? (@ > 1)"}, "says neither yes nor no"),
-        ({"payload": '$headers.a == "1"'}, "no variables"),
+        ({"payload": "$.a ? (@ > 1)"}, "gives values instead of true or false"),
+        ({"payload": '$headers.a == "1"'}, "must not use variables"),
         ({"since": "yesterweek"}, "cannot be understood"),
         ([], "must be a JSON object"),
     ],
 )
-async def test_a_condition_that_cannot_be_is_refused(
-    connection: Connection, conditions: Any, said: str
+async def test_an_invalid_condition_is_refused(
+    connection: Connection, conditions: Any, problem: str
 ) -> None:
     for function in ("notifyq.search_live", "notifyq.search_archive"):
-        with pytest.raises(InvalidArgumentError, match=said):
+        with pytest.raises(InvalidArgumentError, match=problem):
             await rows(connection, function, conditions=conditions)
 
 
@@ -272,7 +281,7 @@ async def test_groups_are_those_of_the_fingerprints(connection: Connection) -> N
     assert {row["fingerprint"] for row in groups} == {row[0] for row in expected}
 
 
-async def test_groups_go_on_where_they_stopped(connection: Connection) -> None:
+async def test_groups_continue_from_a_position(connection: Connection) -> None:
     await archive(connection, 1500)
     *_, rest = await rows(connection, "notifyq.dead_groups", budget=timedelta(0))
     assert rest["dead"] == 1000
@@ -285,13 +294,13 @@ async def test_groups_go_on_where_they_stopped(connection: Connection) -> None:
 async def steps(connection: Connection, function: str, **conditions: Any) -> list[tuple[int, int]]:
     """Go through all steps; return what each found and did."""
     done: list[tuple[int, int]] = []
-    place: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     while True:
-        (step,) = await rows(connection, function, conditions=conditions, quantity=4, **place)
+        (step,) = await rows(connection, function, conditions=conditions, quantity=4, **position)
         done.append((step["found"], step["done"]))
         if step["is_over"]:
             return done
-        place = {"place_at": step["place_at"], "place_id": step["place_id"]}
+        position = {"position_at": step["position_at"], "position_id": step["position_id"]}
 
 
 async def test_all_that_match_are_published_again_once_in_their_order(
@@ -320,14 +329,14 @@ async def test_all_that_match_are_published_again_once_in_their_order(
     assert sorted(i or 0 for i in await search(connection)) == ids
 
 
-async def test_what_dies_again_is_left_by_the_steps(connection: Connection) -> None:
+async def test_steps_skip_messages_that_fail_again(connection: Connection) -> None:
     await value(connection, "create_queue", name="q")
     await archive(connection, 5)
     until = datetime.now(UTC)
     await archive(connection, 1, at=until + timedelta(seconds=1))
     done = await steps(connection, "dead_retry_matching", until=(until.isoformat()))
     assert sum(n for _, n in done) in {4, 5}
-    with pytest.raises(InvalidArgumentError, match="say until when"):
+    with pytest.raises(InvalidArgumentError, match="until is missing"):
         await rows(connection, "dead_retry_matching", conditions={"queue": "q"})
 
 
@@ -347,7 +356,7 @@ async def test_two_steps_at_once_publish_each_message_once(connect: Connect) -> 
     assert await one.fetchval("select count(*) from messages.message") == 20
 
 
-async def test_relatives_are_those_before_after_and_again(connection: Connection) -> None:
+async def test_relatives_are_dependencies_dependents_and_redrives(connection: Connection) -> None:
     await value(connection, "create_queue", name="q")
     first, second = await publish(connection, 2, "q")
     held = await value(connection, "publish", queue="q", message=9, after=[first, second])
@@ -370,12 +379,14 @@ async def test_relatives_are_those_before_after_and_again(connection: Connection
     ] == [("retry_of", dead, "q", "failed")]
 
 
-async def test_what_is_for_later_can_run_now(connection: Connection, bells: Bells) -> None:
+async def test_a_scheduled_message_can_run_now(
+    connection: Connection, notifications: Notifications
+) -> None:
     later = await value(connection, "publish", queue="default", message=1, delay=timedelta(days=1))
     blocked = await value(connection, "publish", queue="default", message=2, after=[later])
-    await bells.heard()
+    await notifications.received()
     assert await value(connection, "run_now", id=later) is True
-    assert [bell.ids for bell in await bells.heard()] == [[later]]
+    assert [notification.ids for notification in await notifications.received()] == [[later]]
     assert await value(connection, "run_now", id=later) is False
     assert await value(connection, "run_now", id=blocked) is False
     (claimed,) = await rows(connection, "claim", quantity=5)
@@ -384,7 +395,7 @@ async def test_what_is_for_later_can_run_now(connection: Connection, bells: Bell
     assert await value(connection, "run_now", id=later) is False
 
 
-async def test_a_reader_looks_and_does_not_touch(connection: Connection) -> None:
+async def test_a_reader_may_search_but_not_act(connection: Connection) -> None:
     await connection.execute("set role notifyq_reader")
     await rows(connection, "notifyq.search_archive")
     with pytest.raises(asyncpg.InsufficientPrivilegeError):

@@ -1,16 +1,16 @@
 """Queues: created, changed, paused and dropped, each with its policy."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     archived,
     publish,
     rows,
@@ -25,13 +25,13 @@ async def policy(connection: Connection, name: str) -> dict[str, Any]:
     return dict(row)
 
 
-async def test_a_new_queue_has_the_policy_asked_for(connection: Connection) -> None:
+async def test_a_new_queue_has_the_given_options(connection: Connection) -> None:
     wanted = {
-        "lock_timeout": timedelta(seconds=5),
+        "lock_duration": timedelta(seconds=5),
         "max_attempts": 7,
         "backoff": timedelta(seconds=1),
         "backoff_max": timedelta(seconds=9),
-        "bell": "off",
+        "notify": "off",
         "retention": timedelta(days=2),
     }
     assert await value(connection, "create_queue", name="q", **wanted) is True
@@ -46,11 +46,11 @@ async def test_a_new_queue_has_defaults_also_where_null_is_given(connection: Con
         connection,
         "create_queue",
         name="nulls",
-        lock_timeout=None,
+        lock_duration=None,
         max_attempts=None,
         backoff=None,
         backoff_max=None,
-        bell=None,
+        notify=None,
         retention=None,
     )
     plain, nulls, default = [await policy(connection, it) for it in ("plain", "nulls", "default")]
@@ -58,7 +58,7 @@ async def test_a_new_queue_has_defaults_also_where_null_is_given(connection: Con
         del found["name"], found["created_at"]
     assert plain == nulls == default
     assert plain["max_attempts"] == 1
-    assert plain["lock_timeout"] == timedelta(minutes=1)
+    assert plain["lock_duration"] == timedelta(minutes=1)
 
 
 async def test_a_long_backoff_raises_its_bound(connection: Connection) -> None:
@@ -66,7 +66,9 @@ async def test_a_long_backoff_raises_its_bound(connection: Connection) -> None:
     assert (await policy(connection, "q"))["backoff_max"] == timedelta(hours=1)
 
 
-async def test_creating_a_queue_again_changes_nothing_and_says_so(connection: Connection) -> None:
+async def test_creating_a_queue_again_changes_nothing_and_returns_false(
+    connection: Connection,
+) -> None:
     assert await value(connection, "create_queue", name="q", max_attempts=3) is True
     before = await policy(connection, "q")
     assert await value(connection, "create_queue", name="q", max_attempts=9) is False
@@ -75,11 +77,13 @@ async def test_creating_a_queue_again_changes_nothing_and_says_so(connection: Co
 
 @pytest.mark.parametrize("name", ["a", "é" * 100, "x" * 200, "two words", "Ä/ö.#'\"%"])
 async def test_a_name_may_have_any_characters_up_to_200_bytes(
-    connection: Connection, bells: Bells, name: str
+    connection: Connection, notifications: Notifications, name: str
 ) -> None:
     assert await value(connection, "create_queue", name=name) is True
     (id_,) = await publish(connection, 1, name)
-    assert [bell.payload for bell in await bells.heard()] == [f"{name}:{id_}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"{name}:{id_}"
+    ]
     assert len(await rows(connection, "claim", queues=[name])) == 1
     with pytest.raises(QueueNotEmptyError):
         await value(connection, "drop_queue", name=name)
@@ -90,7 +94,7 @@ async def test_a_name_may_have_any_characters_up_to_200_bytes(
     ["", " ", " a", "a ", "a:b", ":", "a\nb", "\t", "\x7f", "x" * 201, "é" * 101, None],
     ids=ascii,
 )
-async def test_a_name_that_a_bell_cannot_carry_is_refused(
+async def test_a_name_that_a_notification_cannot_carry_is_refused(
     connection: Connection, name: str | None
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="name"):
@@ -99,20 +103,18 @@ async def test_a_name_that_a_bell_cannot_carry_is_refused(
 
 
 BAD_POLICIES: list[dict[str, Any]] = [
-    {"lock_timeout": timedelta(0)},
+    {"lock_duration": timedelta(0)},
     {"max_attempts": 0},
     {"max_attempts": 1001},
     {"backoff": timedelta(seconds=-1)},
     {"backoff": timedelta(seconds=10), "backoff_max": timedelta(seconds=9)},
-    {"bell": "sometimes"},
+    {"notify": "sometimes"},
     {"retention": timedelta(0)},
 ]
 
 
 @pytest.mark.parametrize("bad", BAD_POLICIES, ids=str)
-async def test_a_policy_that_makes_no_sense_is_refused(
-    connection: Connection, bad: dict[str, Any]
-) -> None:
+async def test_an_invalid_option_is_refused(connection: Connection, bad: dict[str, Any]) -> None:
     before = await policy(connection, "default")
     with pytest.raises(InvalidArgumentError):
         await value(connection, "create_queue", name="q", **bad)
@@ -125,11 +127,11 @@ async def test_a_policy_that_makes_no_sense_is_refused(
 @pytest.mark.parametrize(
     "change",
     [
-        {"lock_timeout": timedelta(seconds=5)},
+        {"lock_duration": timedelta(seconds=5)},
         {"max_attempts": 1000},
         {"backoff": timedelta(0)},
         {"backoff_max": timedelta(days=1)},
-        {"bell": "off"},
+        {"notify": "off"},
         {"retention": timedelta(days=1)},
     ],
     ids=str,
@@ -137,7 +139,7 @@ async def test_a_policy_that_makes_no_sense_is_refused(
 async def test_alter_queue_changes_what_is_given_and_nothing_else(
     connection: Connection, change: dict[str, Any]
 ) -> None:
-    await value(connection, "create_queue", name="q", max_attempts=3, bell="always")
+    await value(connection, "create_queue", name="q", max_attempts=3, notify="always")
     before, other = await policy(connection, "q"), await policy(connection, "default")
     (returned,) = await rows(connection, "alter_queue", name="q", **change)
     assert await policy(connection, "q") == {**before, **change} == dict(returned)
@@ -158,7 +160,7 @@ async def test_live_messages_follow_the_new_policy(connection: Connection) -> No
     assert len(await rows(connection, "message_find", id=id_)) == 1
 
 
-async def test_pausing_and_resuming_say_whether_they_changed_anything(
+async def test_pausing_and_resuming_return_whether_they_changed_anything(
     connection: Connection,
 ) -> None:
     assert await value(connection, "resume_queue", name="default") is False
@@ -168,18 +170,70 @@ async def test_pausing_and_resuming_say_whether_they_changed_anything(
     assert await value(connection, "resume_queue", name="default") is False
 
 
-async def test_resuming_rings_for_what_waits(connection: Connection, bells: Bells) -> None:
+async def test_a_pause_ends_at_its_instant(
+    connection: Connection, notifications: Notifications
+) -> None:
+    ids = await publish(connection, 2)
+    await notifications.received()
+    now = await connection.fetchval("select clock_timestamp()")
+    for until in (now + timedelta(hours=1), now + timedelta(hours=2)):
+        assert await value(connection, "pause_queue", name="default", until=until) is True
+        assert await value(connection, "pause_queue", name="default", until=until) is False
+    (info,) = await rows(connection, "queue_info")
+    assert (info["paused"], info["resumes_at"]) == (True, until)
+    assert await rows(connection, "claim") == []
+    assert await rows(connection, "take", queue="default") == []
+    due = await value(connection, "notifyq.next_due", queues=["default"])
+    assert timedelta(hours=1, minutes=59) < due <= timedelta(hours=2)
+    await rows(connection, "maintain")
+    assert await notifications.received() == []
+
+    await connection.execute("update messages.queue set resumes_at = clock_timestamp()")
+    (info,) = await rows(connection, "queue_info")
+    assert (info["paused"], info["resumes_at"]) == (False, None)
+    assert [row["id"] for row in await rows(connection, "claim")] == ids[:1]
+    await rows(connection, "maintain")
+    assert [it.payload for it in await notifications.received()] == [f"default:{ids[1]}"]
+    (row,) = await connection.fetch("select paused, resumes_at from messages.queue")
+    assert tuple(row) == (False, None)
+
+
+async def test_an_instant_that_is_over_is_refused(connection: Connection) -> None:
+    now = await connection.fetchval("select clock_timestamp()")
+    with pytest.raises(InvalidArgumentError, match="until must be in the future"):
+        await value(connection, "pause_queue", name="default", until=now)
+    (info,) = await rows(connection, "queue_info")
+    assert info["paused"] is False
+
+
+async def test_a_pause_without_an_end_replaces_one_with_an_end(connection: Connection) -> None:
+    now = await connection.fetchval("select clock_timestamp()")
+    hour = now + timedelta(hours=1)
+    for until in (hour, None, hour, datetime.max.replace(tzinfo=UTC)):
+        assert await value(connection, "pause_queue", name="default", until=until) is True
+    assert await value(connection, "resume_queue", name="default") is True
+    (info,) = await rows(connection, "queue_info")
+    assert (info["paused"], info["resumes_at"]) == (False, None)
+
+
+async def test_resuming_notifies_for_waiting_messages(
+    connection: Connection, notifications: Notifications
+) -> None:
     await value(connection, "pause_queue", name="default")
     ids = await publish(connection, 3)
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     await value(connection, "resume_queue", name="default")
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]}"
+    ]
 
 
-async def test_resuming_an_empty_queue_rings_nothing(connection: Connection, bells: Bells) -> None:
+async def test_resuming_an_empty_queue_sends_no_notification(
+    connection: Connection, notifications: Notifications
+) -> None:
     await value(connection, "pause_queue", name="default")
     await value(connection, "resume_queue", name="default")
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_an_empty_queue_is_dropped(connection: Connection) -> None:
@@ -254,3 +308,19 @@ async def test_publishers_of_one_queue_do_not_wait_for_each_other(
     async with connection.transaction():
         await publish(connection, 1)
         await publish(other, 1)
+
+
+@pytest.mark.parametrize("style", ["postgres", "postgres_verbose", "sql_standard", "iso_8601"])
+async def test_durations_are_kept_exactly_in_every_interval_style(
+    connection: Connection, style: str
+) -> None:
+    await connection.execute(f"set intervalstyle = {style}")
+    await connection.execute(
+        "select messages.create_queue('q', lock_duration => '1 month -3 days 00:00:01.000001'); "
+        "select messages.alter_queue('q', rate_period => '1 year 2 days -04:05:06.7')"
+    )
+    assert await connection.fetchval(
+        "select lock_duration::text = interval '1 month -3 days 00:00:01.000001'::text "
+        "and rate_period::text = interval '1 year 2 days -04:05:06.7'::text "
+        "from messages.queue where name = 'q'"
+    )

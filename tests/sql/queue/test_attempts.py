@@ -1,4 +1,4 @@
-"""The history of attempts, and who says how many of them a message has."""
+"""The history of attempts, and what sets the number of attempts of a message."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_each_failed_attempt_is_kept_with_its_error_and_when_the_next_was_
         "details": "a",
         "traceback": "Traceback: …",
     }
-    # What the message itself has is for those who look at nothing else.
+    # The message itself has the details as well.
     message = await live(connection, id_)
     assert message is not None
     assert message["details"] == "b"
@@ -133,7 +133,7 @@ async def test_finishing_without_success_is_an_attempt_as_well(
         assert (only["ended_at"], only["retry_at"]) == (archive["archived_at"], None)
 
 
-async def test_a_message_that_nobody_held_had_no_attempt(connection: Connection) -> None:
+async def test_a_message_that_was_not_claimed_had_no_attempt(connection: Connection) -> None:
     id_ = await published(connection, 2)
     await fail(connection, id_, delay=timedelta(0), details="first")
     message = await claim_one(connection)
@@ -163,12 +163,12 @@ async def test_expired_locks_are_attempts_with_a_backoff_until_they_are_used_up(
 
 
 # Of the message, of the handler, of the queue; and how many there are.
-SAID = [(None, None, 2, 2), (None, 3, 2, 3), (None, 1, 2, 1), (3, 1, 2, 3), (1, 3, 2, 1)]
+PRECEDENCE = [(None, None, 2, 2), (None, 3, 2, 3), (None, 1, 2, 1), (3, 1, 2, 3), (1, 3, 2, 1)]
 
 
-@pytest.mark.parametrize(("message", "handler", "queue", "expected"), SAID)
+@pytest.mark.parametrize(("message", "handler", "queue", "expected"), PRECEDENCE)
 @pytest.mark.parametrize("end", ["retry", "reap"])
-async def test_the_message_goes_before_the_handler_and_that_before_the_queue(
+async def test_max_attempts_of_the_message_precedes_handler_and_queue(
     connection: Connection,
     message: int | None,
     handler: int | None,
@@ -192,11 +192,13 @@ async def test_the_message_goes_before_the_handler_and_that_before_the_queue(
     assert len(await history(connection, id_)) == expected
 
 
-async def test_what_a_handler_allows_holds_for_its_own_lock_only(connection: Connection) -> None:
+async def test_max_attempts_of_a_handler_holds_for_its_own_lock_only(
+    connection: Connection,
+) -> None:
     id_ = await published(connection, 1)
     (held,) = await rows(connection, "claim", queues=["default"], max_attempts=[5])
     await value(connection, "retry", id=id_, lock_token=held["lock_token"], delay=timedelta(0))
-    # By a worker that says nothing, say an older one.
+    # By a worker without max_attempts, such as an older one.
     await fail(connection, id_)
     assert len(await archived(connection, id_)) == 1
 
@@ -220,7 +222,7 @@ async def test_each_queue_of_a_claim_has_a_number_of_its_own(connection: Connect
         {"max_attempts": [1]},
     ],
 )
-async def test_a_claim_refuses_numbers_that_make_no_sense(
+async def test_a_claim_refuses_invalid_max_attempts(
     connection: Connection, wrong: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="max_attempts must"):

@@ -1,4 +1,4 @@
-"""Claiming from many queues: only those with work are looked into, and all of those."""
+"""Claiming from many queues: only queues with work are read, and all of those."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def claimed(connection: Connection, quantity: int = 1, **arguments: Any) -
     return [row["id"] for row in found]
 
 
-async def test_nothing_in_many_queues_is_nothing(connection: Connection, queues: list[str]) -> None:
+async def test_many_empty_queues_give_no_row(connection: Connection, queues: list[str]) -> None:
     assert await claimed(connection) == []
     assert await claimed(connection, queues=queues) == []
 
@@ -51,7 +51,7 @@ async def test_all_of_many_queues_are_read_by_name(
     assert await claimed(connection, 3) == [*ids[queues[4]], ids[queues[29]][0]]
 
 
-async def test_of_many_queues_the_paused_are_left_out_and_the_due_are_not(
+async def test_many_queues_include_due_messages_and_no_paused_queues(
     connection: Connection, queues: list[str]
 ) -> None:
     await publish(connection, 1, queues[1])
@@ -67,7 +67,7 @@ async def test_of_many_queues_the_paused_are_left_out_and_the_due_are_not(
     assert await claimed(connection, 9, queues=queues) == [later]
 
 
-async def test_an_unknown_one_of_many_queues_is_refused(
+async def test_one_unknown_queue_among_many_is_refused(
     connection: Connection, queues: list[str]
 ) -> None:
     with pytest.raises(QueueNotFoundError, match="'nope'"):
@@ -84,10 +84,10 @@ async def test_dead_rows_in_one_of_many_queues_hide_no_other(
     for index in (0, 3, 9):
         ids = await publish(connection, 3, queues[index])
         assert await claimed(connection) == ids[:1]
-        assert await connection.fetchval("show notifyq.look_queues")
+        assert await connection.fetchval("show notifyq.queue_scan")
         assert await claimed(connection, queues=queues) == ids[1:2]
-        assert await claimed(connection, 9, thorough=True) == ids[2:]
+        assert await claimed(connection, 9, full_scan=True) == ids[2:]
     await holder.execute("rollback")
     await connection.execute("vacuum messages.message")
-    assert await claimed(connection, thorough=True) == []
-    assert await connection.fetchval("show notifyq.look_queues") == ""
+    assert await claimed(connection, full_scan=True) == []
+    assert await connection.fetchval("show notifyq.queue_scan") == ""

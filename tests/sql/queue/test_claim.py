@@ -86,7 +86,7 @@ PLANS = [
 
 @pytest.mark.parametrize("forbidden", PLANS)
 @pytest.mark.parametrize("is_analysed", [False, True])
-async def test_a_claim_takes_exactly_as_many_as_asked_under_any_plan(
+async def test_a_claim_returns_exactly_the_quantity_under_any_plan(
     connection: Connection, forbidden: str, *, is_analysed: bool
 ) -> None:
     await publish(connection, 500)
@@ -106,7 +106,7 @@ async def test_a_claim_takes_exactly_as_many_as_asked_under_any_plan(
     assert [row["id"] for row in locked] == taken
 
 
-async def test_a_claim_takes_what_there_is_if_that_is_less(connection: Connection) -> None:
+async def test_a_claim_returns_fewer_messages_if_there_are_fewer(connection: Connection) -> None:
     ids = await publish(connection, 3)
     assert await claimed(connection, quantity=10) == ids
 
@@ -145,7 +145,7 @@ async def test_no_queues_means_all_of_them(connection: Connection) -> None:
     assert set(await claimed(connection, queues=None, quantity=100)) == ids
 
 
-async def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(connection: Connection) -> None:
+async def test_a_paused_queue_gives_no_message_until_it_is_resumed(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     ids = await publish(connection, 2)
     others = await publish(connection, 2, "other")
@@ -157,7 +157,7 @@ async def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(connection: 
     assert await claimed(connection, queues=["default"], quantity=9) == ids
 
 
-async def test_a_filter_picks_by_content_and_keeps_the_order(connection: Connection) -> None:
+async def test_a_filter_selects_by_content_and_keeps_the_order(connection: Connection) -> None:
     messages: list[Any] = [{"n": 1}, {"n": 9}, {"m": 1}, {"n": 2}, "text", []]
     ids = [
         await value(connection, "publish", queue="default", message=message) for message in messages
@@ -172,8 +172,8 @@ async def test_a_filter_fills_the_quantity_from_the_whole_backlog(connection: Co
     assert len(await claimed(connection, quantity=10, filter="$ >= 290")) == 10
 
 
-async def test_the_lock_lasts_as_asked_else_as_the_queue_says(connection: Connection) -> None:
-    await value(connection, "create_queue", name="slow", lock_timeout=timedelta(hours=2))
+async def test_the_lock_duration_is_that_of_the_call_or_the_queue(connection: Connection) -> None:
+    await value(connection, "create_queue", name="slow", lock_duration=timedelta(hours=2))
     await publish(connection, 2, "slow")
 
     async def held(**arguments: Any) -> timedelta:
@@ -182,7 +182,7 @@ async def test_the_lock_lasts_as_asked_else_as_the_queue_says(connection: Connec
         return lasts
 
     assert await held() == timedelta(hours=2)
-    assert await held(lock_timeout=timedelta(milliseconds=1500)) == timedelta(milliseconds=1500)
+    assert await held(lock_duration=timedelta(milliseconds=1500)) == timedelta(milliseconds=1500)
 
 
 async def test_a_lock_starts_at_the_claim_not_at_the_start_of_the_transaction(
@@ -219,13 +219,13 @@ async def test_a_quantity_out_of_range_is_refused(
             await rows(connection, function, quantity=quantity, **arguments)
 
 
-@pytest.mark.parametrize("lock_timeout", [timedelta(0), timedelta(seconds=-1)])
-async def test_a_lock_must_last(connection: Connection, lock_timeout: timedelta) -> None:
+@pytest.mark.parametrize("lock_duration", [timedelta(0), timedelta(seconds=-1)])
+async def test_a_lock_must_last(connection: Connection, lock_duration: timedelta) -> None:
     await publish(connection, 1)
-    with pytest.raises(InvalidArgumentError, match="lock_timeout"):
-        await rows(connection, "claim", lock_timeout=lock_timeout)
-    with pytest.raises(InvalidArgumentError, match="lock_timeout"):
-        await rows(connection, "claim_id", id=1, lock_timeout=lock_timeout)
+    with pytest.raises(InvalidArgumentError, match="lock_duration"):
+        await rows(connection, "claim", lock_duration=lock_duration)
+    with pytest.raises(InvalidArgumentError, match="lock_duration"):
+        await rows(connection, "claim_id", id=1, lock_duration=lock_duration)
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 5])
@@ -255,7 +255,7 @@ async def test_a_queue_named_twice_is_read_once(connection: Connection) -> None:
     ],
 )
 @pytest.mark.parametrize("function", ["claim", "take"])
-async def test_nobody_waits_for_a_message_that_another_session_holds(
+async def test_no_call_waits_for_a_message_that_another_session_has_locked(
     connection: Connection, connect: Connect, holding: str, function: str
 ) -> None:
     ids = await publish(connection, 4)
@@ -314,7 +314,7 @@ async def test_every_claim_raises_the_token(connection: Connection) -> None:
 async def test_claim_id_locks_the_one_message(connection: Connection) -> None:
     ids = await publish(connection, 3)
     (message,) = await rows(
-        connection, "claim_id", id=ids[1], lock_timeout=timedelta(seconds=5), worker="me"
+        connection, "claim_id", id=ids[1], lock_duration=timedelta(seconds=5), worker="me"
     )
     assert message["id"] == ids[1]
     assert message == await live(connection, ids[1])

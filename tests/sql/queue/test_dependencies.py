@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, MessageNotFoundError, QueueDeniedError
-from support.database import Bells, archived, live, publish, rows, value
+from support.database import Notifications, archived, live, publish, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,23 +48,23 @@ async def retry(connection: Connection, *ids: int) -> list[int]:
 
 
 async def test_a_message_waits_for_all_that_it_is_to_run_after(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     first, second = await publish(connection, 2)
     id_ = await after(connection, [second, first, second])
-    await bells.heard()
+    await notifications.received()
     assert await state(connection, id_) == ("scheduled", 2)
     assert [row["id"] for row in await rows(connection, "claim", quantity=9)] == [first, second]
     assert await value(connection, "finish", id=first, lock_token=1)
     assert await state(connection, id_) == ("scheduled", 1)
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     assert await value(connection, "finish", id=second, lock_token=1)
     assert await state(connection, id_) == ("waiting", None)
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
     assert [row["id"] for row in await rows(connection, "claim")] == [id_]
 
 
-async def test_what_has_ended_already_holds_nothing_up(connection: Connection) -> None:
+async def test_a_finished_message_holds_nothing_up(connection: Connection) -> None:
     first, second, third = await publish(connection, 3)
     await finish(connection, first)
     await finish(connection, second, "failed")
@@ -78,12 +78,12 @@ async def test_what_has_ended_already_holds_nothing_up(connection: Connection) -
     doomed = await after(connection, [second, third])
     status, details = await ending(connection, doomed)
     assert (status, details) == (
-        "rejected", f"cancelled: it was to run after message {second}, which died",
+        "rejected", f"cancelled: it waited for message {second}, which did not succeed",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("status", ["rejected", "failed", "lock_expired"])
-async def test_a_death_cancels_what_waits_and_so_on_down_the_chain(
+async def test_a_dead_message_cancels_the_chain_that_waits_for_it(
     connection: Connection, status: str
 ) -> None:
     (first,) = await publish(connection, 1)
@@ -91,13 +91,13 @@ async def test_a_death_cancels_what_waits_and_so_on_down_the_chain(
     third = await after(connection, [second])
     last = await after(connection, [third], on_failure="run")
     await finish(connection, first, status)
-    why = f"cancelled: it was to run after message {first}, which died"
+    why = f"cancelled: it waited for message {first}, which did not succeed"
     assert await ending(connection, second) == ("rejected", why)
     assert await ending(connection, third) == ("rejected", why)
     assert await state(connection, last) == ("waiting", None)
 
 
-async def test_run_goes_on_however_they_end(connection: Connection) -> None:
+async def test_on_failure_run_runs_whatever_the_others_end_as(connection: Connection) -> None:
     ids = await publish(connection, 3)
     id_ = await after(connection, ids, on_failure="run")
     await finish(connection, ids[0], "failed")
@@ -107,7 +107,7 @@ async def test_run_goes_on_however_they_end(connection: Connection) -> None:
     assert await state(connection, id_) == ("waiting", None)
 
 
-async def test_hold_waits_for_the_dead_one_to_be_published_again(connection: Connection) -> None:
+async def test_on_failure_hold_waits_for_the_redriven_message(connection: Connection) -> None:
     first, second = await publish(connection, 2)
     id_ = await after(connection, [first, second], on_failure="hold")
     await finish(connection, first, "failed")
@@ -121,7 +121,7 @@ async def test_hold_waits_for_the_dead_one_to_be_published_again(connection: Con
     assert await state(connection, id_) == ("waiting", None)
 
 
-async def test_a_chain_that_is_published_again_keeps_its_order(connection: Connection) -> None:
+async def test_a_redriven_chain_keeps_its_order(connection: Connection) -> None:
     first, other = await publish(connection, 2)
     second = await after(connection, [other, first])
     third = await after(connection, [second])
@@ -130,7 +130,7 @@ async def test_a_chain_that_is_published_again_keeps_its_order(connection: Conne
     (first,) = await retry(connection, first)
     await finish(connection, first, "failed")
     assert await value(connection, "redrive") == 3
-    # The one that died last has the largest id by now.
+    # The message that failed last has the largest id by now.
     last, *waiting = sorted(
         await rows(connection, "message_list"), key=lambda row: row["blockers"] or 0
     )
@@ -145,7 +145,7 @@ async def test_a_chain_that_is_published_again_keeps_its_order(connection: Conne
     assert third not in again
 
 
-async def test_published_again_alone_it_waits_for_nobody(connection: Connection) -> None:
+async def test_a_message_redriven_alone_waits_for_none(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     second = await after(connection, [first])
     await finish(connection, first, "failed")
@@ -154,20 +154,22 @@ async def test_published_again_alone_it_waits_for_nobody(connection: Connection)
     assert [row["state"] for row in await rows(connection, "dependencies", id=again)] == ["failed"]
 
 
-async def test_somebody_may_decide_about_what_is_held(connection: Connection, bells: Bells) -> None:
+async def test_a_held_message_can_be_unblocked_or_cancelled(
+    connection: Connection, notifications: Notifications
+) -> None:
     (first,) = await publish(connection, 1)
     run = await after(connection, [first], on_failure="hold")
     given_up = await after(connection, [first], on_failure="hold")
     await finish(connection, first, "failed")
-    await bells.heard()
+    await notifications.received()
     assert await value(connection, "unblock", id=run)
-    assert [bell.ids for bell in await bells.heard()] == [[run]]
+    assert [notification.ids for notification in await notifications.received()] == [[run]]
     assert not await value(connection, "unblock", id=run)
     assert await value(connection, "cancel", id=given_up)
     assert [row["id"] for row in await rows(connection, "claim", quantity=9)] == [run]
 
 
-async def test_unblocked_before_the_end_it_is_not_touched_by_it(connection: Connection) -> None:
+async def test_an_unblocked_message_ignores_the_end_of_the_others(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     id_ = await after(connection, [first])
     assert await value(connection, "unblock", id=id_)
@@ -175,7 +177,7 @@ async def test_unblocked_before_the_end_it_is_not_touched_by_it(connection: Conn
     assert await state(connection, id_) == ("waiting", None)
 
 
-async def test_a_delay_counts_from_the_end_of_the_last(connection: Connection) -> None:
+async def test_a_delay_counts_from_the_end_of_the_last_message(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     delayed = await after(connection, [first], delay=HOUR)
     now = await connection.fetchval("select now()")
@@ -209,7 +211,7 @@ async def test_a_retry_is_no_end(connection: Connection) -> None:
     assert (await ending(connection, id_))[0] == "rejected"
 
 
-async def test_dropping_a_queue_counts_as_a_death(connection: Connection) -> None:
+async def test_dropping_a_queue_cancels_dependents(connection: Connection) -> None:
     await value(connection, "create_queue", name="q")
     (first,) = await publish(connection, 1, "q")
     inside = await after(connection, [first], queue="q")
@@ -218,7 +220,7 @@ async def test_dropping_a_queue_counts_as_a_death(connection: Connection) -> Non
     assert (await ending(connection, outside))[0] == "rejected"
 
 
-async def test_the_upkeep_finds_what_ended_unnoticed_and_forgets_what_is_gone(
+async def test_maintenance_resolves_unnoticed_ends_and_deletes_old_dependencies(
     connection: Connection,
 ) -> None:
     first, second = await publish(connection, 2)
@@ -233,7 +235,7 @@ async def test_the_upkeep_finds_what_ended_unnoticed_and_forgets_what_is_gone(
     assert await connection.fetchval(kept) is None
 
 
-async def test_an_end_that_an_older_snapshot_hides_is_found_by_the_upkeep(
+async def test_maintenance_resolves_an_end_that_an_older_snapshot_hid(
     connection: Connection, connect: Connect
 ) -> None:
     (first,) = await publish(connection, 1)
@@ -247,7 +249,7 @@ async def test_an_end_that_an_older_snapshot_hides_is_found_by_the_upkeep(
     assert await state(connection, id_) == ("waiting", None)
 
 
-async def test_dependencies_tell_the_results_in_order(connection: Connection) -> None:
+async def test_dependencies_returns_the_results_in_order(connection: Connection) -> None:
     ids = await publish(connection, 3)
     order = [ids[2], ids[0], ids[1]]
     id_ = await after(connection, order, on_failure="run")
@@ -265,7 +267,7 @@ async def test_dependencies_tell_the_results_in_order(connection: Connection) ->
     assert len(await rows(connection, "dependencies", id=id_)) == 3
 
 
-async def test_many_wait_for_one_and_one_for_many(connection: Connection) -> None:
+async def test_many_messages_wait_for_one_and_one_for_many(connection: Connection) -> None:
     began = time.monotonic()
     ids = await publish(connection, 10_000)
     id_ = await after(connection, ids)
@@ -316,7 +318,7 @@ async def test_a_chain_of_a_thousand_is_cancelled_at_once(connection: Connection
         ),
     ],
 )
-async def test_a_wait_that_makes_no_sense_is_refused(
+async def test_an_invalid_dependency_is_refused(
     connection: Connection, options: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     ids = await publish(connection, 1)
@@ -325,7 +327,7 @@ async def test_a_wait_that_makes_no_sense_is_refused(
     assert await connection.fetchval("select count(*) from messages.message") == 1
 
 
-async def test_a_message_that_stands_waits_for_nothing_more(connection: Connection) -> None:
+async def test_an_existing_message_gets_no_dependency(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     stands = await after(connection, [first], dedup_key="k")
     (second,) = await publish(connection, 1)
@@ -335,7 +337,7 @@ async def test_a_message_that_stands_waits_for_nothing_more(connection: Connecti
     assert await state(connection, stands) == ("waiting", None)
 
 
-async def test_who_may_not_know_how_a_message_ends_may_not_wait_for_it(
+async def test_waiting_needs_the_right_to_read_the_result(
     connection: Connection,
 ) -> None:
     await value(connection, "create_queue", name="secret")

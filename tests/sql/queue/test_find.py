@@ -1,4 +1,4 @@
-"""Looking for messages behind very many dead rows: what is skipped, and that nothing stays so."""
+"""Claims with very many dead rows: positions, and that no message is skipped permanently."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from support.database import Connect, Connection
 
-PLACE = """
-    select nullif(current_setting('notifyq.look_' || to_hex(
+POSITION = """
+    select nullif(current_setting('notifyq.position_' || to_hex(
       hashtextextended($1 || coalesce(chr(10) || $2::text::jsonpath::text, ''), 0)), true), '')
       ::bigint[]
 """
 MOVE = """
-    select set_config('notifyq.look_' || to_hex(hashtextextended('default', 0)), $1, false)
+    select set_config('notifyq.position_' || to_hex(hashtextextended('default', 0)), $1, false)
 """
 
 
@@ -29,27 +29,27 @@ async def claimed(connection: Connection, quantity: int = 1, **arguments: Any) -
     return [row["id"] for row in found]
 
 
-async def place(
+async def position(
     connection: Connection, queue: str = "default", filter: str | None = None
 ) -> list[int] | None:
     """Return what is remembered: since when, for how many milliseconds, priority, id."""
-    remembered: list[int] | None = await connection.fetchval(PLACE, queue, filter)
+    remembered: list[int] | None = await connection.fetchval(POSITION, queue, filter)
     return remembered
 
 
 async def let_time_pass(connection: Connection) -> None:
-    """Make the session's last look from the start one that was made long ago."""
-    remembered = await place(connection)
+    """Date the last full scan of the session back."""
+    remembered = await position(connection)
     assert remembered
     remembered[0] -= remembered[1] + 1
     await connection.execute(MOVE.replace("$1", f"'{{{','.join(map(str, remembered))}}}'"))
 
 
-async def look_thoroughly(connection: Connection) -> list[int]:
-    return await claimed(connection, thorough=True)
+async def full_scan(connection: Connection) -> list[int]:
+    return await claimed(connection, full_scan=True)
 
 
-async def look_after_a_while(connection: Connection) -> list[int]:
+async def scan_later(connection: Connection) -> list[int]:
     await let_time_pass(connection)
     return await claimed(connection)
 
@@ -102,7 +102,7 @@ async def roll_back(connection: Connection, other: Connection) -> int:
     return id_
 
 
-@pytest.mark.parametrize("again", [look_thoroughly, look_after_a_while])
+@pytest.mark.parametrize("again", [full_scan, scan_later])
 @pytest.mark.parametrize(
     ("before", "comes_in"),
     [
@@ -112,7 +112,7 @@ async def roll_back(connection: Connection, other: Connection) -> int:
         ("select messages.publish('default', '\"later\"', delay => '1 hour')", come_due),
     ],
 )
-async def test_what_comes_in_behind_the_place_is_found_by_the_next_look_from_the_start(
+async def test_messages_before_the_position_are_found_by_the_next_full_scan(
     connection: Connection,
     connect: Connect,
     holder: Connection,
@@ -132,7 +132,7 @@ async def test_what_comes_in_behind_the_place_is_found_by_the_next_look_from_the
     assert await claimed(connection) == [ids[6]]
     assert await again(connection) == [behind]
     assert await claimed(connection, 9) == ids[7:]
-    assert await claimed(connection, 9, thorough=True) == []
+    assert await claimed(connection, 9, full_scan=True) == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ async def test_what_comes_in_behind_the_place_is_found_by_the_next_look_from_the
         ),
     ],
 )
-async def test_what_a_transaction_leaves_that_ran_at_the_last_look_is_found_at_once(
+async def test_messages_of_a_transaction_open_at_the_last_scan_are_found_at_once(
     connection: Connection,
     connect: Connect,
     holder: Connection,
@@ -164,33 +164,33 @@ async def test_what_a_transaction_leaves_that_ran_at_the_last_look_is_found_at_o
     behind = await comes_in(connection, other)
     assert await claimed(connection, 2) == [behind, ids[6]]
     assert await claimed(connection, 9) == ids[7:]
-    assert await claimed(connection, 9, thorough=True) == []
+    assert await claimed(connection, 9, full_scan=True) == []
 
 
-async def test_nothing_is_remembered_where_looks_are_little_work(connection: Connection) -> None:
+async def test_no_position_is_kept_where_full_scans_are_little_work(connection: Connection) -> None:
     ids = await publish(connection, 10_000)
     assert await claimed(connection, 10_000) == ids
-    assert await claimed(connection, thorough=True) == []
-    assert await place(connection) is None
+    assert await claimed(connection, full_scan=True) == []
+    assert await position(connection) is None
 
 
-async def test_dead_rows_are_passed_once(connection: Connection, holder: Connection) -> None:
+async def test_dead_rows_are_read_once(connection: Connection, holder: Connection) -> None:
     ids = await publish(connection, 10)
     assert await claimed(connection, 2) == ids[:2]
-    first = await place(connection)
+    first = await position(connection)
     assert first
     assert first[1] >= 1000
     assert first[2:] == [0, ids[1]]
     assert await claimed(connection, 3) == ids[2:5]
-    assert await place(connection) == [*first[:2], 0, ids[4]]
+    assert await position(connection) == [*first[:2], 0, ids[4]]
 
     await holder.execute("rollback")
     await connection.execute("vacuum messages.message")
-    assert await claimed(connection, 3, thorough=True) == ids[5:8]
-    assert await place(connection) is None
+    assert await claimed(connection, 3, full_scan=True) == ids[5:8]
+    assert await position(connection) is None
 
 
-async def test_lower_priorities_come_after_the_place(
+async def test_lower_priorities_come_after_the_position(
     connection: Connection, holder: Connection
 ) -> None:
     assert holder
@@ -209,22 +209,22 @@ async def test_lower_priorities_come_after_the_place(
     ("begin", "undo"),
     [("begin", "rollback"), ("begin; savepoint s", "rollback to savepoint s; commit")],
 )
-async def test_a_place_goes_back_with_the_claim(
+async def test_a_position_is_rolled_back_with_the_claim(
     connection: Connection, holder: Connection, begin: str, undo: str
 ) -> None:
     assert holder
     ids = await publish(connection, 10)
     await claimed(connection, 2)
-    before = await place(connection)
+    before = await position(connection)
     await connection.execute(begin)
     assert await claimed(connection, 3) == ids[2:5]
-    assert await place(connection) != before
+    assert await position(connection) != before
     await connection.execute(undo)
-    assert await place(connection) == before
+    assert await position(connection) == before
     assert await claimed(connection, 8) == ids[2:]
 
 
-async def test_a_first_claim_that_is_rolled_back_leaves_no_place(
+async def test_a_first_claim_that_is_rolled_back_leaves_no_position(
     connection: Connection, holder: Connection
 ) -> None:
     assert holder
@@ -232,53 +232,55 @@ async def test_a_first_claim_that_is_rolled_back_leaves_no_place(
     await connection.execute("begin")
     assert await claimed(connection, 2) == ids
     await connection.execute("rollback")
-    assert await place(connection) is None
+    assert await position(connection) is None
     assert await claimed(connection, 2) == ids
 
 
-async def test_a_filter_has_a_place_of_its_own(connection: Connection, holder: Connection) -> None:
+async def test_a_filter_has_its_own_position(connection: Connection, holder: Connection) -> None:
     assert holder
     ids = await publish(connection, 20)
     assert await claimed(connection, 2, filter="$ >= 10") == ids[10:12]
-    assert await place(connection) is None
-    assert await place(connection, filter="$ >= 10")
+    assert await position(connection) is None
+    assert await position(connection, filter="$ >= 10")
     assert await claimed(connection, 12) == [*ids[:10], *ids[12:14]]
     assert await claimed(connection, 1, filter="$ >= 10") == ids[14:15]
     assert await claimed(connection, 1, filter="$ >= 16") == ids[16:17]
     assert await claimed(connection, 9) == [ids[15], *ids[17:]]
 
 
-async def test_a_filter_that_matches_far_behind_reads_the_backlog_once(
+async def test_a_filter_that_matches_late_reads_the_backlog_once(
     connection: Connection,
 ) -> None:
     ids = await publish(connection, 40_000)
     assert await claimed(connection, 1, filter="$ >= 39000") == [ids[39_000]]
-    assert await place(connection, filter="$ >= 39000")
+    assert await position(connection, filter="$ >= 39000")
     assert await claimed(connection, 2, filter="$ >= 39000") == ids[39_001:39_003]
     assert await claimed(connection, 2) == ids[:2]
 
 
-async def test_a_pause_does_not_move_the_place(connection: Connection, holder: Connection) -> None:
+async def test_a_pause_does_not_move_the_position(
+    connection: Connection, holder: Connection
+) -> None:
     assert holder
     ids = await publish(connection, 4)
     await claimed(connection)
-    before = await place(connection)
+    before = await position(connection)
     await value(connection, "pause_queue", name="default")
     assert await claimed(connection, 9) == []
-    assert await place(connection) == before
+    assert await position(connection) == before
     await value(connection, "resume_queue", name="default")
     assert await claimed(connection, 9) == ids[1:]
 
 
-async def test_each_queue_has_its_place(connection: Connection, holder: Connection) -> None:
+async def test_each_queue_has_its_position(connection: Connection, holder: Connection) -> None:
     assert holder
     await value(connection, "create_queue", name="other")
     others = await publish(connection, 2, "other")
     ids = await publish(connection, 2)
     assert await claimed(connection, queues=["default"]) == ids[:1]
-    assert await place(connection)
+    assert await position(connection)
     assert await claimed(connection, 9, queues=["other", "default"]) == [*others, ids[1]]
-    assert await place(connection, "other") is None
+    assert await position(connection, "other") is None
 
 
 async def test_in_a_drained_queue_new_messages_are_found_at_once(
@@ -286,18 +288,18 @@ async def test_in_a_drained_queue_new_messages_are_found_at_once(
 ) -> None:
     assert holder
     assert await claimed(connection) == []
-    remembered = await place(connection)
+    remembered = await position(connection)
     assert remembered
     assert remembered[2] == 0
     assert await claimed(connection) == []
-    assert await place(connection) == remembered
+    assert await position(connection) == remembered
     ids = await publish(connection, 2)
     urgent = await value(connection, "publish", queue="default", message=1, priority=1)
     assert await claimed(connection, 9) == ids
-    assert await claimed(connection, 9, thorough=True) == [urgent]
+    assert await claimed(connection, 9, full_scan=True) == [urgent]
 
 
-async def test_sessions_with_places_of_their_own_share_a_backlog(
+async def test_sessions_with_their_own_positions_share_a_backlog(
     connection: Connection, connect: Connect, holder: Connection
 ) -> None:
     assert holder
@@ -310,11 +312,11 @@ async def test_sessions_with_places_of_their_own_share_a_backlog(
     assert await claimed(two, 10) == ids[20:30]
     assert await claimed(one, 15) == ids[30:]
     assert await claimed(two, 15) == []
-    assert await claimed(two, 3, thorough=True) == ids[:3]
-    assert await claimed(one, 9, thorough=True) == ids[3:5]
+    assert await claimed(two, 3, full_scan=True) == ids[:3]
+    assert await claimed(one, 9, full_scan=True) == ids[3:5]
 
 
-async def test_a_session_that_is_reset_looks_from_the_start(
+async def test_a_reset_session_makes_a_full_scan(
     connection: Connection, holder: Connection
 ) -> None:
     assert holder
@@ -322,17 +324,17 @@ async def test_a_session_that_is_reset_looks_from_the_start(
     await claimed(connection, 2)
     assert await value(connection, "release", id=ids[0], lock_token=1)
     await connection.execute("reset all")
-    assert await place(connection) is None
+    assert await position(connection) is None
     assert await claimed(connection, 9) == [ids[0], *ids[2:]]
 
 
 @pytest.mark.parametrize(
     "remembered", ["{99999999999999,1000,0,1000000}", "{null,null,0,1000000}", "{}"]
 )
-async def test_a_place_from_a_clock_that_was_ahead_or_unknown_is_not_trusted(
+async def test_a_position_with_an_unknown_or_later_time_is_not_used(
     connection: Connection, remembered: str
 ) -> None:
     ids = await publish(connection, 2)
     await connection.execute(MOVE.replace("$1", f"'{remembered}'"))
     assert await claimed(connection, 9) == ids
-    assert await place(connection) is None
+    assert await position(connection) is None

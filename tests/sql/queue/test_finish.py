@@ -8,9 +8,9 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     archived,
     claim_one,
     expire,
@@ -78,7 +78,7 @@ async def test_success_is_the_default(connection: Connection) -> None:
     assert (row["status"], row["details"], row["result"]) == ("success", None, None)
 
 
-async def test_message_and_archive_row_change_places_in_one_instant(
+async def test_a_message_is_live_or_archived_at_every_instant(
     connection: Connection, connect: Connect
 ) -> None:
     ids = await publish(connection, 200)
@@ -121,7 +121,7 @@ async def test_only_the_present_token_settles(connection: Connection, function: 
 
 
 @pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
-async def test_a_message_that_nobody_holds_cannot_be_settled(
+async def test_a_message_that_is_not_locked_cannot_be_settled(
     connection: Connection, function: str
 ) -> None:
     (id_,) = await publish(connection, 1)
@@ -158,7 +158,7 @@ async def test_after_the_reaper_the_lock_is_lost(
     assert (await live(connection, id_), await archived(connection, id_)) == after
 
 
-async def test_an_expired_lock_still_finishes_while_nobody_reaped_it(
+async def test_an_expired_lock_still_finishes_until_it_is_reaped(
     connection: Connection,
 ) -> None:
     (id_,) = await publish(connection, 1)
@@ -169,7 +169,7 @@ async def test_an_expired_lock_still_finishes_while_nobody_reaped_it(
     assert [row["status"] for row in await archived(connection, id_)] == ["success"]
 
 
-async def test_finish_many_settles_those_under_their_token_and_tells_which(
+async def test_finish_many_returns_the_ids_that_were_locked_under_their_tokens(
     connection: Connection,
 ) -> None:
     ids = await publish(connection, 5)
@@ -233,7 +233,7 @@ async def test_finish_many_refuses_lists_of_unequal_length(
     assert len(await rows(connection, "message_list", state="locked")) == 2
 
 
-async def test_a_message_must_end_in_some_way(connection: Connection) -> None:
+async def test_a_status_must_be_given(connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     await claim_one(connection)
     with pytest.raises((asyncpg.NotNullViolationError, InvalidArgumentError)):
@@ -252,7 +252,7 @@ async def test_a_rolled_back_finish_keeps_the_lock(connection: Connection) -> No
     assert await settle(connection, "finish", id_, message["lock_token"])
 
 
-async def test_the_archive_tells_the_transaction_that_filled_it(connection: Connection) -> None:
+async def test_the_archive_has_the_transaction_id_of_the_finish(connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     message = await claim_one(connection)
     async with connection.transaction():
@@ -264,7 +264,7 @@ async def test_the_archive_tells_the_transaction_that_filled_it(connection: Conn
 
 @pytest.mark.parametrize("max_attempts", [1, 2, 4])
 @pytest.mark.parametrize("status", ["failed", "rejected"])
-async def test_retry_hands_out_again_until_the_attempts_are_used_up(
+async def test_a_retried_message_can_be_claimed_until_its_attempts_are_used_up(
     connection: Connection, max_attempts: int, status: str
 ) -> None:
     id_ = await publish_with_attempts(connection, max_attempts)
@@ -357,25 +357,31 @@ async def test_retry_may_be_given_its_own_delay(connection: Connection) -> None:
     assert timedelta(hours=1) <= waiting["available_at"] - before < timedelta(hours=1, seconds=9)
 
 
-async def test_retry_without_a_delay_rings_at_once(connection: Connection, bells: Bells) -> None:
-    id_ = await publish_with_attempts(connection, 2)
-    message = await claim_one(connection)
-    await bells.heard()
-    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(0))
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"]
-    assert (await claim_one(connection))["attempts"] == 2
-
-
-@pytest.mark.parametrize(("minutes", "rings"), [(0.5, 1), (2, 0)])
-async def test_retry_with_a_delay_rings_for_those_who_sleep_until_then(
-    connection: Connection, bells: Bells, minutes: float, rings: int
+async def test_retry_without_a_delay_notifies_at_once(
+    connection: Connection, notifications: Notifications
 ) -> None:
     id_ = await publish_with_attempts(connection, 2)
     message = await claim_one(connection)
-    await bells.heard()
+    await notifications.received()
+    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(0))
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{id_}"
+    ]
+    assert (await claim_one(connection))["attempts"] == 2
+
+
+@pytest.mark.parametrize(("minutes", "notifications_sent"), [(0.5, 1), (2, 0)])
+async def test_retry_with_a_delay_notifies_sleeping_workers(
+    connection: Connection, notifications: Notifications, minutes: float, notifications_sent: int
+) -> None:
+    id_ = await publish_with_attempts(connection, 2)
+    message = await claim_one(connection)
+    await notifications.received()
     delay = timedelta(minutes=minutes)
     await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{id_}"] * rings
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{id_}"
+    ] * notifications_sent
     assert await rows(connection, "claim") == []
 
 
@@ -391,14 +397,16 @@ async def claim_all(connection: Connection, quantity: int) -> list[asyncpg.Recor
     return await rows(connection, "claim", queues=["default"], quantity=quantity, worker="w")
 
 
-async def test_many_retries_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+async def test_many_retries_notify_a_queue_once(
+    connection: Connection, notifications: Notifications
+) -> None:
     await publish_with_attempts(connection, 2)
     ids = await publish(connection, 9)
-    await bells.heard()
+    await notifications.received()
     messages = await claim_all(connection, 10)
     assert len(await retried(connection, messages, delays=[timedelta(0)] * 10)) == 10
-    (bell,) = await bells.heard()
-    assert bell.payload == f"default:{ids[0] - 1}-{ids[-1]}"
+    (notification,) = await notifications.received()
+    assert notification.payload == f"default:{ids[0] - 1}-{ids[-1]}"
 
 
 async def test_many_last_attempts_are_archived_with_one_notification(
@@ -406,12 +414,14 @@ async def test_many_last_attempts_are_archived_with_one_notification(
 ) -> None:
     await publish(connection, 10)
     messages = await claim_all(connection, 10)
-    heard: list[object] = []
+    received: list[object] = []
     listener = await connect()
-    await listener.add_listener("dead_message", lambda *bell: heard.append(bell[-1]))
+    await listener.add_listener(
+        "dead_message", lambda *notification: received.append(notification[-1])
+    )
     assert len(await retried(connection, messages)) == 10
     await listener.fetchval("select 1")
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 async def test_each_of_many_retries_goes_by_its_own_token_and_values(
@@ -462,12 +472,14 @@ async def test_many_retries_refuse_arrays_of_other_lengths(connection: Connectio
     assert len(await retried(connection, messages)) == 2
 
 
-async def test_many_expired_locks_wake_a_queue_once(connection: Connection, bells: Bells) -> None:
+async def test_many_expired_locks_notify_a_queue_once(
+    connection: Connection, notifications: Notifications
+) -> None:
     await publish_with_attempts(connection, 2, backoff=timedelta(0))
     await publish(connection, 9)
     messages = await claim_all(connection, 10)
     for message in messages:
         await expire(connection, message["id"])
-    await bells.heard()
+    await notifications.received()
     assert await value(connection, "reap") == 10
-    assert len(await bells.heard()) == 1
+    assert len(await notifications.received()) == 1

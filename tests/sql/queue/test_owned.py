@@ -1,4 +1,4 @@
-"""What a session owned that is gone comes back without maintenance, as long as somebody asks."""
+"""Messages of ended sessions come back without maintenance while other sessions claim or wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def wait(connection: Connection) -> int | None:
 
 
 @pytest.mark.parametrize("has_waited", [False, True])
-async def test_a_session_that_waits_gets_it(
+async def test_a_session_that_waits_gets_an_orphan(
     connection: Connection, connect: Connect, *, has_waited: bool
 ) -> None:
     other = await connect()
@@ -46,7 +46,7 @@ async def test_a_session_that_waits_gets_it(
     assert await wait(other) == id_
 
 
-async def test_a_session_that_owned_something_itself_gets_it(
+async def test_a_session_that_owned_a_message_gets_an_orphan(
     connection: Connection, connect: Connect
 ) -> None:
     other = await connect()
@@ -56,13 +56,15 @@ async def test_a_session_that_owned_something_itself_gets_it(
     assert await wait(other) == id_
 
 
-async def test_a_claim_gets_it(connection: Connection, connect: Connect) -> None:
+async def test_a_claim_gets_an_orphan(connection: Connection, connect: Connect) -> None:
     id_ = await lose(connection, connect)
     assert await claim(connection) == [id_]
     assert await claim(connection) == []
 
 
-async def test_a_claim_of_other_queues_leaves_it(connection: Connection, connect: Connect) -> None:
+async def test_a_claim_of_other_queues_leaves_an_orphan(
+    connection: Connection, connect: Connect
+) -> None:
     await value(connection, "create_queue", name="other")
     id_ = await lose(connection, connect)
     assert await claim(connection, queues=["other"]) == []

@@ -9,9 +9,9 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     claim_one,
     live,
     make_due,
@@ -38,13 +38,13 @@ NEVER = datetime.max.replace(tzinfo=UTC)  # infinity, for the driver
 
 
 async def test_inserting_a_message_alone_is_a_full_publish(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     await connection.execute("""insert into messages.message (message) values ('["hello"]')""")
 
-    (bell,) = await bells.heard()
-    message = await live(connection, bell.ids[0])
-    assert bell.payload == f"default:{bell.ids[0]}"
+    (notification,) = await notifications.received()
+    message = await live(connection, notification.ids[0])
+    assert notification.payload == f"default:{notification.ids[0]}"
     assert message
     assert message["message"] == ["hello"]
     assert message["queue"] == "default"
@@ -55,7 +55,7 @@ async def test_inserting_a_message_alone_is_a_full_publish(
 
 
 async def test_publish_returns_the_id_and_stores_every_argument(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="mail")
     id_ = await value(
@@ -77,7 +77,9 @@ async def test_publish_returns_the_id_and_stores_every_argument(
     assert message["type"] == "letter"
     assert message["headers"] == {"trace": "1"}
     assert message["dedup_key"] == "k"
-    assert [bell.payload for bell in await bells.heard()] == [f"mail:{id_}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"mail:{id_}"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ async def test_the_json_value_null_is_a_message(connection: Connection) -> None:
     assert stored == "null"
 
 
-async def test_publish_many_keeps_the_order_of_the_array_and_rings_once(
-    connection: Connection, bells: Bells
+async def test_publish_many_keeps_the_order_of_the_array_and_notifies_once(
+    connection: Connection, notifications: Notifications
 ) -> None:
     ids = await publish(connection, 500)
 
@@ -121,15 +123,17 @@ async def test_publish_many_keeps_the_order_of_the_array_and_rings_once(
     assert [(row["id"], row["message"]) for row in stored] == list(
         zip(ids, range(500), strict=True)
     )
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[-1]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]}-{ids[-1]}"
+    ]
 
 
 async def test_publish_many_of_nothing_publishes_nothing(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     assert await publish(connection, 0) == []
     assert await count(connection) == 0
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_publish_many_applies_its_options_to_all(connection: Connection) -> None:
@@ -149,20 +153,20 @@ async def test_publish_many_applies_its_options_to_all(connection: Connection) -
     assert [tuple(row) for row in found] == [(3, "scheduled", "t", {"h": 1})]
 
 
-async def test_copy_publishes_with_one_bell_for_each_queue(
-    connection: Connection, bells: Bells
+async def test_copy_publishes_with_one_notification_for_each_queue(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="b")
     await copy(connection, [f"{queue}\t{n}" for n in range(100) for queue in ("b", "default")])
 
-    heard = await bells.heard()
-    assert [bell.queue for bell in heard] == ["b", "default"]
-    assert [len(bell.ids) for bell in heard] == [100, 100]
+    received = await notifications.received()
+    assert [notification.queue for notification in received] == ["b", "default"]
+    assert [len(notification.ids) for notification in received] == [100, 100]
     assert await count(connection) == 200
 
 
-async def test_a_rolled_back_publish_leaves_no_message_and_no_bell(
-    connection: Connection, bells: Bells
+async def test_a_rolled_back_publish_leaves_no_message_and_no_notification(
+    connection: Connection, notifications: Notifications
 ) -> None:
     transaction = connection.transaction()
     await transaction.start()
@@ -171,20 +175,20 @@ async def test_a_rolled_back_publish_leaves_no_message_and_no_bell(
     await transaction.rollback()
 
     assert await count(connection) == 0
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
-async def test_the_bell_rings_at_commit_and_not_before(
-    connection: Connection, bells: Bells
+async def test_the_notification_is_sent_at_commit(
+    connection: Connection, notifications: Notifications
 ) -> None:
     async with connection.transaction():
         (id_,) = await publish(connection, 1)
-        assert await bells.heard() == []
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+        assert await notifications.received() == []
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
 
 
-async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_bells(
-    connection: Connection, bells: Bells
+async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_notifications(
+    connection: Connection, notifications: Notifications
 ) -> None:
     async with connection.transaction():
         (kept,) = await publish(connection, 1)
@@ -193,12 +197,12 @@ async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_bells(
         await publish(connection, 1)
         await savepoint.rollback()
 
-    assert [bell.ids for bell in await bells.heard()] == [[kept]]
+    assert [notification.ids for notification in await notifications.received()] == [[kept]]
     assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
 
 
-async def test_a_delayed_message_is_scheduled_and_rings_nothing(
-    connection: Connection, bells: Bells
+async def test_a_delayed_message_is_scheduled_and_sends_no_notification(
+    connection: Connection, notifications: Notifications
 ) -> None:
     before = await connection.fetchval("select clock_timestamp()")
     id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(minutes=5))
@@ -209,7 +213,7 @@ async def test_a_delayed_message_is_scheduled_and_rings_nothing(
     assert message["state"] == "scheduled"
     assert before <= message["available_at"] - timedelta(minutes=5) <= after
     assert await rows(connection, "claim") == []
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transaction(
@@ -225,8 +229,8 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
     assert message["available_at"] >= before + timedelta(minutes=5)
 
 
-async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to_look(
-    connection: Connection, bells: Bells
+async def test_a_message_due_within_a_minute_notifies_sleeping_workers(
+    connection: Connection, notifications: Notifications
 ) -> None:
     next_due = "select notifyq.next_due(array['default', 'default'])"
     await value(connection, "publish", queue="default", message=1, available_at=NEVER)
@@ -235,10 +239,10 @@ async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to
         connection, "publish", queue="default", message=1, delay=timedelta(seconds=50)
     )
     late = await value(connection, "publish", queue="default", message=2, delay=timedelta(hours=1))
-    assert [bell.ids for bell in await bells.heard()] == [[soon]]
+    assert [notification.ids for notification in await notifications.received()] == [[soon]]
     assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
     await make_due(connection, soon)
-    # As for one that has looked a little before it was due.
+    # As for a worker that polled shortly before it was due.
     assert await connection.fetchval(
         "select notifyq.next_due('{default}', since => '1 minute') < '0'"
     )
@@ -248,18 +252,20 @@ async def test_a_message_due_within_a_minute_rings_so_that_sleepers_know_when_to
 
 
 @pytest.mark.parametrize("delay", [timedelta(0), timedelta(seconds=-1)])
-async def test_a_delay_that_is_over_publishes_at_once_and_rings(
-    connection: Connection, bells: Bells, delay: timedelta
+async def test_a_delay_of_zero_publishes_at_once_and_notifies(
+    connection: Connection, notifications: Notifications, delay: timedelta
 ) -> None:
     id_ = await value(connection, "publish", queue="default", message=1, delay=delay)
 
     message = await live(connection, id_)
     assert message
     assert message["state"] == "waiting"
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
 
 
-async def test_a_message_for_an_instant_waits_for_it(connection: Connection, bells: Bells) -> None:
+async def test_a_message_for_an_instant_waits_for_it(
+    connection: Connection, notifications: Notifications
+) -> None:
     instant = datetime(2999, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
@@ -267,29 +273,33 @@ async def test_a_message_for_an_instant_waits_for_it(connection: Connection, bel
     assert message
     assert (message["state"], message["available_at"]) == ("scheduled", instant)
     assert await rows(connection, "claim") == []
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     await make_due(connection, id_)
     assert (await claim_one(connection))["id"] == id_
 
 
-async def test_an_instant_in_the_past_means_at_once(connection: Connection, bells: Bells) -> None:
+async def test_an_instant_in_the_past_means_at_once(
+    connection: Connection, notifications: Notifications
+) -> None:
     instant = datetime(2000, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
-    assert [bell.ids for bell in await bells.heard()] == [[id_]]
+    assert [notification.ids for notification in await notifications.received()] == [[id_]]
     assert (await claim_one(connection))["id"] == id_
 
 
-async def test_a_plain_insert_may_be_scheduled_too(connection: Connection, bells: Bells) -> None:
+async def test_a_plain_insert_may_be_scheduled_too(
+    connection: Connection, notifications: Notifications
+) -> None:
     await connection.execute(
         "insert into messages.message (message, available_at) "
         "values ('1', now() + interval '1 hour'), ('2', now())"
     )
     states = await connection.fetch("select state from messages.message order by id")
-    (bell,) = await bells.heard()
+    (notification,) = await notifications.received()
     assert [row["state"] for row in states] == ["scheduled", "waiting"]
     assert (await claim_one(connection))["message"] == 2
-    assert len(bell.ids) == 1
+    assert len(notification.ids) == 1
 
 
 @pytest.mark.parametrize(
@@ -311,7 +321,7 @@ async def test_delay_and_instant_together_are_refused(
 
 
 async def test_a_dedup_key_publishes_once_while_the_message_lives(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     first = await value(connection, "publish", queue="default", message=1, dedup_key="k")
     again = await value(connection, "publish", queue="default", message=2, dedup_key="k")
@@ -321,7 +331,7 @@ async def test_a_dedup_key_publishes_once_while_the_message_lives(
     assert message
     assert message["message"] == 1
     assert await count(connection) == 1
-    assert [bell.ids for bell in await bells.heard()] == [[first]]
+    assert [notification.ids for notification in await notifications.received()] == [[first]]
 
 
 async def test_a_dedup_key_holds_in_every_state_and_is_free_once_finished(
@@ -349,7 +359,7 @@ async def test_a_dedup_key_holds_in_every_state_and_is_free_once_finished(
     assert await count(connection) == 1
 
 
-async def test_a_dedup_key_is_one_of_its_queue(connection: Connection) -> None:
+async def test_a_dedup_key_belongs_to_its_queue(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     ids = {
         await value(connection, "publish", queue=queue, message=1, dedup_key=key)
@@ -378,13 +388,13 @@ async def test_a_plain_insert_with_a_used_dedup_key_is_an_error(connection: Conn
     ],
 )
 async def test_an_unknown_queue_is_refused_and_nothing_is_stored(
-    connection: Connection, bells: Bells, statement: str
+    connection: Connection, notifications: Notifications, statement: str
 ) -> None:
     with pytest.raises(QueueNotFoundError, match="'nope'") as caught:
         await connection.execute(statement)
     assert "create_queue('nope')" in (caught.value.hint or "")
     assert await count(connection) == 0
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_copy_into_an_unknown_queue_is_refused_and_nothing_is_stored(
@@ -395,7 +405,7 @@ async def test_copy_into_an_unknown_queue_is_refused_and_nothing_is_stored(
     assert await count(connection) == 0
 
 
-async def test_publish_many_of_nothing_still_knows_its_queues(connection: Connection) -> None:
+async def test_publish_many_of_nothing_refuses_an_unknown_queue(connection: Connection) -> None:
     with pytest.raises(QueueNotFoundError):
         await publish(connection, 0, "nope")
 
@@ -489,9 +499,7 @@ async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connectio
         "publish_many('default', array['1']::jsonb[], keys => array['a', 'b'])",
     ],
 )
-async def test_attempts_and_keys_that_make_no_sense_are_refused(
-    connection: Connection, call: str
-) -> None:
+async def test_invalid_max_attempts_and_keys_are_refused(connection: Connection, call: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"max_attempts must be|1 messages, but 2 keys"):
         await connection.execute(f"select messages.{call}")
     assert await count(connection) == 0

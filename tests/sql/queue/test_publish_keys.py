@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from support.database import Bells, Connect, rows, until_blocked, value
+from support.database import Connect, Notifications, rows, until_blocked, value
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -34,10 +34,10 @@ async def stored(connection: Connection) -> list[tuple[Any, ...]]:
 
 
 async def test_each_key_is_published_once_in_the_order_of_the_array(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     taken = await value(connection, "publish", queue="default", message=-1, dedup_key="m")
-    await bells.heard()
+    await notifications.received()
     ids = await publish(connection, ["z", None, "a", "m", "z", None], priority=2)
     assert ids[3] == taken
     assert ids[4] == ids[0]
@@ -48,8 +48,8 @@ async def test_each_key_is_published_once_in_the_order_of_the_array(
         (ids[2], 2, "a"),
         (ids[5], 5, None),
     ]
-    (bell,) = await bells.heard()  # which may name some of them only: it is a hint
-    assert set(bell.ids) <= {*ids} - {taken}
+    (notification,) = await notifications.received()  # which may have only some of the ids
+    assert set(notification.ids) <= {*ids} - {taken}
 
 
 async def test_a_key_is_free_again_when_its_message_is_finished(connection: Connection) -> None:
@@ -73,7 +73,7 @@ async def test_publishers_of_the_same_keys_in_another_order_do_not_deadlock(
         await observer.execute("delete from messages.message")
 
 
-async def test_a_key_that_another_transaction_gives_up_is_published(
+async def test_a_key_that_another_transaction_rolls_back_is_published(
     connection: Connection, connect: Connect
 ) -> None:
     other = await connect()
@@ -88,7 +88,7 @@ async def test_a_key_that_another_transaction_gives_up_is_published(
     assert [key for _, _, key in await stored(connection)] == ["j", "k"]
 
 
-async def test_keys_and_messages_are_as_many(connection: Connection) -> None:
+async def test_keys_and_messages_must_have_the_same_length(connection: Connection) -> None:
     for messages, keys in (([1], ["a", "b"]), ([1, 2], ["a"]), ([1], [])):
         with pytest.raises(InvalidArgumentError, match="dedup_keys"):
             await rows(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, MessageLimitError, QueueNotFoundError
-from support.database import Bells, rows, value
+from support.database import Notifications, rows, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ async def test_a_key_of_scope_waiting_is_free_when_its_message_is_claimed(
 ) -> None:
     first = await publish(connection, dedup_scope="waiting")
     assert await publish(connection, 2, dedup_scope="waiting") == first
-    assert await publish(connection, 2) == first  # how long is for the one that stands to say
+    assert await publish(connection, 2) == first  # the window of the existing message holds
     message = await claim(connection)
     assert (message["dedup_key"], message["given_up_key"]) == (None, "k")
     second = await publish(connection, 2, dedup_scope="waiting")
@@ -80,7 +80,7 @@ async def test_a_key_of_scope_waiting_is_free_when_its_message_is_claimed(
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
-async def test_a_message_that_comes_back_keeps_no_key_of_scope_waiting(
+async def test_a_released_message_has_no_key_of_scope_waiting(
     connection: Connection,
 ) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=9)
@@ -118,7 +118,7 @@ async def test_a_message_that_outlives_its_window_has_its_key(connection: Connec
     assert await publish(connection, 2, dedup_window=HOUR) != first
 
 
-async def test_windows_that_are_over_are_forgotten_and_those_of_a_queue_go_with_it(
+async def test_expired_windows_are_deleted_and_those_of_a_dropped_queue(
     connection: Connection,
 ) -> None:
     await value(connection, "create_queue", name="q")
@@ -133,8 +133,8 @@ async def test_windows_that_are_over_are_forgotten_and_those_of_a_queue_go_with_
     assert await connection.fetchval(keys) == ["c"]
 
 
-async def test_replace_gives_the_standing_message_the_newer_payload(
-    connection: Connection, bells: Bells
+async def test_replace_gives_the_existing_message_the_newer_payload(
+    connection: Connection, notifications: Notifications
 ) -> None:
     first = await publish(connection, dedup_scope="waiting", key="c", delay=HOUR)
     due = await connection.fetchval("select available_at from messages.message")
@@ -146,7 +146,7 @@ async def test_replace_gives_the_standing_message_the_newer_payload(
     assert (message["message"], message["priority"], message["type"]) == (2, 7, "t")
     assert (message["headers"], message["key"], message["dedup_key"]) == ({"a": "b"}, "c", "k")
     assert (message["available_at"], message["state"]) == (due, "scheduled")
-    assert await bells.heard() == []
+    assert await notifications.received() == []
 
 
 async def test_replace_publishes_another_beside_a_locked_one(connection: Connection) -> None:
@@ -165,7 +165,7 @@ async def test_replace_keeps_a_locked_one_whose_scope_is_live(connection: Connec
     assert await live(connection) == [(first, 2)]
 
 
-async def test_debounce_puts_off_what_waits(connection: Connection) -> None:
+async def test_debounce_delays_a_waiting_message(connection: Connection) -> None:
     first = await publish(connection, on_duplicate="debounce", delay=MINUTE)
     await connection.execute(
         "update messages.message set created_at = now() - interval '50 minutes', "
@@ -178,7 +178,9 @@ async def test_debounce_puts_off_what_waits(connection: Connection) -> None:
     assert message["message"] == 2
 
 
-async def test_debounce_ends_with_its_window(connection: Connection, bells: Bells) -> None:
+async def test_debounce_ends_with_its_window(
+    connection: Connection, notifications: Notifications
+) -> None:
     options: dict[str, Any] = {
         "on_duplicate": "debounce", "delay": MINUTE, "dedup_window": HOUR,
     }  # fmt: skip
@@ -191,17 +193,17 @@ async def test_debounce_ends_with_its_window(connection: Connection, bells: Bell
         "select created_at, available_at from messages.message"
     )
     assert due - created == HOUR
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     await connection.execute(
         "update messages.message set created_at = now() - interval '61 minutes'"
     )
     assert await publish(connection, 3, **options) == first
-    (bell,) = await bells.heard()
-    assert bell.ids == [first]
+    (notification,) = await notifications.received()
+    assert notification.ids == [first]
     assert (await claim(connection))["message"] == 3
 
 
-async def test_of_many_with_one_key_the_last_replaces_and_the_first_is_kept(
+async def test_in_an_array_replace_publishes_the_last_and_keep_the_first_of_a_key(
     connection: Connection,
 ) -> None:
     first = await publish(connection, "old", dedup_key="b")
@@ -215,7 +217,7 @@ async def test_of_many_with_one_key_the_last_replaces_and_the_first_is_kept(
     assert await publish_many(connection, [], on_duplicate="replace") == []
 
 
-async def test_of_many_with_one_key_and_a_window_all_get_the_one_that_stands(
+async def test_in_an_array_all_messages_of_a_key_get_the_existing_id(
     connection: Connection,
 ) -> None:
     first = await publish(connection, "old", dedup_key="b")
@@ -243,8 +245,8 @@ async def test_a_plain_insert_meets_both_scopes(connection: Connection) -> None:
     ("options", "why"),
     [
         ({"on_duplicate": "drop"}, "on_duplicate must be keep, replace or debounce, not drop"),
-        ({"on_duplicate": None}, "on_duplicate must be"),
-        ({"dedup_scope": "for ever"}, "dedup_scope must be live or waiting, not for ever"),
+        ({"on_duplicate": None}, "on_duplicate must not be null"),
+        ({"dedup_scope": "always"}, "dedup_scope must be live or waiting, not always"),
         ({"dedup_window": timedelta(0)}, "dedup_window must be longer than zero"),
         ({"dedup_key": None, "dedup_window": HOUR}, "need a dedup_key"),
         ({"dedup_key": None, "on_duplicate": "replace"}, "need a dedup_key"),
@@ -252,7 +254,7 @@ async def test_a_plain_insert_meets_both_scopes(connection: Connection) -> None:
         ({"on_duplicate": "debounce"}, "debounce needs a delay"),
     ],
 )
-async def test_options_that_do_not_go_together_are_refused(
+async def test_options_that_exclude_each_other_are_refused(
     connection: Connection, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=why):

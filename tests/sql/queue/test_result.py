@@ -1,4 +1,4 @@
-"""Results: what a message came to, and the bell for those who wait for it."""
+"""Results of messages, and the notification of their end."""
 
 import asyncio
 from datetime import timedelta
@@ -9,9 +9,9 @@ import pytest
 
 from notifyq.errors import MessageNotFoundError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     archived,
     claim_one,
     expire,
@@ -40,14 +40,14 @@ async def finish(connection: Connection, message: asyncpg.Record, **outcome: Any
 
 
 @pytest.fixture
-async def ends(connect: Connect) -> Bells:
+async def ends(connect: Connect) -> Notifications:
     """Give a listener to what is finished."""
-    bells = Bells(await connect(), "new_message", "finished_message")
-    await bells.listen()
-    return bells
+    notifications = Notifications(await connect(), "new_message", "finished_message")
+    await notifications.listen()
+    return notifications
 
 
-async def test_it_tells_how_far_a_message_is_and_what_came_of_it(connection: Connection) -> None:
+async def test_result_reports_state_and_result_of_a_message(connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     assert (await report(connection, id_))["state"] == "waiting"
     message = await claim_one(connection)
@@ -72,7 +72,7 @@ async def test_it_tells_how_far_a_message_is_and_what_came_of_it(connection: Con
 
 
 @pytest.mark.parametrize("function", ["result", "await_result"])
-async def test_a_message_that_is_unknown_is_an_error(connection: Connection, function: str) -> None:
+async def test_an_unknown_message_is_an_error(connection: Connection, function: str) -> None:
     with pytest.raises(MessageNotFoundError, match="there is no message 77"):
         await report(connection, 77, function)
     (id_,) = await publish(connection, 1)
@@ -84,25 +84,27 @@ async def test_a_message_that_is_unknown_is_an_error(connection: Connection, fun
         await connection.fetchval(f"select state from messages.{function}(null)")
 
 
-async def test_only_the_end_of_what_is_awaited_rings(connection: Connection, ends: Bells) -> None:
+async def test_only_awaited_messages_notify_their_end(
+    connection: Connection, ends: Notifications
+) -> None:
     ids = await publish(connection, 4)
     for id_ in ids[1:3]:
         assert (await report(connection, id_, "await_result"))["state"] == "waiting"
     messages = await rows(connection, "claim", quantity=4)
-    await ends.heard()
+    await ends.received()
     await connection.fetch(
         "select messages.finish_many($1, $2, array_fill('success'::messages.message_status, "
         "array[4]))",
         [m["id"] for m in messages],
         [m["lock_token"] for m in messages],
     )
-    assert [b.payload for b in await ends.heard("finished_message")] == [
+    assert [b.payload for b in await ends.received("finished_message")] == [
         f"default:{ids[1]}-{ids[2]}"
     ]
 
 
 @pytest.mark.parametrize("end", ["finish", "cancel", "reap", "take"])
-async def test_every_kind_of_end_rings(connection: Connection, ends: Bells, end: str) -> None:
+async def test_every_status_notifies(connection: Connection, ends: Notifications, end: str) -> None:
     (id_,) = await publish(connection, 1)
     await report(connection, id_, "await_result")
     if end == "finish":
@@ -115,40 +117,42 @@ async def test_every_kind_of_end_rings(connection: Connection, ends: Bells, end:
         await claim_one(connection)
         await expire(connection, id_)
         await value(connection, "reap")
-    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]
+    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]
     assert (await report(connection, id_, "await_result"))["archived_at"] is not None
 
 
-async def test_a_message_that_is_retried_stays_awaited(connection: Connection, ends: Bells) -> None:
+async def test_a_message_that_is_retried_stays_awaited(
+    connection: Connection, ends: Notifications
+) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=2)
     (id_,) = await publish(connection, 1)
     await report(connection, id_, "await_result")
     first = await claim_one(connection)
     await value(connection, "retry", id=id_, lock_token=first["lock_token"])
-    assert await ends.heard("finished_message") == []
+    assert await ends.received("finished_message") == []
     await make_due(connection, id_)
     await finish(connection, await claim_one(connection))
-    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]
+    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]
 
 
-async def test_a_mark_rings_for_a_claim_that_it_made_skip_the_message(
-    connection: Connection, connect: Connect, ends: Bells
+async def test_await_result_notifies_a_claim_that_skipped_the_locked_row(
+    connection: Connection, connect: Connect, ends: Notifications
 ) -> None:
     (id_,) = await publish(connection, 1)
     other = await connect()
-    await ends.heard()
+    await ends.received()
     async with other.transaction():
         await report(other, id_, "await_result")
         assert await rows(connection, "claim") == []
-    assert [b.ids for b in await ends.heard("new_message")] == [[id_]]
+    assert [b.ids for b in await ends.received("new_message")] == [[id_]]
     # Once marked nothing is written, and nobody has to be called.
     before = await live(connection, id_)
     await report(other, id_, "await_result")
     assert await live(connection, id_) == before
-    assert await ends.heard("new_message") == []
+    assert await ends.received("new_message") == []
 
 
-async def test_a_mark_that_meets_an_open_finish_waits_and_finds_the_result(
+async def test_await_result_waits_for_an_open_finish_and_finds_the_result(
     connection: Connection, connect: Connect
 ) -> None:
     waiter, observer = await connect(), await connect()
@@ -161,8 +165,8 @@ async def test_a_mark_that_meets_an_open_finish_waits_and_finds_the_result(
     assert (await marking)["result"] == 5
 
 
-async def test_a_finish_that_meets_an_open_mark_waits_and_rings(
-    connection: Connection, connect: Connect, ends: Bells
+async def test_a_finish_waits_for_an_open_await_result_and_notifies(
+    connection: Connection, connect: Connect, ends: Notifications
 ) -> None:
     waiter, observer = await connect(), await connect()
     (id_,) = await publish(connection, 1)
@@ -172,4 +176,4 @@ async def test_a_finish_that_meets_an_open_mark_waits_and_rings(
         finishing = asyncio.ensure_future(finish(connection, message))
         await until_blocked(observer, connection)
     assert await finishing
-    assert [b.ids for b in await ends.heard("finished_message")] == [[id_]]
+    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]

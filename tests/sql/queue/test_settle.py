@@ -6,9 +6,9 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError
 from support.database import (
-    Bells,
     Connect,
     Connection,
+    Notifications,
     claim_one,
     expire,
     live,
@@ -20,12 +20,12 @@ from support.database import (
 
 
 async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     first, second = await publish(connection, 2)
     before = await live(connection, first)
     message = await claim_one(connection)
-    await bells.heard()
+    await notifications.received()
     assert await value(connection, "release", id=first, lock_token=message["lock_token"]) is True
 
     after = await live(connection, first)
@@ -33,7 +33,9 @@ async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(
     assert after
     assert {**after, "lock_token": 0} == dict(before)
     assert after["lock_token"] > message["lock_token"]
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{first}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{first}"
+    ]
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
@@ -47,12 +49,12 @@ async def test_release_gives_back_the_attempt_of_a_message_that_has_only_one(
         await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
 
 
-async def test_release_with_a_delay_schedules_and_does_not_ring(
-    connection: Connection, bells: Bells
+async def test_release_with_a_delay_schedules_without_a_notification(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await publish(connection, 1)
     message = await claim_one(connection)
-    await bells.heard()
+    await notifications.received()
     before = await connection.fetchval("select clock_timestamp()")
     await value(
         connection,
@@ -66,18 +68,18 @@ async def test_release_with_a_delay_schedules_and_does_not_ring(
     assert after
     assert (after["state"], after["attempts"]) == ("scheduled", 0)
     assert before <= after["available_at"] - timedelta(minutes=5)
-    assert await bells.heard() == []
+    assert await notifications.received() == []
     assert await rows(connection, "claim") == []
     await make_due(connection, message["id"])
     assert (await claim_one(connection))["attempts"] == 1
 
 
 async def test_release_with_a_delay_of_zero_is_a_release_at_once(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     await publish(connection, 1)
     message = await claim_one(connection)
-    await bells.heard()
+    await notifications.received()
     await value(
         connection,
         "release",
@@ -88,17 +90,19 @@ async def test_release_with_a_delay_of_zero_is_a_release_at_once(
     after = await live(connection, message["id"])
     assert after
     assert after["state"] == "waiting"
-    assert [bell.ids for bell in await bells.heard()] == [[message["id"]]]
+    assert [notification.ids for notification in await notifications.received()] == [
+        [message["id"]]
+    ]
 
 
-async def test_release_many_rings_each_queue_once_and_tells_which_were_released(
-    connection: Connection, bells: Bells
+async def test_release_many_notifies_each_queue_once_and_returns_the_released_ids(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await value(connection, "create_queue", name="other")
     ids = await publish(connection, 3)
     others = await publish(connection, 2, "other")
     await rows(connection, "claim", quantity=5)
-    await bells.heard()
+    await notifications.received()
     released = await rows(
         connection,
         "release_many",
@@ -107,7 +111,7 @@ async def test_release_many_rings_each_queue_once_and_tells_which_were_released(
     )
 
     assert [row[0] for row in released] == sorted([*others, ids[0], ids[2]])
-    assert sorted(bell.payload for bell in await bells.heard()) == [
+    assert sorted(notification.payload for notification in await notifications.received()) == [
         f"default:{ids[0]},{ids[2]}",
         f"other:{others[0]}-{others[1]}",
     ]
@@ -125,7 +129,7 @@ async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None
         "extend",
         id=message["id"],
         lock_token=message["lock_token"],
-        lock_timeout=timedelta(hours=1),
+        lock_duration=timedelta(hours=1),
     )
     after = await live(connection, message["id"])
     assert after
@@ -135,8 +139,8 @@ async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None
     assert {key: after[key] for key in unchanged} == {key: message[key] for key in unchanged}
 
 
-async def test_extend_lasts_as_the_queue_says_unless_told_otherwise(connection: Connection) -> None:
-    await value(connection, "create_queue", name="slow", lock_timeout=timedelta(hours=3))
+async def test_extend_uses_the_duration_of_the_queue_by_default(connection: Connection) -> None:
+    await value(connection, "create_queue", name="slow", lock_duration=timedelta(hours=3))
     await publish(connection, 1, "slow")
     message = await claim_one(connection)
     before = await connection.fetchval("select clock_timestamp()")
@@ -146,7 +150,7 @@ async def test_extend_lasts_as_the_queue_says_unless_told_otherwise(connection: 
     assert timedelta(hours=3) <= after["lock_expires_at"] - before < timedelta(hours=3, seconds=9)
 
 
-async def test_extend_many_tells_which_locks_are_still_held(connection: Connection) -> None:
+async def test_extend_many_returns_the_ids_whose_locks_are_held(connection: Connection) -> None:
     ids = await publish(connection, 4)
     await rows(connection, "claim", quantity=3)
     held = await rows(
@@ -154,7 +158,7 @@ async def test_extend_many_tells_which_locks_are_still_held(connection: Connecti
         "extend_many",
         ids=[ids[2], ids[3], ids[0], ids[1]],
         lock_tokens=[1, 0, 1, 5],
-        lock_timeout=timedelta(days=1),
+        lock_duration=timedelta(days=1),
     )
     assert sorted(row[0] for row in held) == [ids[0], ids[2]]
     longer = await connection.fetch(
@@ -164,14 +168,14 @@ async def test_extend_many_tells_which_locks_are_still_held(connection: Connecti
     assert [row["id"] for row in longer] == [ids[0], ids[2]]
 
 
-@pytest.mark.parametrize("lock_timeout", [timedelta(0), timedelta(seconds=-1)])
+@pytest.mark.parametrize("lock_duration", [timedelta(0), timedelta(seconds=-1)])
 async def test_a_lock_cannot_be_extended_into_the_past(
-    connection: Connection, lock_timeout: timedelta
+    connection: Connection, lock_duration: timedelta
 ) -> None:
     await publish(connection, 1)
     await claim_one(connection)
-    with pytest.raises(InvalidArgumentError, match="lock_timeout"):
-        await value(connection, "extend", id=1, lock_token=1, lock_timeout=lock_timeout)
+    with pytest.raises(InvalidArgumentError, match="lock_duration"):
+        await value(connection, "extend", id=1, lock_token=1, lock_duration=lock_duration)
 
 
 async def test_a_heartbeat_writes_no_index(connection: Connection, connect: Connect) -> None:
@@ -189,17 +193,19 @@ async def test_a_heartbeat_writes_no_index(connection: Connection, connect: Conn
     assert tuple(counts) == (20, 20)
 
 
-async def test_release_orphans_gives_up_what_its_worker_does_not_know_of(
-    connection: Connection, bells: Bells
+async def test_release_orphans_releases_messages_unknown_to_the_worker(
+    connection: Connection, notifications: Notifications
 ) -> None:
     ids = await publish(connection, 5)
     await rows(connection, "claim", quantity=3, worker="me")
     await rows(connection, "claim", quantity=1, worker="somebody else")
-    await bells.heard()
+    await notifications.received()
 
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 2
     locked = await rows(connection, "message_list", state="locked")
     assert [row["id"] for row in locked] == [ids[1], ids[3]]
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]},{ids[2]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]},{ids[2]}"
+    ]
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 0
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[]) == 1

@@ -57,7 +57,7 @@ async def test_take_is_in_order_of_ids_also_where_rows_lie_in_another_order(
 
 
 @pytest.mark.parametrize("forbidden", ["", "hashjoin,mergejoin,material", "nestloop", "indexscan"])
-async def test_take_takes_exactly_as_many_as_asked_under_any_plan(
+async def test_take_returns_exactly_the_quantity_under_any_plan(
     connection: Connection, forbidden: str
 ) -> None:
     await publish(connection, 1200)
@@ -138,7 +138,7 @@ async def test_take_gives_nothing_of_a_paused_queue(connection: Connection) -> N
     assert await take(connection, 1) == ids
 
 
-async def test_take_hands_out_scheduled_messages_when_due(connection: Connection) -> None:
+async def test_take_returns_scheduled_messages_when_due(connection: Connection) -> None:
     id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     assert await take(connection, 1) == []
     await make_due(connection, id_)
@@ -150,7 +150,7 @@ async def test_take_from_an_unknown_queue_is_refused(connection: Connection) -> 
         await take(connection, 1, "nope")
 
 
-async def test_cancel_archives_what_nobody_holds(connection: Connection) -> None:
+async def test_cancel_archives_a_message_that_is_not_locked(connection: Connection) -> None:
     (waiting,) = await publish(connection, 1)
     later = await value(connection, "publish", queue="default", message=1, delay=timedelta(hours=1))
     for id_ in (waiting, later):

@@ -126,25 +126,25 @@ MISTAKES = [
     ("1,,2 * * * *", "'' cannot be the minute"),
     ("1L * * * *", "'1l' cannot be the minute"),
     ("-1 * * * *", "'-1' cannot be the minute"),
-    ("0 0 30 2 *", "never comes"),
-    ("0 0 31 4,6,9,11 *", "never comes"),
+    ("0 0 30 2 *", "never runs"),
+    ("0 0 31 4,6,9,11 *", "never runs"),
 ]
 
 
-async def test_what_an_expression_means(connection: Connection) -> None:
+async def test_the_times_of_an_expression(connection: Connection) -> None:
     for cron, expected in MEANINGS:
         # A Wednesday.
         found = await times(connection, cron, "UTC", "2026-01-14T12:00:00", len(expected))
         assert found == [f"{time} +0000" for time in expected], cron
 
 
-async def test_clocks_that_are_set(connection: Connection) -> None:
+async def test_times_when_the_clock_is_set(connection: Connection) -> None:
     for cron, zone, after, expected in CLOCKS:
         found = await times(connection, cron, zone, after, len(expected))
         assert found == expected, (cron, zone)
 
 
-async def test_what_is_no_expression(connection: Connection) -> None:
+async def test_an_invalid_expression_is_refused(connection: Connection) -> None:
     for cron, complaint in MISTAKES:
         with pytest.raises(InvalidArgumentError) as caught:
             await value(connection, "cron_next", cron=cron)

@@ -14,7 +14,7 @@ from notifyq.errors import (
     QueueNotFoundError,
     ScheduleNotFoundError,
 )
-from support.database import Bells, Connect, Connection, Notices, rows, value
+from support.database import Connect, Connection, Notices, Notifications, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
 
@@ -84,12 +84,12 @@ async def test_a_new_definition_keeps_what_is_due_and_whether_it_is_enabled(
     assert (await info(connection))["next_at"] > moved
 
 
-async def test_what_cannot_be_is_refused_when_it_is_defined(connection: Connection) -> None:
+async def test_an_invalid_schedule_is_refused(connection: Connection) -> None:
     for changes, complaint in (
         ({"name": None}, "must not be null"),
         ({"name": " s"}, "cannot be the name"),
         ({"cron": "61 * * * *"}, "'61' cannot be the minute"),
-        ({"cron": "0 0 31 2 *"}, "never comes"),
+        ({"cron": "0 0 31 2 *"}, "never runs"),
         ({"timezone": "Europe/Olso"}, "no time zone"),
         ({"timezone": "UTC+3"}, "no time zone"),
         ({"headers": [1]}, "headers must be"),
@@ -108,7 +108,9 @@ async def test_what_cannot_be_is_refused_when_it_is_defined(connection: Connecti
     assert await rows(connection, "schedule_info") == []
 
 
-async def test_a_run_is_published_in_time_and_rings(connection: Connection, bells: Bells) -> None:
+async def test_a_run_is_published_in_time_and_notifies(
+    connection: Connection, notifications: Notifications
+) -> None:
     await define(connection, message={"n": 1}, headers={"h": 1}, type="t", priority=3, key="k")
     assert await value(connection, "notifyq.fire_schedules") == 0
     at = await move(connection, "date_trunc('second', clock_timestamp())")
@@ -119,7 +121,9 @@ async def test_a_run_is_published_in_time_and_rings(connection: Connection, bell
         {"n": 1}, "t", 3, "k")  # fmt: skip
     assert message["headers"] == {"h": 1, "schedule": "s", "due": at.isoformat()}
     assert message["state"] == "waiting"
-    assert [bell.ids for bell in await bells.heard()] == [[message["id"]]]
+    assert [notification.ids for notification in await notifications.received()] == [
+        [message["id"]]
+    ]
     after = await info(connection)
     assert (after["last_id"], after["failed_at"]) == (message["id"], None)
     assert after["next_at"] > at
@@ -152,7 +156,7 @@ async def test_missed_runs_are_made_up_for(
     assert after["skipped_at"] == (None if expected else last)
 
 
-async def test_years_without_anybody_take_no_longer(connection: Connection) -> None:
+async def test_years_without_workers_take_no_longer(connection: Connection) -> None:
     await define(connection, cron="* * * * * *", backfill=100)
     await move(connection, "'2001-01-01Z'")
     async with asyncio.timeout(20):
@@ -161,7 +165,7 @@ async def test_years_without_anybody_take_no_longer(connection: Connection) -> N
     assert times == [times[0] + timedelta(seconds=n) for n in range(100)]
 
 
-async def test_overlapping_runs_are_left_out(connection: Connection) -> None:
+async def test_overlapping_runs_are_skipped(connection: Connection) -> None:
     for name in ("allow", "skip_waiting", "skip"):
         await define(connection, name=name, overlap=name, backfill=3)
 
@@ -196,7 +200,7 @@ async def test_jitter_makes_a_run_available_later(connection: Connection) -> Non
     assert at <= message["available_at"] <= at + timedelta(days=1)
 
 
-async def test_one_that_fails_stops_neither_the_others_nor_the_upkeep(
+async def test_a_failing_schedule_stops_neither_the_others_nor_maintenance(
     connection: Connection, notices: Notices
 ) -> None:
     await value(connection, "create_queue", name="gone")
@@ -209,10 +213,10 @@ async def test_one_that_fails_stops_neither_the_others_nor_the_upkeep(
     broken = await info(connection, "broken")
     assert broken["last_error"] == "there is no queue 'gone'"
     assert (await info(connection))["last_id"]
-    assert [text for text in await notices.said("WARNING") if "broken cannot fire" in text]
+    assert [text for text in await notices.received("WARNING") if "broken cannot fire" in text]
     # Not again at once, ...
     assert await value(connection, "notifyq.fire_schedules") == 0
-    assert await notices.said("WARNING") == []
+    assert await notices.received("WARNING") == []
     # ... but when it can, and then what is due is not lost.
     await value(connection, "create_queue", name="gone")
     await connection.execute(
@@ -220,8 +224,19 @@ async def test_one_that_fails_stops_neither_the_others_nor_the_upkeep(
         "where failed_at is not null"
     )
     assert await value(connection, "notifyq.fire_schedules") == 1
-    mended = await info(connection, "broken")
-    assert (mended["failed_at"], mended["last_error"]) == (None, None)
+    fixed = await info(connection, "broken")
+    assert (fixed["failed_at"], fixed["last_error"]) == (None, None)
+
+
+async def test_the_time_until_the_next_run_is_null_without_schedules(
+    connection: Connection,
+) -> None:
+    left = "select notifyq.next_schedule()"
+    assert await connection.fetchval(left) is None
+    await define(connection)
+    assert timedelta(0) < await connection.fetchval(left) <= timedelta(hours=1)
+    await move(connection, HOURS_AGO.format(1))
+    assert await connection.fetchval(left) == timedelta(0)
 
 
 async def test_run_now_disable_enable_and_remove(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Capture: what becomes of the changes of a table, and who may capture what."""
+"""Capture: changes of tables as events, and the rights to capture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE = "create table item (id integer primary key, name text, price numeric, no
 
 
 class Captured:
-    """A stream, and what has come into it since the last look."""
+    """A stream, and the events since the last read."""
 
     def __init__(self, connection: Connection, name: str = "changes") -> None:
         self.connection = connection
@@ -23,7 +23,9 @@ class Captured:
 
     async def begin(self, table: str = "item", **options: Any) -> None:
         await value(self.connection, "create_stream", name=self.name)
-        await value(self.connection, "subscribe", stream=self.name, subscriber="test", place="now")
+        await value(
+            self.connection, "subscribe", stream=self.name, subscriber="test", position="now"
+        )
         await value(self.connection, "capture", relation=table, stream=self.name, **options)
 
     async def events(self) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ async def test_each_kind_of_change_is_an_event(connection: Connection, captured:
     ]
 
 
-async def test_a_rolled_back_change_is_none_and_a_transaction_is_told(
+async def test_a_rolled_back_change_is_no_event_and_headers_have_the_transaction(
     connection: Connection, captured: Captured
 ) -> None:
     await connection.execute(TABLE)
@@ -73,8 +75,8 @@ async def test_a_rolled_back_change_is_none_and_a_transaction_is_told(
         number = await connection.fetchval("select pg_current_xact_id()::text")
         await connection.execute("insert into item values (2)")
         await connection.execute("insert into item values (3)")
-    told = await connection.fetch("select headers from messages.event")
-    assert [row["headers"] for row in told] == 2 * [{"transaction": number}]
+    found = await connection.fetch("select headers from messages.event")
+    assert [row["headers"] for row in found] == 2 * [{"transaction": number}]
     assert [event["of"] for event in await captured.events()] == ["2", "3"]
 
 
@@ -174,7 +176,7 @@ async def test_a_condition_never_runs_as_the_owner_of_the_schema(
     assert [row[0] for row in await connection.fetch("select who from seen")] == [me]
 
 
-async def test_values_are_exact_whatever_the_session_says(
+async def test_values_are_exact_under_any_session_settings(
     connection: Connection, captured: Captured
 ) -> None:
     await connection.execute("create type mood as enum ('good', 'bad')")
@@ -241,7 +243,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("condition", [None, "new.id > 0"])
-async def test_types_of_ones_own_are_nested_as_built_in_ones(
+async def test_user_defined_types_nest_like_built_in_ones(
     connection: Connection, captured: Captured, condition: str | None
 ) -> None:
     """As to_jsonb() makes it, also where columns have the names that the triggers use."""
@@ -350,7 +352,7 @@ async def test_conflicts_merges_copies_and_cascades(
     }  # fmt: skip
 
 
-async def test_capturing_again_takes_the_place_of_it_and_uncapture_ends_it(
+async def test_a_second_capture_replaces_the_first_and_uncapture_ends_it(
     connection: Connection, captured: Captured
 ) -> None:
     await connection.execute(TABLE)
@@ -368,7 +370,7 @@ async def test_capturing_again_takes_the_place_of_it_and_uncapture_ends_it(
     await value(connection, "drop_stream", name="changes", force=True)
 
 
-async def test_what_cannot_be_captured(connection: Connection, captured: Captured) -> None:
+async def test_captures_that_are_refused(connection: Connection, captured: Captured) -> None:
     await connection.execute(TABLE + "; create view seen as select * from item")
     for table in ("seen", "messages.message", "pg_catalog.pg_class", "messages.message_archive"):
         with pytest.raises(InvalidArgumentError):
@@ -406,7 +408,7 @@ async def test_rights_are_those_of_the_owner_of_the_table(
         with pytest.raises(QueueDeniedError, match="it is not the owner"):
             await other.execute("select messages.capture('item', 'changes')")
         await owner.execute("select messages.capture('item', 'changes')")
-        # Who writes needs no right to the stream, not even to the schema.
+        # A role that writes needs no right to the stream, not even to the schema.
         await writer.execute("insert into item values (1)")
         assert await connection.fetchval("select count(*) from messages.event") == 1
         # Nor does the trigger give a right to a stream of others.
@@ -427,7 +429,7 @@ async def test_rights_are_those_of_the_owner_of_the_table(
             await connection.execute(f"drop owned by {role}; drop role {role}")
 
 
-async def test_what_refuses_the_event_refuses_the_change(
+async def test_an_event_that_is_refused_refuses_the_change(
     connection: Connection, captured: Captured
 ) -> None:
     await connection.execute(TABLE)

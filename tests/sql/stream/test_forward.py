@@ -15,7 +15,7 @@ from notifyq.errors import (
 from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from support.database import Bells, Connect, Connection, Notices
+    from support.database import Connect, Connection, Notices, Notifications
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ async def test_a_claim_of_all_queues_moves_too_and_one_of_others_does_not(
     assert len(await rows(forwarding, "claim", quantity=10)) == 2
 
 
-async def test_the_upkeep_moves_with_nobody_at_work(forwarding: Connection) -> None:
+async def test_maintenance_moves_events_without_workers(forwarding: Connection) -> None:
     await publish(forwarding, 5, "orders")
     await rows(forwarding, "maintain")
     found = await forwarding.fetch("select message from messages.message order by id")
     assert [row["message"] for row in found] == list(range(5))
 
 
-async def test_each_event_is_moved_once_or_with_the_transaction_not_at_all(
+async def test_each_event_is_moved_once_and_a_rollback_moves_none(
     forwarding: Connection,
 ) -> None:
     await publish(forwarding, 3, "orders")
@@ -83,9 +83,11 @@ async def test_each_event_is_moved_once_or_with_the_transaction_not_at_all(
     assert await claimed(forwarding) == [0, 1, 2]
 
 
-async def test_workers_are_rung_for_what_comes_in(forwarding: Connection, bells: Bells) -> None:
+async def test_workers_are_notified_of_new_events(
+    forwarding: Connection, notifications: Notifications
+) -> None:
     await publish(forwarding, 1, "orders")
-    assert {bell.queue for bell in await bells.heard()} == {"packing"}
+    assert {notification.queue for notification in await notifications.received()} == {"packing"}
     assert await claimed(forwarding) == [0]
 
 
@@ -110,7 +112,7 @@ async def test_a_filter_leaves_events_out(connection: Connection) -> None:
     assert await claimed(connection, "default") == [{"n": 1}]
 
 
-async def test_what_the_queue_does_not_take_is_a_dead_event(
+async def test_an_event_that_the_queue_rejects_is_a_dead_event(
     forwarding: Connection, notices: Notices
 ) -> None:
     await value(forwarding, "alter_queue", name="packing", max_bytes=4096)
@@ -121,8 +123,8 @@ async def test_what_the_queue_does_not_take_is_a_dead_event(
     assert await claimed(forwarding) == ["a", "c"]
     (dead,) = await rows(forwarding, "dead_list", queue="orders", subscriber="warehouse")
     assert (dead["status"], dead["message"], dead["type"]) == ("rejected", "b" * 5000, "t")
-    assert dead["details"].startswith("queue packing does not take it: ")
-    assert len(await notices.said("WARNING")) == 1
+    assert dead["details"].startswith("queue packing rejects it: ")
+    assert len(await notices.received("WARNING")) == 1
     await value(forwarding, "alter_queue", name="packing", max_bytes=2**20)
     assert (
         await forwarding.fetchval("select messages.dead_retry($1)", dead["id"])
@@ -145,7 +147,7 @@ async def test_events_wait_while_the_queue_is_full(forwarding: Connection) -> No
     assert forward["failed_at"] is None
 
 
-async def test_one_that_cannot_go_on_says_so_and_stops_no_other(
+async def test_a_forward_that_fails_warns_and_stops_no_other(
     forwarding: Connection, notices: Notices
 ) -> None:
     await value(forwarding, "create_queue", name="other")
@@ -154,8 +156,8 @@ async def test_one_that_cannot_go_on_says_so_and_stops_no_other(
     await publish(forwarding, 1, "orders")
     assert await value(forwarding, "notifyq.forward_pending") == 1
     assert await claimed(forwarding, "other") == [0]
-    (said,) = await notices.said("WARNING")
-    assert "there is no queue 'packing'" in said
+    (warning,) = await notices.received("WARNING")
+    assert "there is no queue 'packing'" in warning
     failed = [row["last_error"] for row in await rows(forwarding, "forwards")]
     assert failed == [None, "there is no queue 'packing'"]
     await value(forwarding, "create_queue", name="packing")
@@ -165,7 +167,7 @@ async def test_one_that_cannot_go_on_says_so_and_stops_no_other(
     assert (await rows(forwarding, "forwards"))[1]["failed_at"] is None
 
 
-async def test_who_moves_needs_no_right_but_who_forwards_does(
+async def test_forwarding_needs_rights_and_moving_does_not(
     forwarding: Connection, connect: Connect
 ) -> None:
     role = f"notifyq_test_worker_{forwarding.get_server_pid()}"

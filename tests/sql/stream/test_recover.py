@@ -1,4 +1,4 @@
-"""Batches whose reader is gone: what did it no harm gets through, what ended it dies in the end."""
+"""Batches whose reader has ended: harmless events get through, a harmful one fails at last."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ async def dead(connection: Connection) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("stream")
-async def test_what_kills_its_reader_is_dead_after_its_attempts(connection: Connection) -> None:
+async def test_an_event_that_kills_its_reader_fails_after_its_attempts(
+    connection: Connection,
+) -> None:
     ids = await publish(connection, 120, "s")
     reader = Reader(connection, ids[37])
     assert await reader.recover() == 0
@@ -80,7 +82,7 @@ async def test_what_kills_its_reader_is_dead_after_its_attempts(connection: Conn
 
 @pytest.mark.parametrize("quantity", [1, 3, 25, 100])
 @pytest.mark.usefixtures("stream")
-async def test_each_is_alone_before_it_is_dead(connection: Connection, quantity: int) -> None:
+async def test_each_event_is_alone_before_it_fails(connection: Connection, quantity: int) -> None:
     ids = await publish(connection, quantity, "s")
     reader = Reader(connection, ids[0], ids[-1], max_attempts=1)
     while not await reader.live():
@@ -90,7 +92,7 @@ async def test_each_is_alone_before_it_is_dead(connection: Connection, quantity:
 
 
 @pytest.mark.usefixtures("stream")
-async def test_order_is_kept_where_it_is_wanted(connection: Connection) -> None:
+async def test_keeps_order_keeps_the_order(connection: Connection) -> None:
     ids = await publish(connection, 60, "s")
     reader = Reader(connection, ids[10], keeps_order=True)
     while not await reader.live():
@@ -101,10 +103,10 @@ async def test_order_is_kept_where_it_is_wanted(connection: Connection) -> None:
 
 
 @pytest.mark.usefixtures("stream")
-async def test_else_a_batch_is_split_and_what_ends_its_reader_twice_is_overtaken(
+async def test_without_order_events_overtake_one_that_ends_its_reader_twice(
     connection: Connection,
 ) -> None:
-    """What docs/streams.md says of a crash."""
+    """What docs/guides/streams.md describes for a crash."""
     ids = await publish(connection, 60, "s")
     reader = Reader(connection, ids[10])
     first = await reader.open()
@@ -123,7 +125,7 @@ async def test_else_a_batch_is_split_and_what_ends_its_reader_twice_is_overtaken
 
 
 @pytest.mark.usefixtures("stream")
-async def test_what_has_an_outcome_keeps_it(connection: Connection) -> None:
+async def test_a_recovered_event_keeps_its_outcome(connection: Connection) -> None:
     ids = await publish(connection, 3, "s")
     reader = Reader(connection)
     batch = await reader.open()
@@ -145,7 +147,7 @@ async def test_what_has_an_outcome_keeps_it(connection: Connection) -> None:
 
 
 @pytest.mark.usefixtures("stream")
-async def test_who_leaves_with_a_word_has_made_no_attempt(connection: Connection) -> None:
+async def test_a_released_batch_counts_no_attempt(connection: Connection) -> None:
     await publish(connection, 3, "s")
     reader = Reader(connection)
     batch = await reader.open()
@@ -160,7 +162,7 @@ async def test_who_leaves_with_a_word_has_made_no_attempt(connection: Connection
 
 
 @pytest.mark.usefixtures("stream")
-async def test_of_members_only_the_batch_of_one_is_recovered(connection: Connection) -> None:
+async def test_only_the_batch_of_one_member_is_recovered(connection: Connection) -> None:
     asked = {"stream": "s", "subscriber": "a"}
     opened = {}
     for member in ("one", "two"):
@@ -173,7 +175,7 @@ async def test_of_members_only_the_batch_of_one_is_recovered(connection: Connect
 
 
 @pytest.mark.usefixtures("stream")
-async def test_of_two_that_finish_and_recover_one_has_its_way(
+async def test_a_finish_and_a_recovery_at_once_have_one_winner(
     connection: Connection, connect: Connect
 ) -> None:
     await publish(connection, 2, "s")
@@ -191,7 +193,7 @@ async def test_of_two_that_finish_and_recover_one_has_its_way(
 
 
 @pytest.mark.usefixtures("stream")
-async def test_when_the_first_comes_again(connection: Connection) -> None:
+async def test_the_time_until_the_next_retry(connection: Connection) -> None:
     asked = {"stream": "s", "subscriber": "a"}
     assert await value(connection, "notifyq.next_retry", **asked) is None
     await publish(connection, 2, "s")

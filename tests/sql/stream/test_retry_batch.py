@@ -1,7 +1,7 @@
-"""Retry batches: each condition of `_retry_batch()` in the state where nothing else protects it.
+"""Retry batches: each condition of select_retry_batch() where nothing else protects it.
 
-`_glance()` answers most calls before `_retry_batch()` runs. It does not while a window has further
-events, while an event of the subscriber itself is due, and where `_retry_batch()` is called alone.
+peek_batch() answers most calls before select_retry_batch() runs. It does not while a window has
+further events, while an event of the subscriber itself is due, and in a direct call.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def test_the_rest_of_a_window_comes_though_an_event_of_another_subscriber_
     assert await waiting(connection, "bob") == [ids[0]]
 
 
-async def test_what_is_due_comes_without_what_is_not(
+async def test_due_events_come_without_those_that_are_not_due(
     connection: Connection, ids: list[int]
 ) -> None:
     await postpone(connection, "ann", [HOUR, NOW, HOUR])
@@ -101,7 +101,7 @@ async def test_what_is_due_comes_without_what_is_not(
     assert await waiting(connection, "ann") == [ids[0], ids[2]]
 
 
-async def test_what_is_due_comes_without_what_is_due_for_another_subscriber(
+async def test_due_events_come_without_those_of_another_subscriber(
     connection: Connection, ids: list[int]
 ) -> None:
     # The same event: due for bob, and not for ann.
@@ -122,7 +122,7 @@ async def test_events_of_another_subscriber_do_not_count_against_the_quantity(
     assert await waiting(connection, "bob") == ids
 
 
-async def test_what_a_batch_holds_is_in_no_second_one(
+async def test_an_event_is_in_one_batch_of_retries_at_a_time(
     connection: Connection, ids: list[int]
 ) -> None:
     await postpone(connection, "ann", [NOW, NOW, NOW])
@@ -141,7 +141,7 @@ async def test_one_part_comes_without_another(connection: Connection, ids: list[
 
 
 @pytest.mark.parametrize("delay", [None, HOUR], ids=["none", "later"])
-async def test_alone_it_hands_out_nothing_that_is_not_due_for_this_subscriber(
+async def test_no_batch_comes_if_nothing_is_due_for_the_subscriber(
     connection: Connection, ids: list[int], delay: timedelta | None
 ) -> None:
     await postpone(connection, "bob", [NOW])

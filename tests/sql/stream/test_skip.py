@@ -11,7 +11,7 @@ from notifyq.errors import SubscriptionNotFoundError
 from support.database import publish, rows, value
 
 if TYPE_CHECKING:
-    from support.database import Bells, Connect, Connection, Notices
+    from support.database import Connect, Connection, Notices, Notifications
 
 
 async def stream(connection: Connection, *subscribers: str, **policy: Any) -> None:
@@ -51,8 +51,8 @@ async def age(connection: Connection, ids: list[int]) -> None:
     )
 
 
-async def test_who_is_too_many_events_behind_is_skipped_loudly(
-    connection: Connection, bells: Bells, notices: Notices
+async def test_a_subscriber_with_too_many_events_is_skipped_with_a_warning(
+    connection: Connection, notifications: Notifications, notices: Notices
 ) -> None:
     await stream(connection, "slow", "fast", max_events=100)
     ids = await publish(connection, 100, "s")
@@ -69,10 +69,12 @@ async def test_who_is_too_many_events_behind_is_skipped_loudly(
         "more than 100 events behind"
     )
     assert dead["details"] == details
-    assert await notices.said("WARNING") == [
+    assert await notices.received("WARNING") == [
         f"notifyq: dead event {dead['id']} of subscriber slow in stream s: rejected: {details}"
     ]
-    assert [bell.payload for bell in await bells.heard("dead_message")] == [f"s:{dead['id']}"]
+    assert [
+        notification.payload for notification in await notifications.received("dead_message")
+    ] == [f"s:{dead['id']}"]
     assert await read(connection, "slow") == ids[30:] + more
     assert await read(connection, "fast") == more
     # There is nothing to hand out again.
@@ -81,7 +83,7 @@ async def test_who_is_too_many_events_behind_is_skipped_loudly(
     assert await connection.fetchval("select messages.dead_delete($1)", dead["id"]) == 1
 
 
-async def test_who_is_too_old_is_skipped_up_to_what_is_young_enough(
+async def test_events_older_than_the_lag_are_skipped(
     connection: Connection,
 ) -> None:
     await stream(connection, "slow", "fast", max_lag=timedelta(hours=1))
@@ -98,7 +100,7 @@ async def test_who_is_too_old_is_skipped_up_to_what_is_young_enough(
     assert await value(connection, "dead_count") == 1
 
 
-async def test_a_batch_that_is_held_too_long_is_taken_back(
+async def test_a_batch_that_is_held_too_long_is_revoked(
     connection: Connection, notices: Notices
 ) -> None:
     await stream(connection, "stuck", max_lag=timedelta(hours=1))
@@ -111,15 +113,31 @@ async def test_a_batch_that_is_held_too_long_is_taken_back(
     await rows(connection, "maintain")
     (dead,) = await rows(connection, "dead_list")
     assert dead["message"]["count"] == 10
-    await notices.said()
+    await notices.received()
     assert not await value(connection, "finish_batch", batch=batch)
-    assert len(await notices.said("WARNING")) == 1
+    assert len(await notices.received("WARNING")) == 1
     again, youngest = await read(connection, "stuck")
     assert again == ids[0]
     assert youngest > ids[-1]
 
 
-async def test_what_members_finished_is_not_handed_out_again(connection: Connection) -> None:
+async def test_a_batch_that_its_reader_finishes_meanwhile_is_not_skipped(
+    connection: Connection, connect: Connect
+) -> None:
+    await stream(connection, "slow", max_events=5)
+    ids = await publish(connection, 10, "s")
+    batch, _ = await open_batch(connection, "slow", quantity=5)
+    reader = await connect()
+    await connection.execute("set lock_timeout = '2 s'")
+    async with reader.transaction():
+        await value(reader, "finish_batch", batch=batch)
+        await rows(connection, "maintain")
+    await rows(connection, "maintain")
+    assert await value(connection, "dead_count") == 0
+    assert await read(connection, "slow") == ids[5:]
+
+
+async def test_batches_that_members_finished_do_not_come_again(connection: Connection) -> None:
     await stream(connection, "team", max_events=15)
     ids = await publish(connection, 30, "s")
     _, one = await open_batch(connection, "team", quantity=10, member="a")
@@ -132,7 +150,7 @@ async def test_what_members_finished_is_not_handed_out_again(connection: Connect
     assert await read(connection, "team") == ids[20:]
 
 
-async def test_whoever_reads_at_this_moment_is_left_alone(
+async def test_a_subscriber_that_reads_now_is_not_skipped(
     connection: Connection, connect: Connect
 ) -> None:
     await stream(connection, "busy", max_events=5)
@@ -148,7 +166,7 @@ async def test_whoever_reads_at_this_moment_is_left_alone(
     assert await value(connection, "dead_count") == 0
 
 
-async def test_skipping_is_bounded_and_goes_on(connection: Connection) -> None:
+async def test_skipping_is_bounded_and_continues(connection: Connection) -> None:
     await stream(connection, "slow", max_events=10)
     ids = await publish(connection, 50, "s")
     assert await value(connection, "notifyq.skip_behind", quantity=15) == 15
@@ -160,7 +178,7 @@ async def test_skipping_is_bounded_and_goes_on(connection: Connection) -> None:
 
 
 async def test_a_dead_event_is_delivered_again_to_its_subscriber_alone(
-    connection: Connection, bells: Bells
+    connection: Connection, notifications: Notifications
 ) -> None:
     await stream(connection, "one", "two")
     ids = await publish(connection, 3, "s")
@@ -173,7 +191,9 @@ async def test_a_dead_event_is_delivered_again_to_its_subscriber_alone(
     (dead,) = await rows(connection, "dead_list", subscriber="one")
     assert (dead["queue"], dead["event_id"], dead["attempts"]) == ("s", ids[1], 1)
     assert (dead["status"], dead["details"], dead["message"]) == ("failed", "no luck", 1)
-    assert [bell.payload for bell in await bells.heard("dead_message")] == [f"s:{dead['id']}"]
+    assert [
+        notification.payload for notification in await notifications.received("dead_message")
+    ] == [f"s:{dead['id']}"]
     assert await retry(connection, dead["id"]) == [ids[1]]
     assert await retry(connection, dead["id"]) == []
     assert await value(connection, "dead_count") == 0
@@ -203,7 +223,7 @@ async def test_an_event_that_failed_in_the_open_batch_can_be_retried_at_once(
     assert await read(connection, "one") == [ids[0]]
 
 
-async def test_dead_events_of_who_unsubscribed_are_passed_over(connection: Connection) -> None:
+async def test_dead_events_of_former_subscribers_are_left_out(connection: Connection) -> None:
     await stream(connection, "gone")
     ids = await publish(connection, 1, "s")
     batch, _ = await open_batch(connection, "gone")
@@ -215,7 +235,7 @@ async def test_dead_events_of_who_unsubscribed_are_passed_over(connection: Conne
         await retry(connection, dead["id"])
 
 
-async def test_what_began_long_ago_counts_as_unread_beside_an_open_batch(
+async def test_a_transaction_that_began_long_ago_counts_as_unread_beside_an_open_batch(
     connection: Connection, connect: Connect
 ) -> None:
     """Its ids are smaller than all that the open batch may have."""
@@ -238,7 +258,7 @@ async def test_what_began_long_ago_counts_as_unread_beside_an_open_batch(
     assert await read(connection, "a") == [first]
 
 
-async def test_what_follows_a_batch_of_events_seen_again_has_an_age(connection: Connection) -> None:
+async def test_the_lag_counts_events_behind_a_batch_of_retries(connection: Connection) -> None:
     await stream(connection, "a")
     [event] = await publish(connection, 1, "s")
     batch, _ = await open_batch(connection, "a")

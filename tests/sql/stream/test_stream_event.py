@@ -16,7 +16,7 @@ from notifyq.errors import (
     StreamNotFoundError,
     StreamPausedError,
 )
-from support.database import Bells, rows, value
+from support.database import Notifications, rows, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -47,7 +47,7 @@ async def insert(connection: Connection, **given: Any) -> int:
 
 
 @pytest.mark.usefixtures("stream")
-async def test_what_is_inserted_is_read_as_what_is_published(connection: Connection) -> None:
+async def test_an_inserted_event_equals_a_published_one(connection: Connection) -> None:
     given = {"type": "t", "key": "k", "message": {"a": [1]}, "headers": {"h": "x"}}
     inserted = await insert(connection, **given)
     published = await value(connection, "publish", queue="s", **given)
@@ -127,13 +127,13 @@ async def test_an_error_in_one_row_undoes_all_and_a_rollback_does(connection: Co
     assert [it[3] for it in await events(connection)] == [1, 3]
 
 
-@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.usefixtures("stream")
-async def test_what_is_given_is_evaluated_once(
-    connection: Connection, connect: Connect, *, attended: bool
+async def test_expressions_of_an_insert_are_evaluated_once(
+    connection: Connection, connect: Connect, *, suppressed: bool
 ) -> None:
-    """Also where it is looked at before it is written: its length, and the name of its stream."""
-    if attended:
+    """Also those that the rule reads first: the length of an event, and its stream."""
+    if suppressed:
         assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     await connection.execute("create sequence drawn; create sequence named")
     given = (
@@ -151,7 +151,7 @@ async def test_what_is_given_is_evaluated_once(
     assert [(it[3]["n"], it[4]["h"]) for it in await events(connection)] == [
         (n, n + 1) for n in range(1, 13, 2)
     ]
-    # What has another length each time is written with the one that was looked at.
+    # An expression with another length each time is written with the length that was checked.
     for _ in range(30):
         try:
             await connection.execute(
@@ -180,17 +180,17 @@ async def test_what_is_given_is_evaluated_once(
         ({"message": "x" * 2500, "headers": {"a": "x" * 2500}}, MessageLimitError),
     ],
 )
-@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.usefixtures("stream")
-async def test_what_an_event_cannot_be_is_refused(
+async def test_an_invalid_event_is_refused(
     connection: Connection,
     connect: Connect,
     given: dict[str, Any],
     error: type[DatabaseError],
     *,
-    attended: bool,
+    suppressed: bool,
 ) -> None:
-    if attended:
+    if suppressed:
         assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     with pytest.raises(error):
         await insert(connection, **given)
@@ -198,7 +198,7 @@ async def test_what_an_event_cannot_be_is_refused(
     assert await insert(connection, message="x" * 2500, headers={"a": "x" * 1000})
 
 
-async def test_the_name_of_a_queue_says_what_to_do(connection: Connection) -> None:
+async def test_the_name_of_a_queue_is_an_error_with_a_hint(connection: Connection) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         await insert(connection, stream="default")
     assert "'default' is a queue" in str(caught.value)
@@ -251,38 +251,40 @@ async def test_grants_of_the_stream_are_checked(connection: Connection) -> None:
     assert len(await events(connection)) == 1
 
 
-@pytest.mark.parametrize("bell", ["auto", "always", "off"])
+@pytest.mark.parametrize("notification", ["auto", "always", "off"])
 @pytest.mark.usefixtures("stream")
-async def test_an_insert_rings_as_its_stream_does(
-    connection: Connection, connect: Connect, bell: str
+async def test_an_insert_notifies_as_its_stream_does(
+    connection: Connection, connect: Connect, notification: str
 ) -> None:
-    await value(connection, "alter_stream", name="s", bell=bell)
-    bells = Bells(await connect(), "new_event")
-    await bells.listen()
+    await value(connection, "alter_stream", name="s", notify=notification)
+    notifications = Notifications(await connect(), "new_event")
+    await notifications.listen()
     await connection.execute(INSERT, 1)
-    rung = bell != "off"
-    assert bool(await bells.heard("new_event")) == rung
-    attending = await connect()
-    assert await value(attending, "notifyq.suppress_stream", stream="s") == (bell == "auto")
+    notified = notification != "off"
+    assert bool(await notifications.received("new_event")) == notified
+    suppressing = await connect()
+    assert await value(suppressing, "notifyq.suppress_stream", stream="s") == (
+        notification == "auto"
+    )
     await connection.execute(INSERT, 2)
-    assert bool(await bells.heard("new_event")) == (bell == "always")
-    await value(attending, "notifyq.unsuppress_streams", streams=["s"])
+    assert bool(await notifications.received("new_event")) == (notification == "always")
+    await value(suppressing, "notifyq.unsuppress_streams", streams=["s"])
     await connection.execute(INSERT, 3)
-    assert bool(await bells.heard("new_event")) == rung
+    assert bool(await notifications.received("new_event")) == notified
     assert [it[3] for it in await events(connection)] == [1, 2, 3]
 
 
 @pytest.mark.usefixtures("stream")
-async def test_who_stops_attending_waits_for_what_was_inserted_silently(
+async def test_the_end_of_suppression_waits_for_inserts_without_notification(
     connection: Connection, connect: Connect
 ) -> None:
-    attending = await connect()
-    assert await value(attending, "notifyq.suppress_stream", stream="s")
+    suppressing = await connect()
+    assert await value(suppressing, "notifyq.suppress_stream", stream="s")
     async with connection.transaction():
         await connection.execute(INSERT, 1)
-        taken_back = await value(attending, "notifyq.unsuppress_streams", streams=["s"])
-        assert not await value(attending, "notifyq.is_transaction_over", number=taken_back)
-    assert await value(attending, "notifyq.is_transaction_over", number=taken_back)
+        taken_back = await value(suppressing, "notifyq.unsuppress_streams", streams=["s"])
+        assert not await value(suppressing, "notifyq.is_transaction_over", number=taken_back)
+    assert await value(suppressing, "notifyq.is_transaction_over", number=taken_back)
 
 
 @pytest.mark.usefixtures("stream")
@@ -300,13 +302,13 @@ async def test_a_publisher_has_no_more_than_the_insert(connection: Connection) -
     assert len(await events(connection)) == 1
 
 
-@pytest.mark.parametrize("attended", [False, True])
+@pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.usefixtures("stream")
-async def test_what_others_have_put_into_the_search_path_is_not_called(
-    connection: Connection, connect: Connect, *, attended: bool
+async def test_functions_in_the_search_path_are_not_called(
+    connection: Connection, connect: Connect, *, suppressed: bool
 ) -> None:
-    """The rule was read when it was made; whoever inserts brings no names with him."""
-    if attended:
+    """The names of the rule were resolved when it was created, not by the session that inserts."""
+    if suppressed:
         assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     await connection.execute("""
         create schema hostile;
@@ -328,7 +330,7 @@ async def test_what_others_have_put_into_the_search_path_is_not_called(
         create function hostile.less(integer, integer) returns boolean language sql as
           'select hostile.refuse() > 0';
         create operator hostile.<= (leftarg = integer, rightarg = integer, function = hostile.less);
-        create temporary table stream (name text, segment bigint, lone_bytes integer);
+        create temporary table stream (name text, segment bigint, unchecked_bytes integer);
         create temporary table event (id bigint);
         grant usage on schema hostile to public
     """)

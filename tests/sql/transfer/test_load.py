@@ -16,7 +16,7 @@ from notifyq.errors import (
     QueueNotFoundError,
     StagedRowsLostError,
 )
-from support.database import Bells, Connect, Connection, until_blocked
+from support.database import Connect, Connection, Notifications, until_blocked
 
 COMMIT = "select * from notifyq.commit_load($1, $2, $3, $4)"
 LIVE = "select queue, message #>> '{}' from messages.message order by id"
@@ -53,8 +53,8 @@ async def commit(
     return row["is_new"], row["published"], row["merged"]
 
 
-async def test_what_counts_is_published_once_in_its_order_and_nothing_else(
-    connection: Connection, bells: Bells
+async def test_a_load_publishes_its_attempts_once_in_order_and_no_others(
+    connection: Connection, notifications: Notifications
 ) -> None:
     await connection.execute("select messages.create_queue('a'); select messages.create_queue('b')")
     assert await begin(connection)
@@ -70,10 +70,10 @@ async def test_what_counts_is_published_once_in_its_order_and_nothing_else(
     assert await commit(connection, (failed, 1)) == (False, 4, 0)
     assert not await begin(connection)
     assert await connection.fetchval("select count(*) from messages.message") == 4
-    assert [bell.queue for bell in await bells.heard()] == ["a", "b"]
+    assert [notification.queue for notification in await notifications.received()] == ["a", "b"]
 
 
-async def test_each_epoch_of_a_load_that_goes_on_is_published_once(connection: Connection) -> None:
+async def test_each_epoch_of_a_load_is_published_once(connection: Connection) -> None:
     for epoch in (0, 1, 1, 0, 5):
         is_new = await begin(connection, epoch=epoch)
         attempt = await stage(connection, "l", [("default", str(epoch))])
@@ -104,7 +104,7 @@ async def test_options_of_a_row_are_those_of_a_publication(connection: Connectio
     ]
 
 
-async def test_streams_and_volatile_queues_are_targets_too(connection: Connection) -> None:
+async def test_streams_and_unlogged_queues_are_targets_too(connection: Connection) -> None:
     await connection.execute(
         "select messages.create_stream('s'); select messages.create_queue('v', durable => false)"
     )
@@ -115,7 +115,7 @@ async def test_streams_and_volatile_queues_are_targets_too(connection: Connectio
     assert await commit(connection, (attempt, 4)) == (True, 4, 0)
     events = await connection.fetch("select message, type from messages.event order by id")
     assert [tuple(row) for row in events] == [(1, "t"), (3, "t")]
-    assert await connection.fetchval("select message from notifyq.message_volatile") == 2
+    assert await connection.fetchval("select message from notifyq.message_unlogged") == 2
     assert await connection.fetchval("select count(*) from only messages.message") == 1
 
 
@@ -149,7 +149,7 @@ async def test_rows_that_are_missing_stop_the_commit(connection: Connection) -> 
     await begin(connection)
     attempt = await stage(connection, "l", [("default", "1"), ("default", "2")])
     await connection.execute("delete from notifyq.load_row where position = 1")
-    with pytest.raises(StagedRowsLostError, match="of the 2 rows staged for load 'l' only 0 are"):
+    with pytest.raises(StagedRowsLostError, match="load 'l' has staged 2 rows, and only 0 exist"):
         await commit(connection, (attempt, 2))
     with pytest.raises(StagedRowsLostError):
         await commit(connection, (attempt, 1), (7, 1))
@@ -178,7 +178,7 @@ async def test_attempts_of_another_load_do_not_count(connection: Connection) -> 
         ),
     ],
 )
-async def test_what_a_queue_does_not_take_publishes_nothing(
+async def test_a_row_that_a_queue_rejects_publishes_nothing(
     connection: Connection, setup: str, queue: str, error: type[Exception]
 ) -> None:
     await connection.execute(setup)
@@ -190,7 +190,7 @@ async def test_what_a_queue_does_not_take_publishes_nothing(
     assert await begin(connection)
 
 
-async def test_rejects_are_told_and_taken_out_and_the_rest_is_published(
+async def test_rejects_are_reported_and_removed_and_the_rest_is_published(
     connection: Connection,
 ) -> None:
     await connection.execute(
@@ -216,7 +216,7 @@ async def test_rejects_are_told_and_taken_out_and_the_rest_is_published(
     assert await commit(connection, (attempt, 246), (other, 1)) == (True, 247, 0)
 
 
-async def test_only_its_owner_goes_on_with_a_load(connect: Connect, connection: Connection) -> None:
+async def test_only_its_owner_continues_a_load(connect: Connect, connection: Connection) -> None:
     await connection.execute(
         "create role f_one login in role notifyq_publisher; "
         "create role f_two login in role notifyq_publisher"
@@ -262,7 +262,7 @@ async def test_targets_are_checked_before_anything_is_staged(connection: Connect
         await connection.execute("select notifyq.check_targets('{default, gone}')")
 
 
-async def test_names_that_cannot_be(connection: Connection) -> None:
+async def test_invalid_names_are_refused(connection: Connection) -> None:
     for name in ("", "x" * 201, None):
         with pytest.raises(InvalidArgumentError, match="1 to 200 bytes"):
             await connection.execute("select notifyq.begin_load($1)", name)
@@ -271,7 +271,7 @@ async def test_names_that_cannot_be(connection: Connection) -> None:
             await connection.execute(f"select {call}")
 
 
-async def test_the_upkeep_removes_what_no_open_load_has(connection: Connection) -> None:
+async def test_maintenance_deletes_rows_of_no_open_load(connection: Connection) -> None:
     await begin(connection)
     await begin(connection, "done")
     await begin(connection, "dead")
@@ -306,7 +306,7 @@ async def test_rows_of_an_attempt_that_begins_meanwhile_are_not_removed(
     assert await commit(connection, (attempt, 1)) == (True, 1, 0)
 
 
-async def test_what_is_old_is_forgotten(connection: Connection) -> None:
+async def test_old_loads_are_deleted(connection: Connection) -> None:
     await begin(connection)
     await connection.execute(
         "update notifyq.load set used_at = now() - interval '401 days', committed_at = now();"
@@ -315,9 +315,7 @@ async def test_what_is_old_is_forgotten(connection: Connection) -> None:
     assert await begin(connection)
 
 
-async def test_of_two_that_commit_at_once_one_publishes(
-    connect: Connect, connection: Connection
-) -> None:
+async def test_two_commits_at_once_publish_once(connect: Connect, connection: Connection) -> None:
     await begin(connection)
     one, two = await connect(), await connect()
     mine = await stage(one, "l", [("default", "1")])

@@ -1,4 +1,4 @@
-"""Receiving from elsewhere: each message once, whoever sends it, and however often."""
+"""Receiving from elsewhere: each message once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueDeniedError, QueueNotFoundError
-from support.database import Bells, Connect, Connection, claim_one, rows, until_blocked, value
+from support.database import (
+    Connect,
+    Connection,
+    Notifications,
+    claim_one,
+    rows,
+    until_blocked,
+    value,
+)
 
 if TYPE_CHECKING:
     import asyncpg
@@ -24,11 +32,13 @@ async def live(connection: Connection) -> list[asyncpg.Record]:
     return await connection.fetch("select * from messages.message order by id")
 
 
-def sent(place: str, **options: Any) -> dict[str, Any]:
-    return {"place": place, "queue": "default", "message": place} | options
+def sent(position: str, **options: Any) -> dict[str, Any]:
+    return {"position": position, "queue": "default", "message": position} | options
 
 
-async def test_what_comes_again_is_known(connection: Connection, bells: Bells) -> None:
+async def test_a_message_that_comes_again_is_known(
+    connection: Connection, notifications: Notifications
+) -> None:
     assert await receive(connection, sent("2"), sent("1"), sent("2", message="again")) == (2, 0, 1)
     assert await receive(connection, sent("1"), sent("3")) == (1, 0, 1)
     assert await receive(connection, sent("1"), source="other") == (1, 0, 0)
@@ -36,9 +46,10 @@ async def test_what_comes_again_is_known(connection: Connection, bells: Bells) -
 
     messages = await live(connection)
     assert [message["message"] for message in messages] == ["2", "1", "3", "1"]
-    assert {bell.queue for bell in await bells.heard()} == {"default"}
+    assert {notification.queue for notification in await notifications.received()} == {"default"}
     receipts = await connection.fetch(
-        "select place, message_id from notifyq.relay_receipt where source = 's' order by place"
+        "select position, message_id from notifyq.relay_receipt where source = 's' "
+        "order by position"
     )
     one, two, three = receipts
     assert [one["message_id"], two["message_id"], three["message_id"]] == [
@@ -48,7 +59,7 @@ async def test_what_comes_again_is_known(connection: Connection, bells: Bells) -
     ]
 
 
-async def test_it_is_known_when_it_is_long_finished(connection: Connection) -> None:
+async def test_a_message_is_known_long_after_it_finished(connection: Connection) -> None:
     await receive(connection, sent("1"))
     message = await claim_one(connection)
     await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
@@ -70,7 +81,7 @@ async def test_every_property_arrives(connection: Connection) -> None:
             key="k",
             max_attempts=7,
         ),
-        {"place": "2", "queue": "default"},
+        {"position": "2", "queue": "default"},
     )
     first, second = await live(connection)
     names = "priority", "type", "headers", "dedup_key", "key", "max_attempts", "state"
@@ -86,28 +97,30 @@ async def test_a_taken_key_merges(connection: Connection) -> None:
     assert await receive(connection, *both) == (1, 1, 0)
     assert len(await live(connection)) == 2
     receipt = await connection.fetchval(
-        "select message_id from notifyq.relay_receipt where place = '1'"
+        "select message_id from notifyq.relay_receipt where position = '1'"
     )
     assert receipt == standing
     assert await receive(connection, sent("1", dedup_key="d")) == (0, 0, 1)
 
 
-async def test_one_that_is_refused_refuses_all(connection: Connection) -> None:
+async def test_a_refused_message_refuses_all(connection: Connection) -> None:
     with pytest.raises(QueueNotFoundError):
         await receive(connection, sent("1"), sent("2", queue="absent"))
     assert not await live(connection)
     assert await receive(connection, sent("1")) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"a": 1}, "text", [{"queue": "default"}], [{"place": "1"}], [1]])
-async def test_what_is_no_array_of_messages_is_refused(connection: Connection, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"a": 1}, "text", [{"queue": "default"}], [{"position": "1"}], [1]]
+)
+async def test_an_invalid_array_is_refused(connection: Connection, wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         await rows(connection, "receive", source="s", messages=wrong)
     with pytest.raises(InvalidArgumentError):
         await rows(connection, "receive", source="", messages=[])
 
 
-async def test_a_queue_that_is_granted_to_others_takes_nothing(
+async def test_a_queue_granted_to_others_receives_nothing(
     connection: Connection, connect: Connect
 ) -> None:
     guest = await connect()
@@ -120,7 +133,7 @@ async def test_a_queue_that_is_granted_to_others_takes_nothing(
         await receive(guest, sent("1"))
 
 
-async def test_who_sends_the_same_at_the_same_time_waits(
+async def test_a_second_sender_of_the_same_message_waits(
     connection: Connection, connect: Connect
 ) -> None:
     other, observer = await connect(), await connect()
@@ -134,7 +147,7 @@ async def test_who_sends_the_same_at_the_same_time_waits(
     assert len(await live(connection)) == 3
 
 
-async def test_the_other_one_receives_what_was_rolled_back(
+async def test_a_second_sender_delivers_what_the_first_rolled_back(
     connection: Connection, connect: Connect
 ) -> None:
     other, observer = await connect(), await connect()
@@ -148,11 +161,12 @@ async def test_the_other_one_receives_what_was_rolled_back(
     assert len(await live(connection)) == 1
 
 
-async def test_the_upkeep_forgets_old_receipts(connection: Connection) -> None:
+async def test_maintenance_deletes_old_receipts(connection: Connection) -> None:
     await receive(connection, sent("old"), sent("new"))
     await connection.execute(
-        "update notifyq.relay_receipt set forget_at = now() - interval '1 day' where place = 'old'"
+        "update notifyq.relay_receipt set forget_at = now() - interval '1 day' "
+        "where position = 'old'"
     )
     await value(connection, "maintain")
-    left = await connection.fetch("select place from notifyq.relay_receipt")
-    assert [row["place"] for row in left] == ["new"]
+    left = await connection.fetch("select position from notifyq.relay_receipt")
+    assert [row["position"] for row in left] == ["new"]

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError, LostReceiptsError, QueueNotFoundError
-from support.database import Bells, Connect, Connection, publish, until_blocked, value
+from support.database import Connect, Connection, Notifications, publish, until_blocked, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ select * from notifyq.receive_many(
 
 async def receive(
     connection: Connection,
-    places: Sequence[str],
+    positions: Sequence[str],
     *,
     queue: str = "default",
     source: str = "s",
@@ -32,13 +32,13 @@ async def receive(
     dedup_keys: Sequence[str | None] | None = None,
     after: Sequence[str] = (),
 ) -> tuple[list[int], int, int]:
-    count = len(places)
+    count = len(positions)
     row: Any = await connection.fetchrow(
         RECEIVE,
         source,
-        places,
+        positions,
         [queue] * count,
-        payloads or [f'"{place}"' for place in places],
+        payloads or [f'"{position}"' for position in positions],
         [0] * count,
         ["t"] * count,
         ['{"h": 1}'] * count,
@@ -64,11 +64,11 @@ async def relayed(connection: Connection, quantity: int = 10) -> list[asyncpg.Re
     )
 
 
-async def finish(connection: Connection, rows: Sequence[Any], place: str | None) -> list[int]:
+async def finish(connection: Connection, rows: Sequence[Any], position: str | None) -> list[int]:
     found = await connection.fetch(
         "select notifyq.relay_finish('t', 's', $1, $2, $3, $4, "
         "array_fill('success'::messages.message_status, array[$5::integer]))",
-        place,
+        position,
         [row["id"] for row in rows],
         [row["lock_token"] for row in rows],
         [row["created"] for row in rows],
@@ -77,7 +77,7 @@ async def finish(connection: Connection, rows: Sequence[Any], place: str | None)
     return [row[0] for row in found]
 
 
-async def test_each_is_received_once_in_their_order(connection: Connection) -> None:
+async def test_each_message_is_received_once_in_order(connection: Connection) -> None:
     ids, merged, known = await receive(connection, ["10", "9", "8"])
     assert (merged, known) == (0, 0)
     assert await messages(connection) == list(zip(ids, ["10", "9", "8"], strict=True))
@@ -106,10 +106,10 @@ async def test_a_dedup_key_that_is_taken_merges(connection: Connection) -> None:
     assert await receive(connection, sent, dedup_keys=["d", None, "e"]) == (ids, 0, 3)
 
 
-async def test_nothing_is_received_of_what_has_a_mistake(connection: Connection) -> None:
+async def test_a_batch_with_a_mistake_receives_nothing(connection: Connection) -> None:
     with pytest.raises(QueueNotFoundError):
         await receive(connection, ["1"], queue="absent")
-    with pytest.raises(InvalidArgumentError, match="there twice"):
+    with pytest.raises(InvalidArgumentError, match="once each"):
         await receive(connection, ["1", "1"])
     with pytest.raises(InvalidArgumentError, match="same length"):
         await receive(connection, ["1"], dedup_keys=["a", "b"])
@@ -118,12 +118,16 @@ async def test_nothing_is_received_of_what_has_a_mistake(connection: Connection)
     assert (await receive(connection, ["1"]))[2] == 0
 
 
-async def test_a_batch_is_one_bell(connection: Connection, bells: Bells) -> None:
+async def test_a_batch_is_one_notification(
+    connection: Connection, notifications: Notifications
+) -> None:
     ids, _, _ = await receive(connection, ["1", "2", "3"])
-    assert [bell.payload for bell in await bells.heard()] == [f"default:{ids[0]}-{ids[2]}"]
+    assert [notification.payload for notification in await notifications.received()] == [
+        f"default:{ids[0]}-{ids[2]}"
+    ]
 
 
-async def test_two_that_send_the_same_publish_it_once(
+async def test_two_senders_of_the_same_message_publish_it_once(
     connection: Connection, connect: Connect
 ) -> None:
     other, watcher = await connect(), await connect()
@@ -141,13 +145,13 @@ async def test_two_that_send_the_same_publish_it_once(
 async def test_a_target_without_its_last_receipts_was_restored(connection: Connection) -> None:
     await receive(connection, ["1", "2"])
     await receive(connection, ["3"], after=["2"])
-    await connection.execute("delete from notifyq.relay_receipt where place = '3'")
+    await connection.execute("delete from notifyq.relay_receipt where position = '3'")
     with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
         await receive(connection, ["4"], after=["2", "3"])
     assert (await receive(connection, ["4"], after=["2"]))[2] == 0
 
 
-async def test_a_relay_that_dies_uses_up_no_attempts(connection: Connection) -> None:
+async def test_a_killed_relay_uses_up_no_attempts(connection: Connection) -> None:
     await publish(connection, 1)
     await value(connection, "publish", queue="default", message=2, max_attempts=1)
     for token in (1, 3):
@@ -161,7 +165,7 @@ async def test_a_relay_that_dies_uses_up_no_attempts(connection: Connection) -> 
             "update messages.message set available_at = now(), state = 'waiting'"
         )
     assert not await connection.fetchval("select count(*) from messages.message_archive")
-    # The limit is the message's own again for whoever comes after the relay.
+    # After the relay the message has its own limit again.
     await connection.execute(
         "update messages.message set attempts = 0; select messages.claim(quantity => 2)"
     )

@@ -13,14 +13,12 @@ async def position(connection: Connection) -> str:
 
 
 async def dead_since(connection: Connection, seen: str) -> list[int]:
-    rows = await connection.fetch(
-        "select id from messages.dead_since(notifyq.snapshot_of($1)) order by id", seen
-    )
+    rows = await connection.fetch("select id from messages.dead_since($1) order by id", seen)
     return [row["id"] for row in rows]
 
 
 async def kill(connection: Connection, quantity: int = 1) -> list[int]:
-    """Publish messages into the default queue and let as many fail; return what has died."""
+    """Publish messages into the default queue and let as many fail; return those that failed."""
     await connection.execute(
         "select messages.publish('default', to_jsonb(n)) from generate_series(1, $1) as n", quantity
     )

@@ -12,7 +12,7 @@ import pytest
 from notifyq import App
 from notifyq import schema as migrate
 from notifyq.cli import schema
-from notifyq.database.sql import SCHEMA_VERSION
+from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
 from support.database import catalog_lines, publish, session, until, value
@@ -80,7 +80,7 @@ async def at_work(dsn: str) -> AsyncIterator[None]:
 
     events = Events()
     await app.create_queues()
-    async with working(app, events, upkeep=0.1):
+    async with working(app, events, maintenance=0.1):
         publishing = asyncio.create_task(publish_on())
         try:
             await events.wait(MessageFinished, 100)
@@ -131,7 +131,7 @@ async def goes_on(dsn: str) -> None:
         app = App(dsn)
         app.handler("busy")(lambda number: None)
         app.handler("default")(lambda number: None)
-        async with working(app, upkeep=0.1):
+        async with working(app, maintenance=0.1):
 
             async def is_empty() -> bool:
                 return not await connection.fetchval("select count(*) from messages.message")
@@ -186,14 +186,14 @@ async def test_into_another_server(
     early = await position(connection)
     before = await dump_at_work(programs, database, tmp_path / "dump")
     late = await position(connection)
-    said = await programs.restore(tmp_path / "dump", elsewhere)
+    output = await programs.restore(tmp_path / "dump", elsewhere)
     async with session(elsewhere) as restored:
         roles = await restored.fetch("select from pg_roles where rolname ~ '^notifyq_'")
-        assert all("role" in line and "does not exist" in line for line in said), said
-        assert bool(said) != bool(roles)
+        assert all("role" in line and "does not exist" in line for line in output), output
+        assert bool(output) != bool(roles)
         assert await contents(restored) == before
         # Before it is adopted messages are handled, and no reader is misled.
-        for refused in ("select messages.current_position()", "select messages.dead_since('1:1:')"):
+        for refused in ("select messages.current_position()", "select messages.dead_since()"):
             with pytest.raises(RestoredDatabaseError, match="has not been adopted"):
                 await restored.execute(refused)
 
@@ -218,9 +218,9 @@ async def test_into_another_server(
         dead = await kill(restored, 2)
         assert await dead_since(restored, here) == dead
         assert await dead_since(restored, await position(restored)) == []
-        # By time all is found that died before and after the restore, whatever its number is.
+        # By time, all messages that failed before and after the restore are found.
         since = await restored.fetch(
-            "select d.id from messages.dead_since('1:1:') as d where d.archived_at >= $1",
+            "select d.id from messages.dead_since() as d where d.archived_at >= $1",
             await restored.fetchval("select now() - interval '1 hour'"),
         )
         assert {row["id"] for row in since} == {
@@ -255,11 +255,11 @@ async def test_rows_that_come_without_their_origin_are_noticed(
         with pytest.raises(ForeignPositionError, match="from before this database was restored"):
             await dead_since(restored, seen)
         assert await dead_since(restored, await position(restored)) == []
-        assert await restored.fetchval("select count(*) from messages.dead_since('1:1:')") == 3
+        assert await restored.fetchval("select count(*) from messages.dead_since()") == 3
         assert len(dead) == 3
 
 
-async def test_what_a_transaction_archives_itself_is_not_taken_for_restored(
+async def test_rows_of_the_own_transaction_do_not_count_as_restored(
     connection: Connection,
 ) -> None:
     seen = await position(connection)

@@ -1,4 +1,4 @@
-"""Where positions count: what the upkeep notes, and what a position may look like."""
+"""Where positions are valid: what maintenance records, and the form of a position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_an_install_notes_its_server(connection: Connection) -> None:
     assert not await value(connection, "adopt")
 
 
-async def test_the_upkeep_notes_now_and_then_how_far_the_server_has_come(
+async def test_maintenance_records_the_progress_of_the_server_now_and_then(
     connection: Connection,
 ) -> None:
     await value(connection, "maintain")
@@ -61,14 +61,15 @@ async def test_a_position_of_another_server_is_refused(connection: Connection) -
         "a" * 10**5,
     ],
 )
-async def test_what_is_no_position_is_refused(connection: Connection, text: str) -> None:
+async def test_an_invalid_position_is_refused(connection: Connection, text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is not a position") as caught:
         await dead_since(connection, text)
     assert len(str(caught.value)) < 300
 
 
 async def test_a_snapshot_from_the_future_is_refused(connection: Connection) -> None:
-    with pytest.raises(ForeignPositionError, match="ahead of this server"):
+    with pytest.raises(ForeignPositionError, match="later than this server"):
         await connection.execute(
-            "select messages.dead_since(seen => '9999999999:9999999999:'::pg_snapshot)"
+            "select messages.dead_since("
+            "split_part(messages.current_position(), '/', 1) || '/9999999999:9999999999:')"
         )

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
-LATE = "of timeline 1, and timeline 2 may lack what it has seen"
+LATE = "of timeline 1, and timeline 2 may lack transactions of it"
 
 
 async def note(connection: Connection) -> None:
-    """Have the upkeep note how far the server has come, as it does every ten seconds."""
+    """Have maintenance note how far the server has come, as it does every ten seconds."""
     await connection.execute(
         "update notifyq.origin set noted_at = noted_at - interval '1 hour'; "
         "select messages.maintain()"
@@ -32,7 +32,7 @@ async def note(connection: Connection) -> None:
 
 
 async def first_handed_out(app: App, seen: str, later: str) -> list[int]:
-    """Follow with a reader that has looked at `later`, and found nothing since `seen`."""
+    """Follow with a reader that has read at `later`, and found nothing since `seen`."""
     letters = app.dead_letters(seen=seen)
     letters._from = later
     async with app, aclosing(letters.batches()) as batches, asyncio.timeout(20):
@@ -42,7 +42,7 @@ async def first_handed_out(app: App, seen: str, later: str) -> list[int]:
 
 
 @pytest.mark.timeout(90)
-async def test_positions_that_a_standby_cannot_know_are_refused_for_ever(
+async def test_positions_that_a_standby_cannot_know_stay_refused(
     elsewhere: str, promoted: Callable[[], str]
 ) -> None:
     async with session(elsewhere) as connection:
@@ -61,7 +61,7 @@ async def test_positions_that_a_standby_cannot_know_are_refused_for_ever(
         assert await dead_since(old, known) == after
         await kill(old)
         lost = await position(old)
-        with pytest.raises(ForeignPositionError, match="ahead of this server"):
+        with pytest.raises(ForeignPositionError, match="later than this server"):
             await dead_since(new, lost)
         # Legible by its number again, and still not what it was.
         await burn(new, 100)

@@ -62,7 +62,7 @@ async def test_subscribers_go_on_where_they_were_after_a_restore(
         await schema.install(restored)
         with pytest.raises(RestoredDatabaseError):
             await open_some(restored, "half", 1)
-        # Published before anybody looked: its transaction has a number that was given before.
+        # Published before any poll: its transaction id was given before.
         await publish(restored, 11)
         xid = "select max(xid::text::bigint) from messages.event where message {} '11'"
         assert await restored.fetchval(xid.format("=")) < await restored.fetchval(xid.format("<>"))

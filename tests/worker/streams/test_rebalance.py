@@ -1,4 +1,4 @@
-"""Workers that share the places of a subscription: each has its part, also who comes later."""
+"""Workers that share the members of a subscription: each holds some, also one that comes later."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MEMBERS = 4
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have workers try and look more often."""
+    """Let workers try and count more often."""
     monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 0.1)
-    monkeypatch.setattr("notifyq.worker.streams.rebalance._LOOK_EVERY", 0.3)
-    monkeypatch.setattr("notifyq.worker.streams.rebalance._NO_HURRY", 0.4)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._COUNT_EVERY", 0.3)
+    monkeypatch.setattr("notifyq.worker.streams.rebalance._YIELD", 0.4)
 
 
 @pytest.fixture
 async def apps(database: str) -> AsyncIterator[list[App]]:
-    """Give three apps whose subscribers share one subscription, and note nothing."""
+    """Give three apps whose subscribers share one subscription."""
     apps = [App(database) for _ in range(3)]
     for app in apps:
 
@@ -52,12 +52,12 @@ def held(events: Events) -> int:
 
 async def until_held(*expected: tuple[Events, int]) -> None:
     async def is_so() -> bool:
-        return all(held(events) == places for events, places in expected)
+        return all(held(events) == slots for events, slots in expected)
 
-    await until(is_so, f"workers have {[places for _, places in expected]} places", 20)
+    await until(is_so, f"workers have {[slots for _, slots in expected]} slots", 20)
 
 
-async def test_who_comes_later_gets_a_share_and_who_stays_gets_it_back(apps: list[App]) -> None:
+async def test_a_new_worker_gets_slots_and_the_others_get_them_back_later(apps: list[App]) -> None:
     first, second, third = Events(), Events(), Events()
     async with working(apps[0], first):
         await until_held((first, 4))
@@ -71,7 +71,7 @@ async def test_who_comes_later_gets_a_share_and_who_stays_gets_it_back(apps: lis
         await first.wait(BatchFinished, 20)
 
 
-async def test_even_shares_stay_as_they_are(apps: list[App]) -> None:
+async def test_even_assignments_stay_as_they_are(apps: list[App]) -> None:
     first, second, third = Events(), Events(), Events()
     everybody = (first, second, third)
     async with working(apps[0], first), working(apps[1], second), working(apps[2], third):
@@ -81,14 +81,14 @@ async def test_even_shares_stay_as_they_are(apps: list[App]) -> None:
 
         await until(are_even, "nobody has two more than another", 20)
         before = [len(events.of(SubscriptionLeft)) for events in everybody]
-        await asyncio.sleep(2)  # a few looks of each
+        await asyncio.sleep(2)  # a few counts of each
         assert [len(events.of(SubscriptionLeft)) for events in everybody] == before
 
 
-async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are(
+async def test_workers_with_different_numbers_of_members_keep_their_slots(
     database: str,
 ) -> None:
-    """As during a deployment; who knows of two places sees those of who knows of four."""
+    """As during a deployment: a worker that knows two members sees the slots of one with four."""
     apps = [App(database) for _ in range(2)]
     for app, members in zip(apps, (2, 4), strict=True):
 
@@ -103,13 +103,13 @@ async def test_workers_that_know_of_different_numbers_of_places_stay_as_they_are
         async with working(apps[1], new):
             await until_held((old, 2), (new, 2))
             before = len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft))
-            await asyncio.sleep(2)  # a few looks of each
+            await asyncio.sleep(2)  # a few counts of each
             assert len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft)) == before
     for app in apps:
         await app.close()
 
 
-async def test_of_many_places_the_one_that_is_free_is_found_at_once(
+async def test_the_free_one_of_many_slots_is_found_at_once(
     database: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 60)
@@ -128,7 +128,7 @@ async def test_of_many_places_the_one_that_is_free_is_found_at_once(
     await app.close()
 
 
-async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
+async def test_a_surplus_slot_is_left_when_its_batch_is_done(database: str) -> None:
     is_held = asyncio.Event()
     app, other = App(database), App(database)
 
@@ -150,9 +150,9 @@ async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
             info = await app.streams.subscriptions("s", "shared")
             return info[0].members == 2
 
-        await until(are_open, "both places have a batch")
+        await until(are_open, "both members have a batch")
         async with working(other, second):
-            await asyncio.sleep(1)  # a few looks of the first
+            await asyncio.sleep(1)  # a few counts of the first
             assert (held(first), held(second)) == (2, 0)
             is_held.set()
             await until_held((first, 1), (second, 1))
@@ -162,7 +162,7 @@ async def test_a_place_is_left_when_its_batch_is_done(database: str) -> None:
     await other.close()
 
 
-async def test_where_nobody_takes_what_is_left_it_is_left_ever_more_seldom(
+async def test_slots_that_no_worker_takes_are_left_more_and_more_rarely(
     apps: list[App], connect: Connect
 ) -> None:
     stuck = await connect()
@@ -181,7 +181,7 @@ async def test_where_nobody_takes_what_is_left_it_is_left_ever_more_seldom(
         await until_held((events, 4))
 
 
-async def test_who_is_new_does_not_wait_until_one_that_was_stuck_would_be_asked_again(
+async def test_a_new_worker_does_not_wait_for_the_backoff_that_a_stuck_one_caused(
     apps: list[App], connect: Connect
 ) -> None:
     stuck = await connect()
@@ -192,8 +192,8 @@ async def test_who_is_new_does_not_wait_until_one_that_was_stuck_would_be_asked_
             "select pg_advisory_lock_shared(hashtextextended($1, 7305427006))::text", "1:s:shared:0"
         )
         await first.wait(SubscriptionLeft)
-        [share] = worker._readers[0]._places._shares.values()
-        share._leave_in = 150  # as after many times in vain
+        [rebalancer] = worker._consumers[0]._members._rebalancers.values()
+        rebalancer._leave_in = 150  # as after many unsuccessful tries
         await until_held((first, 4))
         await asyncio.sleep(1)
         assert held(first) == 4

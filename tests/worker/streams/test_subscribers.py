@@ -45,9 +45,9 @@ class Order(BaseModel):
 @asynccontextmanager
 async def subscribed(app: App, events: Events, **settings: Any) -> AsyncIterator[None]:
     """Run a worker that serves all subscriptions of its app."""
-    places = sum(it.members for it in app.registry.subscribers())
+    members = sum(it.members for it in app.registry.subscribers())
     async with working(app, events, **settings):
-        await events.wait(SubscriptionTaken, min(places, len(app.registry.subscribers())))
+        await events.wait(SubscriptionTaken, min(members, len(app.registry.subscribers())))
         yield
 
 
@@ -65,7 +65,7 @@ async def publish_all(app: App, numbers: range, **options: Any) -> list[int]:
     return [*await app.publish_many("s", [{"n": n} for n in numbers], **options)]
 
 
-async def test_every_subscriber_gets_every_event_and_the_bell_wakes_it(
+async def test_every_subscriber_gets_every_event_and_the_notification_wakes_it(
     app: App, events: Events
 ) -> None:
     seen: list[int] = []
@@ -125,8 +125,8 @@ async def test_what_fails_comes_again_alone_and_then_is_dead(app: App, events: E
         await app.publish_many("s", [{"n": n} for n in range(5)] + ["no order"])
         await finished(events, 6)
     assert tries == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]
-    told = [it.details.splitlines()[0] for it in events.of(EventRetried)]
-    assert told == ["later", "ValueError: never"]
+    reasons = [it.details.splitlines()[0] for it in events.of(EventRetried)]
+    assert reasons == ["later", "ValueError: never"]
     dead = {it.message: it.details or "" for it in await app.archive.dead()}
     assert dead.pop('{"n": 2}').startswith("ValueError: never")
     assert dead.pop('{"n": 3}') == "no such order"
@@ -234,7 +234,7 @@ async def test_a_transaction_has_the_effects_and_the_end_of_the_batch(
     assert await connection.fetchval("select count(*) from effect") == 3
 
 
-async def test_a_worker_that_stops_brings_its_batch_to_an_end(app: App, events: Events) -> None:
+async def test_a_worker_that_stops_finishes_its_batch(app: App, events: Events) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
     seen: list[int] = []
 
@@ -246,7 +246,7 @@ async def test_a_worker_that_stops_brings_its_batch_to_an_end(app: App, events: 
 
     await app.create_subscriptions()
     await publish_all(app, range(3))
-    worker = app.worker(sink=events, poll=60)
+    worker = app.worker(telemetry=events, poll=60)
     task = asyncio.create_task(app.work(worker))
     await began.wait()
     worker.stop()
@@ -258,7 +258,7 @@ async def test_a_worker_that_stops_brings_its_batch_to_an_end(app: App, events: 
     assert info.current_batch is None
 
 
-async def test_what_is_broken_off_at_a_stop_comes_again(app: App, events: Events) -> None:
+async def test_a_batch_that_is_cancelled_at_a_stop_comes_again(app: App, events: Events) -> None:
     began = asyncio.Event()
     seen: list[tuple[int, int]] = []
 
@@ -271,7 +271,7 @@ async def test_what_is_broken_off_at_a_stop_comes_again(app: App, events: Events
 
     await app.create_subscriptions()
     await publish_all(app, range(3))
-    worker = app.worker(sink=events, poll=60, grace=0)
+    worker = app.worker(telemetry=events, poll=60, grace=0)
     task = asyncio.create_task(app.work(worker))
     await began.wait()
     worker.stop()
@@ -305,7 +305,7 @@ async def test_one_worker_serves_and_another_one_takes_over(
             await publish_all(second, range(5))
             await finished(others, 5)
             assert not events.of(SubscriptionTaken)
-            # Its listening session has the place: with it the place falls.
+            # Its listening session holds the slot, which ends with it.
             await end_sessions(connection, "notifyq worker")
             await asyncio.wait(
                 [
@@ -324,8 +324,8 @@ async def test_one_worker_serves_and_another_one_takes_over(
     assert [n for _, n in seen] == list(range(10))
 
 
-class SlowLook:
-    """Holds up the first look of subscribers from now on, on its way to the server or back."""
+class SlowPoll:
+    """Delays the next poll of a subscriber, on its way to the server or back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_answered: bool) -> None:
         self.is_under_way, self.go_on = asyncio.Event(), asyncio.Event()
@@ -347,7 +347,7 @@ class SlowLook:
 
 
 @pytest.mark.parametrize("is_answered", [False, True], ids=["to the server", "back"])
-async def test_a_place_that_is_lost_during_a_look_is_not_served(
+async def test_a_slot_that_is_lost_during_a_poll_is_not_served(
     database: str,
     events: Events,
     connection: Connection,
@@ -373,11 +373,11 @@ async def test_a_place_that_is_lost_during_a_look_is_not_served(
     async with serving("first") as first, serving("second") as second, working(second, others):
         await others.wait(SubscriptionTaken)
         async with working(first, events):
-            slow = SlowLook(monkeypatch, is_answered=is_answered)
+            slow = SlowPoll(monkeypatch, is_answered=is_answered)
             await publish_all(second, range(5))
             await slow.is_under_way.wait()
             await end_sessions(connection, "notifyq worker")
-            # The second one, in the middle of its look, cannot try for its place.
+            # The second one, in the middle of its poll, cannot try for its slot.
             await events.wait(SubscriptionTaken)
             await began.wait()
             slow.go_on.set()
@@ -387,7 +387,7 @@ async def test_a_place_that_is_lost_during_a_look_is_not_served(
     assert seen == [("first", n) for n in range(5)]
 
 
-async def test_a_stop_during_a_look_is_no_attempt(
+async def test_a_stop_during_a_poll_is_no_attempt(
     app: App, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -397,9 +397,9 @@ async def test_a_stop_during_a_look_is_no_attempt(
         seen.append((order.n, event.attempts))
 
     await app.create_subscriptions()
-    slow = SlowLook(monkeypatch, is_answered=True)
+    slow = SlowPoll(monkeypatch, is_answered=True)
     await publish_all(app, range(1))
-    worker = app.worker(sink=Events(), poll=60)
+    worker = app.worker(telemetry=Events(), poll=60)
     task = asyncio.create_task(app.work(worker))
     await slow.is_under_way.wait()
     worker.stop()
@@ -419,7 +419,7 @@ async def publish_singly(database: str, quantity: int) -> None:
 
 
 async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
-    """Each of two workers may attend the stream, which silences publishers for the other, too."""
+    """Each of two workers may suppress the stream, also for the other worker."""
     seen = {0: 0, 1: 0}
 
     def serving(number: int) -> App:
@@ -443,18 +443,18 @@ async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
     await asyncio.gather(*(app.close() for app in apps))
 
 
-async def test_a_busy_place_does_not_look_for_what_has_become_due(
+async def test_a_busy_member_does_not_poll_for_retries(
     app: App, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the worker asks the server all the time, for as long as the batch in hand takes."""
+    """Otherwise the worker would query the server all the time while its batch runs."""
     turns = 0
     while_busy: list[int] = []
     take = Assignment.take
 
-    async def counted(places: Assignment) -> Any:
+    async def counted(assignment: Assignment) -> Any:
         nonlocal turns
         turns += 1
-        return await take(places)
+        return await take(assignment)
 
     monkeypatch.setattr(Assignment, "take", counted)
 
@@ -500,7 +500,7 @@ async def test_members_have_batches_of_their_own(app: App, events: Events) -> No
 async def test_subscribers_and_handlers_share_resources_and_middleware(
     app: App, events: Events
 ) -> None:
-    told: list[str] = []
+    seen: list[str] = []
 
     class Notes(list[str]):
         pass
@@ -511,7 +511,7 @@ async def test_subscribers_and_handlers_share_resources_and_middleware(
 
     @app.middleware
     async def around(message: Message | Event, call: Any) -> Any:
-        told.append(f"{type(message).__name__} {message.queue}")
+        seen.append(f"{type(message).__name__} {message.queue}")
         return await call()
 
     @app.handler("q")
@@ -526,7 +526,7 @@ async def test_subscribers_and_handlers_share_resources_and_middleware(
         await app.publish("s", 1)
         await finished(events, 1)
         await (await app.publish("q", 1)).result(timeout=10)
-    assert told == ["Event s", "Message q"]
+    assert seen == ["Event s", "Message q"]
 
 
 async def test_a_worker_may_serve_some_streams_only(app: App, events: Events) -> None:
@@ -555,13 +555,13 @@ async def test_a_subscription_that_is_dropped_is_served_again_when_it_is_back(
         await finished(events, 1)
 
 
-async def test_without_bells_polling_finds_events_and_one_worker_serves(
+async def test_without_notifications_polling_finds_events_and_one_worker_serves(
     database: str, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def deaf(*_: object) -> bool:
+    async def lost(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr("notifyq.notify.session.Session.hears", deaf)
+    monkeypatch.setattr("notifyq.notify.session.Session.delivers", lost)
     seen: list[int] = []
     apps = [App(database), App(database)]
     for app in apps:
@@ -597,7 +597,7 @@ seen = []
 async def handle(n: int, transaction: Transaction) -> None:
     await transaction.execute("insert into public.effect values ($1)", n)
     seen.append(n)
-    if len(seen) == int(os.environ["DIES_AT"]):
+    if len(seen) == int(os.environ["CRASHES_AT"]):
         os.kill(os.getpid(), 9)
 """
 
@@ -613,7 +613,7 @@ async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
     await app.streams.subscribe("s", "killed")
     await app.publish_many("s", list(range(100)))
     running = [
-        Running(database, "worker", "killed:app", cwd=tmp_path, env={"DIES_AT": str(n)})
+        Running(database, "worker", "killed:app", cwd=tmp_path, env={"CRASHES_AT": str(n)})
         for n in (5, 27)
     ]
 
@@ -623,7 +623,9 @@ async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
     try:
         await until(are_dead, "both workers are killed", 30)
         assert {it.process.returncode for it in running} == {-signal.SIGKILL}
-        with Running(database, "worker", "killed:app", cwd=tmp_path, env={"DIES_AT": "-1"}) as last:
+        with Running(
+            database, "worker", "killed:app", cwd=tmp_path, env={"CRASHES_AT": "-1"}
+        ) as last:
 
             async def is_read() -> bool:
                 [info] = await app.streams.subscriptions("s", "killed")
@@ -655,7 +657,7 @@ async def handle(n: int) -> None:
 """
 
 
-async def test_what_kills_its_worker_is_dead_and_the_rest_gets_through(
+async def test_an_event_that_kills_its_worker_is_dead_and_the_rest_gets_through(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     await connection.execute("create table effect (n integer)")
@@ -698,7 +700,7 @@ async def test_under_load_batches_are_some_time_apart(app: App, events: Events) 
         while len(began) < 8:
             await app.publish("s", Order(n=published))
             published += 1
-        # No bell rings for those that come while it rests, and none of them is left behind.
+        # No notification arrives for events during its rest, and none of them is left behind.
         await finished(events, published)
     assert numbers == [*range(published)]
     assert all(later - earlier > 0.15 for earlier, later in pairwise(began[5:]))

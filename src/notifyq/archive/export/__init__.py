@@ -1,8 +1,7 @@
-"""The archive into files, without a lake and without Spark: Parquet, CSV or JSON lines."""
+"""Export the archive into Parquet, CSV or JSON lines, without a lake or Spark."""
 
 from __future__ import annotations
 
-from notifyq.archive.export.choice import ExportChoice, Format
-from notifyq.archive.export.run import ExportedArchive, export_archive
+from notifyq.archive.export.run import ExportChoice, ExportedArchive, Format, export_archive
 
 __all__ = ["ExportChoice", "ExportedArchive", "Format", "export_archive"]

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, compressed as they are written."""
+"""Write files completely or not at all, with compression."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GZIP = 5
 
 
 class Pending:
-    """Files under temporary names beside their places, until all of them are complete."""
+    """Files under temporary names beside their targets, until all of them are complete."""
 
     def __init__(self, *, force: bool) -> None:
         self._force = force
@@ -32,7 +32,7 @@ class Pending:
             temporary.unlink(missing_ok=True)
 
     def check(self, target: Path) -> None:
-        """Refuse a place that is taken, before any work is done."""
+        """Raise where a file cannot be written or exists, before any work is done."""
         if target.is_dir():
             raise ConfigurationError(f"{target} is a folder: give --by day, or the name of a file")
         if target.exists() and not self._force:
@@ -42,7 +42,7 @@ class Pending:
 
     @contextlib.contextmanager
     def open(self, target: Path) -> Iterator[IO[bytes]]:
-        """Write a file; it takes its place with the others."""
+        """Write a file; `publish` gives it its name."""
         self.check(target)
         handle, name = tempfile.mkstemp(prefix=".notifyq-", dir=target.parent)
         self._files.append((Path(name), target))
@@ -52,13 +52,13 @@ class Pending:
             os.fsync(file.fileno())
 
     def drop_last(self) -> None:
-        """Forget the file that was written last: it has no rows."""
+        """Delete the file that was written last: it has no rows."""
         temporary, _ = self._files.pop()
         temporary.unlink(missing_ok=True)
 
     def publish(self) -> int:
-        """Let all files take their places, and return how many bytes they have."""
-        # As any other file that is made here: not only for its owner.
+        """Give all files their names, and return their size in bytes."""
+        # The permissions of any new file; those of a temporary file are for its owner only.
         mask = os.umask(0)
         os.umask(mask)
         size = 0
@@ -69,14 +69,14 @@ class Pending:
             if self._force:
                 temporary.replace(target)
             else:
-                _take(temporary, target)
+                _rename(temporary, target)
             self._files.pop(0)
             _sync(target.parent)
         return size
 
 
-def _take(temporary: Path, target: Path) -> None:
-    """Rename, but replace nothing that came meanwhile."""
+def _rename(temporary: Path, target: Path) -> None:
+    """Rename, without replacing a file that was created in the meantime."""
     try:
         target.hardlink_to(temporary)
     except FileExistsError:
@@ -101,7 +101,7 @@ def compressed(file: IO[bytes], compression: str | None) -> Iterator[IO[bytes]]:
     if compression is None:
         yield file
     elif compression == "gz":
-        # Without a name and a time: the same rows are the same bytes.
+        # Without name and time, so that the same rows give the same bytes.
         with gzip.GzipFile("", "wb", _GZIP, file, mtime=0) as stream:
             yield cast("IO[bytes]", stream)
     else:
@@ -110,7 +110,7 @@ def compressed(file: IO[bytes], compression: str | None) -> Iterator[IO[bytes]]:
 
 
 def pyarrow() -> Any:
-    """The package that writes Parquet and Zstandard."""
+    """Import the package that writes Parquet and Zstandard."""
     try:
         import pyarrow as package
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Rows as they come from COPY, as CSV, into a Parquet file, a group of rows at a time."""
+"""Write the CSV rows of COPY into a Parquet file, in groups of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GROUP = 100_000
 
 
 class ParquetSink:
-    """Takes CSV rows in chunks of whole rows; what it holds of them is bounded."""
+    """Takes CSV in chunks of whole rows, with bounded memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._writer = pq.ParquetWriter(file, SCHEMA, compression="zstd")
@@ -40,13 +40,13 @@ class ParquetSink:
         self.rows = 0
 
     def write(self, data: bytes) -> None:
-        """Take some rows."""
+        """Add rows."""
         self._buffer += data
         if len(self._buffer) >= _BLOCK:
             self._parse()
 
     def close(self) -> None:
-        """Write what is held, and the end of the file."""
+        """Write the rows in memory and the end of the file."""
         self._parse()
         self._flush()
         self._writer.close()
@@ -57,14 +57,14 @@ class ParquetSink:
         data, self._buffer = bytes(self._buffer), bytearray()
         table = pc.read_csv(
             pa.BufferReader(data),
-            # All at once: a row may be longer than any block.
+            # One block: a row may be longer than any smaller one.
             read_options=pc.ReadOptions(
                 column_names=list(COLUMNS), block_size=len(data) + 1, use_threads=False
             ),
             parse_options=pc.ParseOptions(newlines_in_values=True),
             convert_options=pc.ConvertOptions(
                 column_types=_READ,
-                # What is empty and not quoted is null; a text that is empty is quoted.
+                # An empty field without quotes is null, with quotes it is an empty text.
                 null_values=[""],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,

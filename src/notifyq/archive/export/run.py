@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from notifyq.archive.export import statements
-from notifyq.archive.export.choice import ExportChoice, Format
 from notifyq.archive.export.files import Pending, compressed, pyarrow
+from notifyq.errors import ConfigurationError
+from notifyq.paths import local_path
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,12 +25,83 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
 
 _LONG = 10 * 365 * 86_400.0
-"""Seconds that COPY may take: as long as it does."""
+"""Timeout of COPY in seconds: none, as an export may take hours."""
+
+
+class Format(enum.StrEnum):
+    """File format of the rows."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+_FORMATS = {**{it.value: it for it in Format}, "ndjson": Format.JSONL}
+_COMPRESSED = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportChoice:
+    """Which messages are written into which files.
+
+    `path` is a file, or with `by_day` a folder. The name of a file gives the format and the
+    compression, as in `archive.csv.gz`; a folder needs `format`, and may have `compression` (`gz`
+    or `zst`).
+    """
+
+    path: Path
+    format: Format | None = None
+    compression: str | None = None
+    by_day: bool = False
+    queue: str | None = None
+    status: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a URI, which would become a local folder."""
+        local_path(self.path)
+
+    def kind(self) -> tuple[Format, str | None]:
+        """Format and compression, by the fields or by the name of the file."""
+        name = "" if self.by_day else self.path.name
+        suffix = next((it for it in _COMPRESSED if name.endswith(it)), "")
+        compression = self.compression or suffix[1:] or None
+        kind = self.format or _FORMATS.get(Path(name.removesuffix(suffix)).suffix[1:])
+        if kind is None:
+            raise ConfigurationError(
+                "give --format: parquet, csv or jsonl"
+                if self.by_day
+                else f"the format of {str(self.path)!r} is unknown: give --format, or a name that "
+                "ends in .parquet, .csv or .jsonl"
+            )
+        if compression not in {None, "gz", "zst"}:
+            raise ConfigurationError(f"compression is gz or zst, not {compression!r}")
+        if kind is Format.PARQUET and compression is not None:
+            raise ConfigurationError("Parquet is compressed by itself: leave .gz or .zst away")
+        return kind, compression
+
+    def target(self, day: date | None) -> Path:
+        """The file of a day, or the only one."""
+        if day is None:
+            return self.path
+        kind, compression = self.kind()
+        end = f".{compression}" if compression else ""
+        return self.path / f"archive-{day}.{kind}{end}"
+
+    def bounds(self, day: date | None) -> tuple[datetime | None, datetime | None]:
+        """The first instant of a day that is exported, and the end; of all, without a day."""
+        if day is None:
+            return self.since, self.until
+        first = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        last = first + timedelta(days=1)
+        return max(self.since or first, first), min(self.until or last, last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedArchive:
-    """What an export has written."""
+    """The result of an export."""
 
     path: str
     rows: int
@@ -48,9 +122,9 @@ async def export_archive(
 ) -> ExportedArchive:
     """Write the archive, or a part of it, into a file or into one for each day.
 
-    All of it is read under one snapshot. Files have their names when all of them are complete;
-    whatever ends this before leaves nothing. `on_progress` hears how many bytes have been read.
-    Raises ConfigurationError where a file is there already, or a package is missing.
+    One snapshot is read. Files get their names when all of them are complete; an export that fails
+    leaves none. `on_progress` receives the number of bytes read so far. Raises ConfigurationError
+    for an existing file or a missing package.
     """
     began = time.monotonic()
     kind, compression = choice.kind()
@@ -86,7 +160,7 @@ async def export_archive(
 
 @asynccontextmanager
 async def _snapshot(connection: Any) -> AsyncIterator[None]:
-    """Read one state of the archive, whatever happens meanwhile."""
+    """Read one state of the archive."""
     await connection.execute("begin isolation level repeatable read, read only")
     try:
         await connection.execute(statements.HOLD)
@@ -110,9 +184,8 @@ async def _copy(
     file: IO[bytes],
     note: Callable[[int], None],
 ) -> int:
-    """Write the rows of a day, or all, and return how many they are."""
+    """Write the rows of a day, or all, and return their number."""
     kind, compression = choice.kind()
-    since, until = _bounds(choice, day)
     with ExitStack() as stack:
         sink: _Sink
         parquet: ParquetSink | None = None
@@ -125,7 +198,7 @@ async def _copy(
         else:
             sink = stack.enter_context(compressed(file, compression))
             statement = statements.JSON if kind is Format.JSONL else statements.CSV
-            # JSON has no control characters: with these as quote and delimiter it stays as it is.
+            # JSON has no control characters: with these as quote and delimiter it is unchanged.
             options |= (
                 {"quote": "\x01", "delimiter": "\x02"} if kind is Format.JSONL else {"header": True}
             )
@@ -138,8 +211,7 @@ async def _copy(
             statement,
             choice.queue,
             choice.status,
-            since,
-            until,
+            *choice.bounds(day),
             output=cast("Callable[[bytes], Coroutine[Any, Any, None]]", take),
             timeout=_LONG,
             **options,
@@ -147,12 +219,3 @@ async def _copy(
         if parquet is not None:
             parquet.close()
     return int(result.rpartition(" ")[2])
-
-
-def _bounds(choice: ExportChoice, day: date | None) -> tuple[datetime | None, datetime | None]:
-    if day is None:
-        return choice.since, choice.until
-    first = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    last = first + timedelta(days=1)
-    since, until = choice.since or first, choice.until or last
-    return max(since, first), min(until, last)

@@ -1,10 +1,10 @@
-"""The statements of an export: one snapshot, and COPY, which the server writes as text."""
+"""The statements of an export: a snapshot, and COPY queries."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Before the snapshot is taken: no day is dropped or written anew under it.
+# Run it before the snapshot is taken: no day may be dropped or rewritten after that.
 HOLD: Final = "lock table messages.message_archive in access share mode"
 SETTINGS: Final = """
 select set_config('statement_timeout', '0', true),
@@ -15,33 +15,14 @@ select set_config('statement_timeout', '0', true),
 """
 DAYS: Final = "select notifyq.archive_extent(since => $1, until => $2)"
 
-# Names and order are those of a lake's rows, and queue beside the id.
-COLUMNS: Final = {
-    "id": "a.id",
-    "queue": "a.queue",
-    "type": "a.type",
-    "status": "a.status",
-    "priority": "a.priority",
-    "attempts": "a.attempts",
-    "max_attempts": "a.max_attempts",
-    "key": "a.key",
-    "dedup_key": "a.dedup_key",
-    "created_at": "a.created_at",
-    "available_at": "a.available_at",
-    "locked_at": "a.locked_at",
-    "archived_at": "a.archived_at",
-    "lock_token": "a.lock_token",
-    "xid": "a.xid",
-    "handled_by": "a.handled_by",
-    "subscriber": "a.subscriber",
-    "event_id": "a.event_id",
-    "message": "a.message",
-    "headers": "a.headers",
-    "details": "a.details",
-    "result": "a.result",
-}
+# Names and order of a lake's rows, with the queue after the id.
+COLUMNS: Final = (
+    "id", "queue", "type", "status", "priority", "attempts", "max_attempts", "key", "dedup_key",
+    "created_at", "available_at", "locked_at", "archived_at", "lock_token", "xid", "handled_by",
+    "subscriber", "event_id", "message", "headers", "details", "result",
+)  # fmt: skip
 INSTANTS: Final = ("created_at", "available_at", "locked_at", "archived_at")
-# Parquet has neither infinity nor text for an instant: microseconds, and the last there is.
+# Parquet has neither infinity nor text for an instant: write microseconds within its range.
 _MICROSECONDS: Final = """
 (extract(epoch from least(greatest(a.{0}, '0001-01-01 00:00+00'),
   '9999-12-31 23:59:59.999999+00')) * 1000000)::bigint
@@ -53,20 +34,20 @@ where ($1::text is null or a.queue = $1)
   and ($3::timestamptz is null or a.archived_at >= $3)
   and ($4::timestamptz is null or a.archived_at < $4)
 """
-CSV: Final = f"select {', '.join(COLUMNS.values())} {_FROM}"
+CSV: Final = f"select {', '.join(f'a.{name}' for name in COLUMNS)} {_FROM}"
 MICROSECONDS: Final = (
     "select "
     + ", ".join(
         _MICROSECONDS.format(name)
         if name in INSTANTS
-        # Its upper half is not reached, and no number of Parquet's that lakes have.
+        # Lakes have no unsigned numbers; the upper half of the range is never reached.
         else "least(a.xid::text::numeric, 9223372036854775807)"
         if name == "xid"
-        else column
-        for name, column in COLUMNS.items()
+        else f"a.{name}"
+        for name in COLUMNS
     )
     + _FROM
 )
-# What is JSON goes in as it is: no digit is lost.
-_PAIRS: Final = ", ".join(f"'{name}', {column}" for name, column in COLUMNS.items())
+# JSON columns are written unchanged: no digit is lost.
+_PAIRS: Final = ", ".join(f"'{name}', a.{name}" for name in COLUMNS)
 JSON: Final = f"select json_build_object({_PAIRS}) {_FROM}"

@@ -1,4 +1,4 @@
-"""Messages that harm whoever handles them, and a stranger in the same database."""
+"""Messages that harm their worker, and a role without grants in the same database."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from notifyq.chaos import sending
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
-from notifyq.config import DatabaseSettings
-from notifyq.database.pool import Database, connect
+from notifyq.chaos.load import FAILURES, send
+from notifyq.chaos.recovery import waits
+from notifyq.chaos.server import session
 from notifyq.models.payload import Json
 from notifyq.queues.publisher import Publisher
 
@@ -30,54 +30,47 @@ _STATEMENTS = Path(__file__).parents[1] / "hostile.sql"
 
 
 class Poison(Fault):
-    """Messages that take their worker along, and such that no decoder takes."""
+    """Messages that kill their worker, and messages that no decoder accepts."""
 
     name = "poison"
-    title = "messages that kill workers, and that cannot be decoded"
-    number = "26"
 
-    _DEEP: ClassVar[int] = 5000
-    _HUGE: ClassVar[str] = "1e5000"
-    _MOST_ATTEMPTS: ClassVar[int] = 2
+    _DEEP = 5000
+    _HUGE = "1e5000"
+    _MOST_ATTEMPTS = 2
     """Of the queue `thread`."""
 
     async def inject(self, rig: Rig) -> None:
-        """Plant bombs all the time, and kill whoever executes a certain message."""
         self._planted: set[int] = set()
-        settings = DatabaseSettings.load(pool_size=1)
-        async with (
-            Database(rig.dsn, settings=settings, name="notifyq chaos client") as database,
-            rig.connection() as owner,
-        ):
-            # As they may have come in before the database had limits: past its triggers.
+        async with rig.database() as database, rig.connection() as owner:
+            publisher = Publisher(database)
+            # The triggers would refuse bombs; an older schema without limits accepted them.
             await owner.execute("set session_replication_role = replica")
             with rig.injecting(self.name):
-                lasts = rig.lasting()
-                await self._expect_refusals(rig, Publisher(database))
+                rounds = rig.rounds()
+                await self._expect_refusals(rig, publisher)
                 fatal = payload(rig.random, "thread") | {"milliseconds": 700}
-                self._fatal = await sending.send(rig.history, database, "thread", fatal)
+                [self._fatal] = await send(rig.history, publisher, "thread", [fatal])
                 for _ in range(self._MOST_ATTEMPTS):
-                    await self._plant(rig, Publisher(database), owner)
-                    await self._kill_who_executes(rig)
-                while lasts():
-                    await self._plant(rig, Publisher(database), owner)
+                    await self._plant(rig, publisher, owner)
+                    await self._kill_executing_worker(rig)
+                for _ in rounds:
+                    await self._plant(rig, publisher, owner)
                     await rig.pause(0.05, 0.2)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Bounded attempts; one for what can never be handled."""
+        """Check that attempts are bounded and that no handler got a bomb."""
         attempts = [
             message["attempts"]
             for call in history
-            if call.op == "claim"
-            for message in call.fields.get("messages", ())
+            for message in call.messages
             if message["id"] in self._planted
         ]
-        deaths = sum(call.op == "execute" and call.fields["id"] == self._fatal for call in history)
+        kills = sum(call.op == "execute" and call.fields["id"] == self._fatal for call in history)
         rig.figure("bombs", len(self._planted))
         rig.figure("attempts of bombs", max(attempts, default=0))
-        rig.figure("attempts of the fatal one", deaths)
+        rig.figure("attempts of the fatal one", kills)
         rig.require(
-            deaths <= self._MOST_ATTEMPTS, f"a message that kills its worker ran {deaths} times"
+            kills <= self._MOST_ATTEMPTS, f"a message that kills its worker ran {kills} times"
         )
         executed = {call.fields["id"] for call in history if call.op == "execute"}
         rig.require(not executed & self._planted, "a bomb reached a handler")
@@ -93,12 +86,12 @@ class Poison(Fault):
         key = payload(rig.random, "quick")["key"]
         bomb = rig.random.choice(self._bombs(key))
         call = rig.history.invoke("publish", key=key, queue="quick", digest="of a bomb")
-        # It goes first, in one batch with others, which must not suffer.
+        # With priority, so that it is claimed in one batch with other messages.
         planted = await publisher.publish("quick", Json(bomb), priority=1, connection=owner)
         call.ok(id=planted)
         self._planted.add(planted)
 
-    async def _kill_who_executes(self, rig: Rig) -> None:
+    async def _kill_executing_worker(self, rig: Rig) -> None:
         await rig.until(lambda: self._is_running(rig), "the fatal message is executed")
         name = self._executions(rig)[-1].process
         victim = next(worker for worker in rig.workers if worker.name == name)
@@ -119,35 +112,32 @@ class Poison(Fault):
         for text in unknown_to_json + self._bombs("refused"):
             try:
                 await publisher.publish("quick", Json(text))
-            except sending.FAILURES:
+            except FAILURES:
                 continue
             rig.findings.append(f"the payload {text[:40]} was published")
 
 
 class Hostile(Fault):
-    """A stranger may connect, and tries everything: tables, functions, bells, advisory locks."""
+    """A role without grants tries all statements, notifications and advisory locks."""
 
     name = "hostile"
-    title = "a stranger in the database"
-    number = "30"
 
-    _NAME: ClassVar[str] = "mallory"
-    _BELLS: ClassVar[int] = 5000
+    _NAME = "mallory"
+    _FLOOD = 5000
     """Notifications a second."""
-    _VAIN: ClassVar[int] = 120
-    """Claims a second that a worker may make more than without them: it allows itself 100."""
+    _EXTRA_CLAIMS = 120
+    """More claims a second of a worker because of the flood; its own limit is 100."""
 
     async def inject(self, rig: Rig) -> None:
-        """Count claims without the stranger, let it do its worst, and count again."""
         async with rig.connection() as owner:
             await owner.execute("alter system set track_functions = 'pl'")
             await owner.execute("select pg_reload_conf()")
             try:
                 calm, _ = await self._claims_a_second(owner, 1.5, asyncio.sleep(1.5))
-                async with self._stranger(rig, owner) as mallory:
+                async with self._hostile_role(rig, owner) as mallory:
                     with rig.injecting(self.name):
                         await self._try_everything(rig, owner, mallory)
-                        storm, handled = await self._claims_a_second(
+                        flooded, handled = await self._claims_a_second(
                             owner, rig.seconds, self._flood(rig.seconds, mallory)
                         )
                         await self._hold_keys(rig, owner, mallory)
@@ -155,16 +145,16 @@ class Hostile(Fault):
                 await owner.execute("alter system reset track_functions")
                 await owner.execute("select pg_reload_conf()")
         rig.figure("claims/s before", calm)
-        rig.figure("claims/s in the flood", storm)
-        # A claim for each bell finds messages one by one that would come together without.
-        vain = storm - calm - handled
+        rig.figure("claims/s in the flood", flooded)
+        # Messages that a claim would find together may take a claim each in the flood.
+        extra = flooded - calm - handled
         rig.require(
-            vain < self._VAIN * len(rig.workers),
-            f"{self._BELLS} bells a second cause {vain:.0f} claims a second in vain",
+            extra < self._EXTRA_CLAIMS * len(rig.workers),
+            f"{self._FLOOD} notifications a second cause {extra:.0f} empty claims a second",
         )
 
     @asynccontextmanager
-    async def _stranger(self, rig: Rig, owner: Connection) -> AsyncIterator[Connection]:
+    async def _hostile_role(self, rig: Rig, owner: Connection) -> AsyncIterator[Connection]:
         password = rig.random.randbytes(8).hex()
         await owner.execute(f"create role {self._NAME} login password '{password}'")
         try:
@@ -172,11 +162,8 @@ class Hostile(Fault):
             await owner.execute(f"grant connect on database {database} to {self._NAME}")
             address = urlsplit(rig.server.dsn)
             netloc = f"{self._NAME}:{password}@{address.netloc.rpartition('@')[2]}"
-            mallory = await connect(urlunsplit(address._replace(netloc=netloc)), name="mallory")
-            try:
+            async with session(urlunsplit(address._replace(netloc=netloc)), "mallory") as mallory:
                 yield mallory
-            finally:
-                mallory.terminate()
         finally:
             await owner.execute(f"drop owned by {self._NAME}")
             await owner.execute(f"drop role {self._NAME}")
@@ -184,7 +171,7 @@ class Hostile(Fault):
     async def _claims_a_second(
         self, owner: Connection, seconds: float, during: Any
     ) -> tuple[float, float]:
-        """Claims, and messages that were archived."""
+        """Return claims and archived messages a second."""
         [before], began = await owner.fetch(_CLAIMS), time.monotonic()
         await during
         [after] = await owner.fetch(_CLAIMS)
@@ -203,13 +190,13 @@ class Hostile(Fault):
             except asyncpg.PostgresError as error:
                 rig.findings.append(f"{statement!r} was refused, but with {error.sqlstate}")
             else:
-                rig.findings.append(f"{statement!r} was let through")
+                rig.findings.append(f"{statement!r} was accepted")
         rig.figure("tried", tried)
         rig.figure("share denied", denied / tried)
 
     async def _flood(self, seconds: float, mallory: Connection) -> None:
         end = time.monotonic() + seconds
-        portion = self._BELLS // 20
+        portion = self._FLOOD // 20
         number = 0
         while time.monotonic() < end:
             due = time.monotonic() + 1 / 20
@@ -223,23 +210,24 @@ class Hostile(Fault):
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async def _hold_keys(self, rig: Rig, owner: Connection, mallory: Connection) -> None:
-        """Take every advisory lock that the schema uses: anybody can take any."""
+        """Take every advisory lock of the schema: any role can take any of them."""
         await mallory.execute(_TAKE_KEYS)
         began = time.monotonic()
         await rig.pause(2)
         self._held = (began, time.monotonic())
-        # In vain while a worker is at it, but not every time.
+        # Returns null while a worker runs maintenance.
         await rig.until(
             lambda: owner.fetchval("select messages.maintain() is not null"),
-            "upkeep is possible while a stranger holds every advisory lock",
+            "maintenance runs while another role holds every advisory lock",
         )
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """With the keys in a stranger's hands, messages wait for the poll."""
-        found = sending.waits(history, *self._held)
-        longest = max(found, default=0)
+        """Check that messages waited for a poll at most while the role held all locks."""
+        longest = max(waits(history, *self._held), default=0)
         rig.figure("wait s without keys", longest)
-        rig.require(longest < 10, f"a message waited {longest:.1f} s for a stranger")
+        rig.require(
+            longest < 10, f"a message waited {longest:.1f} s while another role held all locks"
+        )
 
 
 _CLAIMS = """
@@ -255,8 +243,8 @@ where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
   and c.relkind in ('r', 'p', 'v')
 order by 1
 """
-"""The tables and views of the schema, by name."""
-# The keys of attendance and places, as anybody can compute them, and those of upkeep and the like.
+"""The tables and views of the schemas, by name."""
+# The keys of suppression leases and slots, which any role can compute, and those of maintenance.
 _TAKE_KEYS = """
 select pg_try_advisory_lock(hashtextextended(q, 7305427004)),
   (
@@ -269,7 +257,7 @@ select count(pg_try_advisory_lock(k)) from generate_series(7305427000, 730542701
 
 
 def statements(relations: Sequence[str]) -> list[str]:
-    """What a stranger tries on these tables and views, and beside them."""
+    """Return the statements of the hostile role, for these tables and views."""
     lines = _STATEMENTS.read_text(encoding="utf-8").splitlines()
     text = "\n".join(line for line in lines if not line.startswith("--"))
     found: list[str] = []

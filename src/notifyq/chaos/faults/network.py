@@ -1,4 +1,4 @@
-"""What a network does to connections: cuts them, forgets them, holds them back, loses answers."""
+"""Faults of the network: cut, half-open and held connections, and lost answers."""
 
 from __future__ import annotations
 
@@ -6,68 +6,59 @@ import asyncio
 import time
 from collections import defaultdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import LOCK, payload
-from notifyq.chaos.sending import FAILURES, send, waits
-from notifyq.config import DatabaseSettings
-from notifyq.database.pool import Database
+from notifyq.chaos.load import FAILURES, send
+from notifyq.chaos.recovery import waits
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
 
 _PING = 1.0
 _PING_TIMEOUT = 5.0
-"""Seconds that the listener waits for an answer to its ping; see listener.py."""
+"""Seconds that a listener waits for the answer to its ping; see notify/listener.py."""
 
 
 class NetworkCut(Fault):
-    """Connections break, the listening ones too, and for a moment new ones are refused."""
+    """All connections are cut, and new ones are refused for a moment, repeatedly."""
 
     name = "network-cut"
-    title = "all connections are cut, several times"
-    number = "12"
-    # What is not found after a reconnection would wait for this.
-    worker_settings: ClassVar[Mapping[str, str]] = {"NOTIFYQ_POLL": "30s"}
+    # A message that is not found after reconnecting would wait for the poll.
+    worker_settings = {"NOTIFYQ_POLL": "30s"}
 
     async def inject(self, rig: Rig) -> None:
-        """Cut, refuse for up to 0.3 s, let go on, again and again."""
-        cuts = 0
-        lasts = rig.lasting()
-        while lasts():
+        for cuts in rig.rounds():
             with rig.injecting(self.name, outage=True):
                 rig.proxy.is_closed = True
                 rig.proxy.cut()
                 await rig.pause(0, 0.3)
                 rig.proxy.is_closed = False
-            cuts += 1
+            rig.figure("cuts", cuts)
             await rig.pause(0.5, 1)
-        rig.figure("cuts", cuts)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """No message may have waited for the poll."""
+        """Check that no message waited for the poll."""
         longest = max(waits(history, since=0), default=0)
         rig.figure("longest wait s", longest)
-        rig.require(longest < 20, f"a message waited {longest:.1f} s, as if for the poll")
+        rig.require(longest < 20, f"a message waited {longest:.1f} s: for the poll")
 
 
 class HalfOpen(Fault):
-    """Connections fall silent, and nobody is told: a host is gone, a firewall forgets."""
+    """Open connections carry no traffic, as after a host failure."""
 
     name = "half-open"
-    title = "connections fall silent without an end"
-    number = "13"
-    worker_settings: ClassVar[Mapping[str, str]] = {
+    worker_settings = {
         "NOTIFYQ_PING": f"{_PING}s",
         "NOTIFYQ_COMMAND_TIMEOUT": "2s",
     }
 
     async def inject(self, rig: Rig) -> None:
-        """Silence what stands, and wait until each worker listens on another connection."""
         before = set(await rig.server.backends("notifyq worker"))
         began = time.monotonic()
 
@@ -76,36 +67,32 @@ class HalfOpen(Fault):
             return len(fresh) >= len(rig.workers)
 
         with rig.injecting(self.name):
-            rig.proxy.silence()
+            rig.proxy.blackhole()
             await rig.until(listen_again, "all workers listen again")
             seconds = time.monotonic() - began
         rig.figure("detection s", seconds)
         bound = _PING + _PING_TIMEOUT
-        # Twice the bound: the machine may be busy with something else.
+        # Twice the bound, because the machine is shared.
         rig.require(
             seconds < 2 * bound,
-            f"silence was noticed after {seconds:.1f} s, ping and timeout are {bound:.0f} s",
+            f"workers listened again after {seconds:.1f} s, ping and timeout are {bound:.0f} s",
         )
 
         async def are_gone() -> bool:
             return not before & set(await rig.server.backends("notifyq worker"))
 
-        # A session that the server still believes in keeps its promises: publishers do not ring.
-        await rig.until(are_gone, "the sessions that fell silent have ended")
+        # Until the server ends the old sessions, their leases suppress notifications.
+        await rig.until(are_gone, "the server ended the old sessions")
 
 
 class Partition(Fault):
-    """Traffic stops both ways for longer than locks last, and then goes on as if nothing was."""
+    """No traffic either way for longer than a lock."""
 
     name = "partition"
-    title = "no traffic either way for longer than a lock"
-    number = "28"
     workers = 3
 
     async def inject(self, rig: Rig) -> None:
-        """Hold all traffic back in the middle of batches, twice at least."""
-        lasts = rig.lasting()
-        seconds = []
+        rounds, seconds = rig.rounds(), []
         for _ in range(2):
             seconds.append(rig.random.uniform(0.6, 1.6) * LOCK)
             with rig.injecting(self.name, outage=True):
@@ -113,36 +100,30 @@ class Partition(Fault):
                 await asyncio.sleep(seconds[-1])
                 rig.proxy.resume()
             await rig.pause(0.5, 1)
-        while lasts():
+        for _ in rounds:
             await rig.pause(0.1)
         rig.figure("longest s", max(seconds))
 
 
 class AmbiguousPublish(Fault):
-    """The server commits, and the publisher is never told; it tries again with the same key."""
+    """Answers to publishers are lost after the commit; they retry with the dedup key."""
 
     name = "ambiguous-publish"
-    title = "answers to publishers are lost after the commit"
-    number = "27"
 
-    _CLIENTS: ClassVar[int] = 3
-    # Longer than a client needs to try again: a key is free when its message is finished.
-    _DELAY: ClassVar[timedelta] = timedelta(seconds=2)
+    _CLIENTS = 3
+    # Longer than a retry takes: a key is free again once its message is finished.
+    _DELAY = timedelta(seconds=2)
 
     async def inject(self, rig: Rig) -> None:
-        """Lose an answer to whatever is published, all the time."""
         self._keys: set[str] = set()
         self._lost = 0
-        settings = DatabaseSettings.load(
-            pool_size=self._CLIENTS, connect_timeout=timedelta(seconds=5)
-        )
-        async with Database(rig.dsn, settings=settings, name="notifyq chaos client") as database:
+        async with rig.database(self._CLIENTS) as database:
+            publisher = Publisher(database)
             with rig.injecting(self.name):
-                lasts = rig.lasting()
                 loser = asyncio.create_task(self._lose(rig))
                 try:
-                    while lasts():
-                        clients = [self._publish(rig, database) for _ in range(self._CLIENTS)]
+                    for _ in rig.rounds():
+                        clients = [self._publish(rig, publisher) for _ in range(self._CLIENTS)]
                         await asyncio.gather(*clients)
                         await rig.pause(0.05, 0.1)
                 finally:
@@ -151,7 +132,7 @@ class AmbiguousPublish(Fault):
                     rig.proxy.lose_nothing()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """One message for each key."""
+        """Check that there is one message for each key."""
         ids: defaultdict[str, set[int]] = defaultdict(set)
         for call in history:
             if call.op == "execute" and call.fields["key"] in self._keys:
@@ -172,15 +153,13 @@ class AmbiguousPublish(Fault):
             self._lost += 1
             await rig.pause(0, 0.05)
 
-    async def _publish(self, rig: Rig, database: Database) -> None:
+    async def _publish(self, rig: Rig, publisher: Publisher) -> None:
         message = payload(rig.random, "quick")
-        key = message["key"]
-        self._keys.add(key)
+        options = {"dedup_key": message["key"], "delay": self._DELAY}
+        self._keys.add(message["key"])
         while True:
             try:
-                await send(
-                    rig.history, database, "quick", message, dedup_key=key, delay=self._DELAY
-                )
+                await send(rig.history, publisher, "quick", [message], **options)
             except FAILURES:
                 continue
             return

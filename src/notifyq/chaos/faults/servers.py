@@ -1,4 +1,4 @@
-"""What happens to the server: backends and all of it killed, and a standby in its place."""
+"""Faults of the server: killed backends, crashes, and a failover."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _READ_ONLY = "25006"
 _OF_WORKERS = ("notifyq", "notifyq worker")
 """The names of a worker's sessions."""
 _TARGET = 2.0
-"""Seconds from a server that answers to the first claim."""
+"""Seconds from the server's first answer to the first claim."""
 
 
 class _Outage(Fault):
-    """A fault that the server goes down by."""
+    """A fault that stops the server."""
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Compare the recovery with what it should be."""
+        """Compare the recovery with its target."""
         found = recoveries(history)
         if found:
             rig.figure("slowest to claim s", max(found))
@@ -39,64 +39,51 @@ class _Outage(Fault):
 
 
 class BackendKill(_Outage):
-    """One session dies, and the server restarts for fear of what it may have broken."""
+    """SIGKILL of a random backend every 2 s; the server restarts all backends."""
 
     name = "backend-kill"
-    title = "SIGKILL of a random backend, every 2 s or so"
-    number = "8"
 
     async def inject(self, rig: Rig) -> None:
-        """Kill a session of a worker or of a publisher, and wait for the server."""
-        lasts = rig.lasting()
-        while lasts():
+        for _ in rig.rounds():
             victims = await rig.server.backends()
             if victims:
                 with rig.injecting(self.name, outage=True), suppress(ProcessLookupError):
                     os.kill(rig.random.choice(victims), signal.SIGKILL)
-                    # Else the last answers of a server that has not noticed would count.
+                    # The server may answer until it notices; such an answer must not count.
                     await asyncio.sleep(0.1)
                     await rig.server.until_ready()
             await rig.pause(1.5, 2.5)
 
 
 class ServerImmediate(_Outage):
-    """The whole server is stopped as in a crash, and started."""
+    """pg_ctl stop -m immediate and start, repeatedly."""
 
     name = "server-immediate"
-    title = "pg_ctl stop -m immediate and start, again and again"
-    number = "9"
 
     async def inject(self, rig: Rig) -> None:
-        """Stop and start the server."""
-        lasts = rig.lasting()
-        crashes, down = 0, 0.0
-        while lasts():
+        down = 0.0
+        for crashes in rig.rounds():
             began = time.monotonic()
             with rig.injecting(self.name, outage=True):
                 await rig.server.stop(Stop.IMMEDIATE)
                 await rig.pause(0.0, 0.5)
                 await rig.server.start()
             down = max(down, time.monotonic() - began)
-            crashes += 1
+            rig.figure("crashes", crashes)
             await rig.pause(1.5, 2.5)
-        rig.figure("crashes", crashes)
         rig.figure("longest down s", down)
 
 
 class Failover(_Outage):
-    """The primary crashes and its standby takes over; then the old one comes back, read-only."""
+    """Crash of the primary, promotion of its synchronous standby; the old one read-only."""
 
     name = "failover"
-    title = "crash of the primary, promotion of its synchronous standby; the old one read-only"
-    number = "10+11"
     synchronous = True
 
     def lacking(self) -> str | None:
-        """Say whether a standby can be made."""
         return None if (programs() / "pg_basebackup").exists() else "needs pg_basebackup"
 
     async def inject(self, rig: Rig) -> None:
-        """Promote the standby, and then lead everybody to the old primary for a while."""
         old, new = rig.server, rig.server.standby
         if new is None:
             return
@@ -105,20 +92,17 @@ class Failover(_Outage):
             await old.stop(Stop.IMMEDIATE)
             await new.promote()
             rig.server = new
-            rig.proxy.redirect(new.dsn)
-            rig.proxy.cut()
+            rig.proxy.redirect(new.dsn, cut=True)
         await rig.pause(rig.seconds / 3)
         old.demote()
         await old.start()
         refused = old.logged(_READ_ONLY, *_OF_WORKERS)
         began = time.monotonic()
         with rig.injecting("read-only", outage=True):
-            rig.proxy.redirect(old.dsn)
-            rig.proxy.cut()
+            rig.proxy.redirect(old.dsn, cut=True)
             await rig.pause(rig.seconds / 3)
             refused = old.logged(_READ_ONLY, *_OF_WORKERS) - refused
             seconds = time.monotonic() - began
-            rig.proxy.redirect(new.dsn)
-            rig.proxy.cut()
+            rig.proxy.redirect(new.dsn, cut=True)
         rig.figure("read-only errors/s of a worker", refused / seconds / len(rig.workers))
         await rig.pause(0.5)

@@ -1,4 +1,4 @@
-"""What many sessions do to each other: reapers, finishers and cancellers, all at once."""
+"""Faults by concurrent sessions: many of them reap, finish, release and cancel at once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq.chaos.faults.base import Fault
+from notifyq.chaos.history import LOCK_FIELDS
 from notifyq.chaos.kinds import LOCK
-from notifyq.database import sql
+from notifyq.database import statements as sql
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from notifyq.chaos.rig import Rig
     from notifyq.database.pool import Connection
 
-    Turn = Callable[["Client"], Awaitable[None]]
+    Step = Callable[["Client"], Awaitable[None]]
 
 _QUEUES = ["storm", "quick"]
 _REAP = "select messages.reap(quantity => 50)"
 _STATISTICS = """
 select s.deadlocks, s.xact_commit from pg_stat_database as s where s.datname = current_database()
 """
-_PASSES = timedelta(milliseconds=100)
-"""A lock that is over about when its holder is done."""
+_ABOUT_OVER = timedelta(milliseconds=100)
+"""A lock that expires about when its holder finishes."""
 
 
 class Client:
-    """A session that works without a worker, and writes down what it does."""
+    """A session that claims and settles without a worker, and records a history."""
 
     def __init__(self, rig: Rig, connection: Connection, number: int) -> None:
         self.rig = rig
@@ -43,13 +44,12 @@ class Client:
             sql.CLAIM,
             *(_QUEUES, quantity, lock, self.name, None, False, None, None),
         )
-        names = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
-        call.ok(messages=[{name: row[name] for name in names} for row in rows])
+        call.ok(messages=[{name: row[name] for name in LOCK_FIELDS} for row in rows])
         self.rig.random.shuffle(rows)
         return rows
 
     async def settle(self, op: str, rows: Sequence[Any]) -> None:
-        """Finish, release or extend, all in one call and in the order of the rows."""
+        """Finish, release or extend in one call, in the order of the rows."""
         calls = [
             self.rig.history.invoke(
                 op, id=row["id"], lock_token=row["lock_token"], status="success"
@@ -71,24 +71,23 @@ class Client:
             call.ok(held=row["id"] in held)
 
 
-async def crowd(rig: Rig, turns: Sequence[Turn]) -> None:
-    """Have a session for each of these, which takes its turn again and again while it lasts."""
-    lasts = rig.lasting()
+async def repeat(rig: Rig, steps: Sequence[Step]) -> None:
+    """Repeat each step in a session of its own until the fault ends."""
 
-    async def live(number: int, turn: Turn) -> None:
+    async def run(number: int, step: Step) -> None:
         async with rig.connection() as connection:
             client = Client(rig, connection, number)
-            while lasts():
-                await turn(client)
+            for _ in rig.rounds():
+                await step(client)
 
     async with asyncio.TaskGroup() as group:
-        for number, turn in enumerate(turns, 1):
-            group.create_task(live(number, turn))
+        for number, step in enumerate(steps, 1):
+            group.create_task(run(number, step))
 
 
 async def _hold(client: Client) -> None:
-    """Claim, and finish about when the lock is over."""
-    rows = await client.claim(5, _PASSES)
+    """Claim, and finish about when the lock expires."""
+    rows = await client.claim(5, _ABOUT_OVER)
     await client.rig.pause(0.06, 0.16)
     if rows:
         await client.settle("finish", rows)
@@ -104,9 +103,11 @@ async def _maintain(client: Client) -> None:
     await client.rig.pause(0, 0.1)
 
 
-async def _juggle(client: Client) -> None:
-    """Claim, and extend, release or finish in the wrong order."""
-    rows = await client.claim(20, _PASSES if client.rig.random.random() < 0.3 else 20 * _PASSES)
+async def _shuffle(client: Client) -> None:
+    """Claim, and extend, release or finish in random order."""
+    rows = await client.claim(
+        20, _ABOUT_OVER if client.rig.random.random() < 0.3 else 20 * _ABOUT_OVER
+    )
     if rows:
         op = client.rig.random.choice(["extend", "release", "finish", "finish"])
         await client.settle(op, rows)
@@ -123,20 +124,19 @@ async def _cancel(client: Client) -> None:
     await client.rig.pause(0, 0.05)
 
 
-class _Crowded(Fault):
-    """A fault made of sessions, none of which may wait for another in a circle."""
+class _Sessions(Fault):
+    """A fault made of concurrent sessions, which must not deadlock."""
 
     mix = {"storm": 6, "quick": 2, "slow": 1}
     rate = 250
-    # A deadlock is found at once, and the next one can happen.
+    # Finds a deadlock at once.
     settings = {"deadlock_timeout": "20ms"}
-    turns: Sequence[Turn] = ()
+    steps: Sequence[Step] = ()
 
     async def inject(self, rig: Rig) -> None:
-        """Let them loose."""
         self._before = await _statistics(rig)
         with rig.injecting(self.name):
-            await crowd(rig, self.turns)
+            await repeat(rig, self.steps)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         """Count deadlocks."""
@@ -154,45 +154,36 @@ async def _statistics(rig: Rig) -> list[int]:
     return list(row)
 
 
-class Reapers(_Crowded):
-    """Many reap at the same time what many finish at the same time."""
+class Reapers(_Sessions):
+    """Four sessions reap and maintain, four finish when their locks expire."""
 
     name = "reapers"
-    title = "four sessions reap and maintain, four finish when their locks are over"
-    number = "5+6"
-    turns = [_reap, _reap, _maintain, _maintain, _hold, _hold, _hold, _hold]
+    steps = [_reap, _reap, _maintain, _maintain, _hold, _hold, _hold, _hold]
 
 
-class Deadlocks(_Crowded):
-    """Batches are settled in a shuffled order beside a reaper and a canceller."""
+class Deadlocks(_Sessions):
+    """Eight sessions finish, release, extend, reap and cancel in shuffled order."""
 
     name = "deadlocks"
-    title = "eight sessions finish, release, extend, reap and cancel in shuffled order"
-    number = "21"
-    turns = [*[_juggle] * 6, _reap, _cancel]
+    steps = [*[_shuffle] * 6, _reap, _cancel]
 
     async def inject(self, rig: Rig) -> None:
-        """Let them loose; what is cancelled is archived under a token that nobody was granted."""
-        # The checker allows for that where it does not know of all claims.
+        # With an unknown claim the checker allows such tokens.
         rig.history.invoke("claim").unknown()
         await super().inject(rig)
 
 
 class NoCron(Fault):
-    """Nothing in the server reaps: the workers do it."""
+    """pg_cron is not loaded, and workers are killed."""
 
     name = "no-cron"
-    title = "pg_cron is not loaded, and workers die"
-    number = "7"
     settings = {"shared_preload_libraries": ""}
     mix = {"slow": 1, "quick": 1}
 
     async def inject(self, rig: Rig) -> None:
-        """Kill workers, and look how long expired locks stay."""
-        lasts = rig.lasting()
         oldest = 0.0
         async with rig.connection() as connection:
-            while lasts():
+            for _ in rig.rounds():
                 worker = rig.random.choice(rig.workers)
                 with rig.injecting("worker-kill", victim=worker.name):
                     worker.restart()
@@ -200,29 +191,26 @@ class NoCron(Fault):
                     oldest = max(oldest, await _oldest(connection))
                     await rig.pause(0.04)
         rig.figure("oldest expired lock s", oldest)
-        # A minute would be pg_cron's, whose job is still in its table.
-        rig.require(oldest < 10, f"a lock stayed for {oldest:.1f} s after its end")
+        # pg_cron would take up to a minute.
+        rig.require(oldest < 10, f"a lock stayed for {oldest:.1f} s after it expired")
 
 
 async def _oldest(connection: Connection) -> float:
-    """Seconds that the oldest lock has been over."""
+    """Seconds since the oldest lock expired."""
     now = await connection.fetchval("select clock_timestamp()")
     rows = await connection.fetch(sql.MESSAGE_LIST, None, "locked", 1000)
     return max((now - row["lock_expires_at"]).total_seconds() for row in rows) if rows else 0.0
 
 
 class Serializable(Fault):
-    """Somebody has made SERIALIZABLE the default of the server."""
+    """default_transaction_isolation is serializable."""
 
     name = "serializable"
-    title = "default_transaction_isolation is serializable"
-    number = "22"
-    # Without pg_cron, whose sessions have no say in it.
+    # Without pg_cron, whose sessions do not set the isolation level.
     settings = {"default_transaction_isolation": "serializable", "shared_preload_libraries": ""}
     rate = 200
 
     async def inject(self, rig: Rig) -> None:
-        """Let messages flow."""
         before = rig.server.logged("40001")
         with rig.injecting(self.name):
             await rig.pause(rig.seconds)

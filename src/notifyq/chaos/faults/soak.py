@@ -1,4 +1,4 @@
-"""Hours instead of seconds: nothing may grow."""
+"""A long run: memory and tables must not grow."""
 
 from __future__ import annotations
 
@@ -20,32 +20,29 @@ select pg_table_size('messages.message') as table_bytes,
 """
 _MB = 1e6
 _SPARE = {"worker": 4.0, "table": 4.0, "indexes": 4.0}
-"""Megabytes that each may grow whatever its size."""
+"""Megabytes that each may grow in addition to 25 %."""
 _LEAST = 480.0
-"""Seconds of a run in which a table finds its size: by default vacuum comes once a minute."""
+"""Shortest run, in seconds, whose sizes are checked: autovacuum runs once a minute."""
 
 
 class Soak(Fault):
-    """Half of what the workers can do, and a worker dies every ten seconds, for --minutes."""
+    """Half the drain rate and a kill every 10 s; memory and tables must not grow."""
 
     name = "soak"
-    title = "half of the drain rate and a kill every 10 s; memory and tables must stay"
-    number = "100"
     by_default = False
     mix = {"quick": 60, "slow": 1, "flaky": 1}
     is_brief = True
     batches = (1, 10, 100)
 
     async def inject(self, rig: Rig) -> None:
-        """Measure what the workers can do, then have them do half of it."""
         drained = await self._drain_rate(rig)
         rig.load.rate = drained / 2
         rig.figure("messages/s", rig.load.rate)
-        lasts = rig.lasting()
-        # The last place is never killed: it tells what a worker grows to.
+        rounds = rig.rounds()
+        # The last worker is never killed: it shows how much memory a worker uses.
         *victims, witness = rig.workers
         sizes = []
-        while lasts():
+        for _ in rounds:
             victim = rig.random.choice(victims)
             with rig.injecting("worker-kill", victim=victim.name):
                 victim.restart()
@@ -65,18 +62,18 @@ class Soak(Fault):
                     f"{name} grew from {before:.1f} to {after:.1f} MB",
                 )
         if rig.seconds < _LEAST:
-            rig.note(f"sizes are judged from {_LEAST / 60:.0f} minutes on: vacuum has its turns")
+            rig.note(f"sizes are checked from {_LEAST / 60:.0f} minutes on: autovacuum needs time")
 
     async def _drain_rate(self, rig: Rig) -> float:
-        """Messages a second that the workers handle when there is no end of them."""
-        rig.load.rate = 1.0  # as good as none, beside the burst
+        """Return the messages a second that the workers handle from a backlog."""
+        rig.load.rate = 1.0  # negligible beside the burst
         await rig.load.burst("quick", _BURST)
         began = time.monotonic()
 
-        async def is_through() -> bool:
+        async def is_drained() -> bool:
             return await rig.backlog() < _BURST // 100
 
-        await rig.until(is_through, "the first messages are handled", 120)
+        await rig.until(is_drained, "the first messages are handled", 120)
         return _BURST / (time.monotonic() - began)
 
     async def _sizes(self, rig: Rig, pid: int) -> dict[str, float]:
@@ -90,7 +87,7 @@ class Soak(Fault):
 
 
 def _resident(pid: int) -> float:
-    """Megabytes of memory that a process has; 0 where the kernel does not tell."""
+    """Return the resident megabytes of a process; 0 where there is no /proc."""
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]

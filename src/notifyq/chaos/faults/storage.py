@@ -1,4 +1,4 @@
-"""Disks that are full."""
+"""Full disks."""
 
 from __future__ import annotations
 
@@ -7,61 +7,52 @@ import contextlib
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from notifyq.chaos import mount
 from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
-from notifyq.chaos.sending import FAILURES, send
-from notifyq.config import DatabaseSettings
-from notifyq.database.pool import Database
+from notifyq.chaos.load import FAILURES, send
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from notifyq.chaos.rig import Rig
 
 _MEGABYTES = 256
 _TEXT = 200_000
-"""Bytes of random text in a message: it cannot be compressed away."""
+"""Bytes of text in a message; random, because TOAST compresses."""
 
 
 class DiskFull(Fault):
     """The disk of the data directory is full, and later has space again."""
 
     name = "disk-full"
-    title = "the server's disk is full"
-    number = "29"
     own_server = True
-    settings: ClassVar[Mapping[str, str]] = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
+    settings = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
 
     def __init__(self) -> None:
         self._disk: mount.SmallDisk | None = None
 
     def lacking(self) -> str | None:
-        """Say whether a small disk can be mounted."""
         return mount.lacking()
 
     def prepare(self, folder: Path) -> None:
-        """Mount a small disk, for the whole cluster."""
         self._mount(folder)
 
     def clean_up(self, folder: Path) -> None:
-        """Unmount it."""
         if self._disk is not None:
             self._disk.unmount()
 
     async def inject(self, rig: Rig) -> None:
-        """Take all space, publish until that fails, keep it so, give the space back."""
         disk = await self._find_disk(rig)
-        settings = DatabaseSettings.load(pool_size=1)
-        async with Database(rig.dsn, settings=settings, name="notifyq chaos client") as database:
+        async with rig.database() as database:
+            publisher = Publisher(database)
             with rig.injecting(self.name, outage=True):
-                await self._exhaust(rig, disk, database)
-                lasts = rig.lasting()
-                while lasts():
+                await self._exhaust(rig, disk, publisher)
+                for _ in rig.rounds():
                     disk.fill()
                     await rig.pause(0.2)
                 disk.relieve()
@@ -69,9 +60,9 @@ class DiskFull(Fault):
                 try:
                     await rig.server.until_ready()
                 except ChaosError:
-                    # It is down: it could not even write down that it recovers.
+                    # It stopped: recovery needs space, too.
                     await rig.server.start()
-            rig.figure("s to recover", await self._publish_again(rig, database, began))
+            rig.figure("s to recover", await self._publish_again(rig, publisher, began))
         rig.figure("refused as 53100", rig.server.logged("53100"))
         rig.figure("crashes", _count(rig.server.log, "PANIC:"))
 
@@ -85,41 +76,40 @@ class DiskFull(Fault):
             raise ChaosError(f"{rig.server.folder} is not on a small disk")
         return self._disk
 
-    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, database: Database) -> None:
-        """Publish until the server says that there is no space."""
+    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, publisher: Publisher) -> None:
+        """Publish until the server refuses for lack of space."""
         give_up = time.monotonic() + 30
         while time.monotonic() < give_up:
             disk.fill()
             message = payload(rig.random, "quick")
             message["text"] = rig.random.randbytes(_TEXT // 2).hex()
             try:
-                await send(rig.history, database, "quick", message)
+                await send(rig.history, publisher, "quick", [message])
             except FAILURES:
                 return
-        rig.findings.append("the disk was never full for the server")
+        rig.findings.append("the disk never became full for the server")
 
-    async def _publish_again(self, rig: Rig, database: Database, began: float) -> float:
+    async def _publish_again(self, rig: Rig, publisher: Publisher, began: float) -> float:
         give_up = began + 30
         while time.monotonic() < give_up:
             try:
-                await send(rig.history, database, "quick", payload(rig.random, "quick"))
+                await send(rig.history, publisher, "quick", [payload(rig.random, "quick")])
             except FAILURES:
                 await asyncio.sleep(0.05)
             else:
                 break
         else:
-            rig.findings.append("nothing could be published after there was space again")
+            rig.findings.append("no publication succeeded after the disk was freed")
         return time.monotonic() - began
 
 
 class WalFull(DiskFull):
-    """The disk of the write-ahead log is full: the server crashes, and has no space to recover."""
+    """The disk of the write-ahead log is full: the server crashes and cannot recover."""
 
     name = "wal-full"
-    title = "the disk of the write-ahead log is full"
 
     def prepare(self, folder: Path) -> None:
-        """Mount nothing yet: there is no log before there is a cluster."""
+        """Mount nothing yet: the log exists once the cluster does."""
 
     async def _find_disk(self, rig: Rig) -> mount.SmallDisk:
         """Move the log to a small disk."""
@@ -138,16 +128,16 @@ class WalFull(DiskFull):
             await rig.server.start()
         return disk
 
-    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, database: Database) -> None:
-        """Begin one segment of the log after the other until there is none to begin."""
+    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, publisher: Publisher) -> None:
+        """Switch segments of the log until there is no space for another."""
         give_up = time.monotonic() + 30
         with contextlib.suppress(*FAILURES):
             while time.monotonic() < give_up:
                 disk.fill()
-                await send(rig.history, database, "quick", payload(rig.random, "quick"))
+                await send(rig.history, publisher, "quick", [payload(rig.random, "quick")])
                 async with rig.connection() as owner:
                     await owner.execute("select pg_switch_wal()")
-            rig.findings.append("the disk was never full for the server")
+            rig.findings.append("the disk never became full for the server")
 
 
 def _count(log: Path, marker: str) -> int:

@@ -1,4 +1,4 @@
-"""What happens to workers: they are killed, stopped, paused, and slower than their locks."""
+"""Faults of workers: killed, stopped, paused, and slower than their locks."""
 
 from __future__ import annotations
 
@@ -16,88 +16,112 @@ if TYPE_CHECKING:
     from notifyq.chaos.rig import Rig
 
 
+_EFFECTS = """
+select count(*) as effects, count(*) - count(distinct e.key) as doubled,
+  (
+    select count(*)
+    from messages.message_archive as a
+    where a.queue = 'steps' and a.status = 'success'
+      and not exists (
+        select from public.chaos_effect as c where c.key = a.message ->> 'key'
+      )
+  ) as missing,
+  (select count(*) from messages.parked()) as parked
+from public.chaos_effect as e
+"""
+
+
 class WorkerKill(Fault):
-    """A worker dies with all that it holds, again and again."""
+    """SIGKILL of a random worker every 0.5 to 1 s."""
 
     name = "worker-kill"
-    title = "SIGKILL of a random worker every 0.5 to 1 s"
-    number = "1"
 
     async def inject(self, rig: Rig) -> None:
-        """Kill a worker, and start another one in its place."""
-        kills = 0
-        lasts = rig.lasting()
-        while lasts():
+        for kills in rig.rounds():
             worker = rig.random.choice(rig.workers)
             with rig.injecting(self.name, victim=worker.name):
                 worker.kill()
                 worker.start()
-            kills += 1
+            rig.figure("kills", kills)
             await rig.pause(0.5, 1.0)
-        rig.figure("kills", kills)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Compare the recovery with the lock; more than 2 s past it would be late."""
+        """Compare the recovery with the lock duration."""
         slowest = percentile(recoveries(history), 0.99)
         if slowest is not None:
             rig.figure("p99 past the lock s", slowest - LOCK)
 
 
+class StepsKill(WorkerKill):
+    """SIGKILL of workers whose handlers record steps, sleep, and wait for signals."""
+
+    name = "steps-kill"
+    mix = {"steps": 4, "quick": 1}
+    rate = 40
+
+    async def inject(self, rig: Rig) -> None:
+        async with rig.connection() as connection:
+            # Handlers fail until it is there, and try again.
+            await connection.execute("create table if not exists public.chaos_effect (key text)")
+        await super().inject(rig)
+
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        """Check that each step has had its effect once."""
+        async with rig.connection() as connection:
+            [row] = await connection.fetch(_EFFECTS)
+        rig.figure("steps", row["effects"])
+        rig.figure("parked", sum(call.op == "release" and call.outcome == "ok" for call in history))
+        rig.require(row["doubled"] == 0, f"{row['doubled']} steps had their effect twice")
+        rig.require(row["missing"] == 0, f"{row['missing']} messages succeeded without their step")
+        rig.require(row["parked"] == 0, f"{row['parked']} messages are still parked")
+
+
 class WorkerStop(Fault):
-    """Workers are asked to stop, as in a deployment."""
+    """SIGTERM of a busy worker, and start of the next one, as in a deployment."""
 
     name = "worker-stop"
-    title = "SIGTERM of a busy worker, and the next one in its place"
-    number = "2"
     mix = {"slow": 4, "quick": 1}
     rate = 60
     worker_settings = {"NOTIFYQ_GRACE": "200ms"}
 
     async def inject(self, rig: Rig) -> None:
-        """Stop a worker, and start another one in its place."""
         slowest = 0.0
-        lasts = rig.lasting()
-        while lasts():
+        for _ in rig.rounds():
             worker = rig.random.choice(rig.workers)
             with rig.injecting(self.name, worker=worker.name):
                 slowest = max(slowest, await worker.terminate())
             code = worker.exit_code
             worker.start()
-            # One that is not up yet has no handler for the signal, and nothing to lose by it.
+            # A worker that still starts has no signal handler yet.
             await worker.started()
-            rig.require(code == 0, f"a worker that was asked to stop ended with {code}")
+            rig.require(code == 0, f"a worker ended with {code} after a SIGTERM")
             await rig.pause(0.5, 1.0)
         rig.figure("drain s", slowest)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """See that no attempt was burned: what was released is claimed as if for the first time."""
+        """Check that a released message does not count an attempt."""
         used: Counter[int] = Counter()
         released = burned = 0
         for call in history:
-            if call.op == "claim" and call.outcome == "ok":
-                for message in call.fields.get("messages", ()):
-                    used[message["id"]] += 1
-                    burned += message["attempts"] > used[message["id"]]
-            elif call.op == "release" and call.fields.get("held"):
+            for message in call.messages:
+                used[message["id"]] += 1
+                burned += message["attempts"] > used[message["id"]]
+            if call.op == "release" and call.fields.get("held"):
                 used[call.fields["id"]] -= 1
                 released += 1
         rig.figure("released", released)
         rig.figure("attempts burned", burned)
-        rig.require(burned == 0, f"{burned} attempts were used up by workers that stopped")
+        rig.require(burned == 0, f"{burned} attempts were counted for released messages")
 
 
 class WorkerPause(Fault):
-    """A worker sleeps past its locks, and wakes up believing that it still has them."""
+    """SIGSTOP of a worker until its locks expired, then SIGCONT."""
 
     name = "worker-pause"
-    title = "SIGSTOP of a worker until its locks are over, then SIGCONT"
-    number = "3+4"
     mix = {"slow": 4, "quick": 4}
 
     async def inject(self, rig: Rig) -> None:
-        """Pause a worker for longer than its locks last."""
-        lasts = rig.lasting()
-        while lasts():
+        for _ in rig.rounds():
             worker = rig.random.choice(rig.workers)
             with rig.injecting(self.name, victim=worker.name):
                 worker.pause()
@@ -106,29 +130,26 @@ class WorkerPause(Fault):
             await rig.pause(0.2, 0.5)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count what the sleeper came too late with."""
+        """Count the calls under expired locks."""
         refused = sum(call.fields.get("held") is False for call in history)
         rig.figure("stale refused", refused)
 
 
 class HandlerSlow(Fault):
-    """Handlers are slower than their locks, in all ways that a handler can be slow."""
+    """Handlers outlive their lock, block the event loop, block a thread."""
 
     name = "handler-slow"
-    title = "handlers that outlive their lock, block the loop, block a thread"
-    number = "99"
     mix = {"quick": 60, "outlive": 3, "blocking": 1, "thread": 3}
     rate = 60
 
     async def inject(self, rig: Rig) -> None:
-        """Let them come."""
         with rig.injecting(self.name):
             await rig.pause(rig.seconds)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count the locks that expired, and the messages whose loop was blocked that were doubled.
+        """Count the locks that expired.
 
-        The lock of a blocked loop is extended by the listening session, so nobody else has it.
+        The listening session extends the locks of a blocked event loop.
         """
         rig.figure(
             "locks expired",

@@ -1,17 +1,12 @@
-"""`notifyq spark`: pipelines between PostgreSQL and a lake, one module a command."""
+"""`notifyq spark`: pipelines between PostgreSQL and a lake."""
 
 from __future__ import annotations
 
 import typer
 
-from notifyq.cli.spark import anomalies, export, load, replay, rollup, sample, stream, tidy
+from notifyq.cli.spark.lake import anomalies, export_, rollup, stream, tidy
+from notifyq.cli.spark.publish import load, replay, sample
 
 spark = typer.Typer(name="spark", help="Move the archive to a lake and back.", no_args_is_help=True)
-spark.command("anomalies")(anomalies.anomalies)
-spark.command("export")(export.export_)
-spark.command("load")(load.load)
-spark.command("replay")(replay.replay)
-spark.command("rollup")(rollup.rollup)
-spark.command("sample")(sample.sample)
-spark.command("stream")(stream.stream)
-spark.command("tidy")(tidy.tidy)
+for _command in (anomalies, export_, load, replay, rollup, sample, stream, tidy):
+    spark.command(_command.__name__.rstrip("_"))(_command)

@@ -1,15 +1,14 @@
-"""What the pipelines share on the command line."""
+"""What the commands of the pipelines share."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from notifyq.cli.output import path
+from notifyq.cli.options import path
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def needs_extra(name: str = "spark") -> Iterator[None]:
-    """Say in one line what to install where an import in the block finds no package."""
+    """Name the packages to install where an import in the block finds no package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -29,13 +28,7 @@ def needs_extra(name: str = "spark") -> Iterator[None]:
         ) from None
 
 
-class EngineName(enum.StrEnum):
-    """Who runs the tasks of a pipeline."""
-
-    LOCAL = "local"
-    SPARK = "spark"
-
-
+EngineName = Literal["local", "spark"]
 LakeOption = Annotated[
     Path,
     typer.Option(
@@ -49,10 +42,11 @@ EngineOption = Annotated[
 
 def make_engine(name: EngineName) -> Any:
     """The engine of this name."""
-    from notifyq.spark.engine import LocalEngine, SparkEngine
+    with needs_extra():
+        from notifyq.spark.engine import LocalEngine, SparkEngine
 
-    if name is EngineName.LOCAL:
-        return LocalEngine()
-    from notifyq.spark.session import session
+        if name == "local":
+            return LocalEngine()
+        from notifyq.spark.session import session
 
-    return SparkEngine(session())
+        return SparkEngine(session())

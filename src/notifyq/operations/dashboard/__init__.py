@@ -1,7 +1,7 @@
 """`notifyq dashboard`: queues, messages and the health of the database in a browser.
 
-`create_app` makes it as an ASGI application, to be served alone or mounted into another one. How a
-page is added says `notifyq.dashboard.pages`.
+`create_app` makes an ASGI application, to be served alone or mounted into another one. See
+`notifyq.operations.dashboard.pages` for how to add a page.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any
 from notifyq.config import DatabaseSettings
 from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
-from notifyq.operations.dashboard.access import Attempts, Sessions, User, Users, hash_password
-from notifyq.operations.dashboard.settings import LOOPBACK, DashboardSettings
+from notifyq.operations.dashboard.access import (
+    LOOPBACK,
+    Attempts,
+    Sessions,
+    User,
+    Users,
+    hash_password,
+)
 from notifyq.operations.masks import Masks
 
 if TYPE_CHECKING:
@@ -26,7 +32,7 @@ __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_
 MISSING = "the dashboard needs more packages: pip install 'notifyq[dashboard]'"
 
 
-def create_app(  # noqa: PLR0913  each is said by its name
+def create_app(  # noqa: PLR0913  all are keywords
     dsn: str,
     *,
     users: Users | None = None,
@@ -43,54 +49,49 @@ def create_app(  # noqa: PLR0913  each is said by its name
 ) -> Starlette:
     """Make the dashboard of a database as an ASGI application.
 
-    Who may enter is said by one of three: `users`, `authenticate` (a function of an application
-    around this one, which takes the request and returns a `User`, or None), or `open_to_all`.
-    `hosts` are the names under which it is asked; others are refused. What a page asks of the
-    database is cancelled after `timeout` seconds. Figures are read when a bell rings, and every
-    `interval` seconds; `listen_dsn` is where bells arrive if `dsn` goes through a pooler.
-    `secret` signs sessions and forms: several processes that serve one dashboard share it. Without
-    it each process makes a random one, and sessions end with the process.
+    One of three sets the access: `users`, `authenticate` (a function of the surrounding application
+    that takes the request and returns a `User` or None), or `open_to_all`. Requests with a host
+    name that is not in `hosts` are refused. Statements of pages are cancelled after `timeout`
+    seconds. Live values are read after a notification and every `interval` seconds; `listen_dsn`
+    is needed if `dsn` leads through a pooler. `secret` signs sessions and forms: all processes
+    that serve one dashboard share it. Without it, sessions end with the process.
     """
     if [users is not None, authenticate is not None, open_to_all].count(True) != 1:
         raise ConfigurationError(
-            "say who may enter the dashboard: users=, authenticate= or open_to_all=True"
+            "set the access to the dashboard with users=, authenticate= or open_to_all=True"
         )
     if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
         raise ConfigurationError(f"the base path {base_path!r} is not like /notifyq")
     try:
         from notifyq.operations.dashboard.application import build
-        from notifyq.operations.dashboard.figures import look
-        from notifyq.operations.dashboard.live import Live
+        from notifyq.operations.dashboard.live import Live, read
         from notifyq.operations.dashboard.pages import SECTIONS
         from notifyq.operations.dashboard.templating import environment
-        from notifyq.operations.dashboard.view import Desk
+        from notifyq.operations.dashboard.view import Dashboard
     except ImportError as error:
         raise ConfigurationError(MISSING) from error
-    settings = DashboardSettings(
-        allow_writes=allow_writes,
-        masks=masks or Masks(),
-        hosts=tuple(host.lower().rstrip(".") for host in hosts),
-        base_path=base_path,
-        interval=interval,
-        authenticate=authenticate,
-    )
     reader = _database(dsn, size=4, seconds=timeout, listen_dsn=listen_dsn)
-    desk = Desk(
-        settings=settings,
-        database=reader,
-        writer=_database(dsn, size=2, seconds=30),
-        templates=environment(),
-        users=users,
-        sessions=Sessions(secret),
-        attempts=Attempts(),
-        sections=SECTIONS,
-        live=Live(reader.lane(), look, interval, hears=True),
+    return build(
+        Dashboard(
+            database=reader,
+            writer=_database(dsn, size=2, seconds=30),
+            live=Live(reader.dedicated(), read, interval, listens=True),
+            templates=environment(),
+            sections=SECTIONS,
+            users=users,
+            authenticate=authenticate,
+            sessions=Sessions(secret),
+            attempts=Attempts(),
+            hosts=tuple(host.lower().rstrip(".") for host in hosts),
+            base_path=base_path,
+            allow_writes=allow_writes,
+            masks=masks or Masks(),
+        )
     )
-    return build(desk)
 
 
 def _database(dsn: str, *, size: int, seconds: float, listen_dsn: str | None = None) -> Database:
-    """Connections whose statements are cancelled after some seconds: no page can do harm."""
+    """Connections whose statements are cancelled after some seconds."""
     settings = DatabaseSettings.load(
         pool_size=size,
         connect_timeout=timedelta(seconds=5),

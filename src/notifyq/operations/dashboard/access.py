@@ -1,4 +1,4 @@
-"""Who may enter the dashboard: users and their passwords, sessions, and how often one may try."""
+"""Access to the dashboard: users and passwords, sessions, and the limit of failed logins."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("notifyq.dashboard")
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Host names of this machine."""
 LIFE = 12 * 3600
-"""Seconds after which one has to log in again."""
+"""Seconds after which a user must log in again."""
 KNOWN = 7 * 86400
-"""Seconds for which a browser is known by a login that succeeded there."""
+"""Seconds for which a browser is known after a successful login."""
 SHORTEST_SECRET = 32
 """Characters of a secret that signs sessions."""
 
-# What OWASP recommends for a login; about 0.1 s and 64 MB for each try.
+# As OWASP recommends; about 0.1 s and 64 MB for each attempt.
 _COST, _BLOCK, _PARALLEL = 2**16, 8, 1
 _MEMORY = 128 * 1024 * 1024
 _LONGEST = 1024
 _MOST_ADDRESSES = 10_000
 _MOST_ENDED = 10_000
 _HOUR = 3600.0
-_LOOPBACK = "this machine"
+_LOCAL = "this machine"
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One who may enter."""
+    """A user of the dashboard."""
 
     name: str
     may_write: bool = True
@@ -48,24 +50,24 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the cookie of a browser says, once its signature holds."""
+    """The contents of a valid session cookie."""
 
     key: str
     user: str | None
-    """None: nobody has logged in."""
+    """None before a login."""
     began_at: int
     seal: str = ""
-    """Fits only while the user has the password of the login."""
+    """Valid only while the user keeps the password of the login."""
 
 
 def hash_password(password: str, *, cost: int = _COST) -> str:
-    """The text that stands for a password in a file: scrypt with a salt of its own."""
+    """A salted scrypt hash of a password, for the file of users."""
     salt = secrets.token_bytes(16)
     return f"scrypt${cost}${_b64(salt)}${_b64(_scrypt(password, salt, cost))}"
 
 
 def verify_password(password: str, hashed: str) -> bool:
-    """Whether this is the password, in a time that does not tell how much of it is right."""
+    """Whether this is the password, compared in constant time."""
     _, cost, salt, expected = hashed.split("$")
     found = _scrypt(password, _unb64(salt), int(cost))
     return hmac.compare_digest(found, _unb64(expected))
@@ -78,13 +80,13 @@ def _scrypt(password: str, salt: bytes, cost: int) -> bytes:
 
 
 class Users:
-    """The users of a dashboard and their passwords, as its file has them at this moment."""
+    """The users of a dashboard and their passwords, read again when their file changes."""
 
     def __init__(self, users: Mapping[User, str]) -> None:
         self._hashes = {user.name: hashed for user, hashed in users.items()}
         self._users = {user.name: user for user in users}
         self._credentials = self._hashes
-        # Of no password, and as dear to try as those of the users.
+        # No password has this hash; a login of an unknown user takes as long as others.
         cost = max((int(hashed.split("$")[1]) for hashed in users.values()), default=_COST)
         parts = (_b64(secrets.token_bytes(size)) for size in (16, 64))
         self._nobody = "$".join(["scrypt", str(cost), *parts])
@@ -94,17 +96,17 @@ class Users:
 
     @classmethod
     def of_password(cls, password: str, name: str = "operator") -> Users:
-        """One user, whose password is given."""
+        """One user with this password."""
         if not password:
             raise ConfigurationError("the password of the dashboard is empty")
         users = cls({User(name): hash_password(password)})
-        # The hash has another salt in each process; all accept the sessions of one secret.
+        # Hashes differ between processes; sessions must be valid in all that share a secret.
         users._credentials = {name: password}
         return users
 
     @classmethod
     def of_password_file(cls, path: Path) -> Users:
-        """One user, whose password is the text of a file."""
+        """One user whose password is in a file."""
 
         def read() -> Users:
             try:
@@ -116,7 +118,7 @@ class Users:
 
     @classmethod
     def of_file(cls, path: Path) -> Users:
-        """Read NAME:ROLE:HASH lines, as `notifyq dashboard --add-user` writes them."""
+        """Users of a file with NAME:ROLE:HASH lines; `notifyq dashboard --add-user` writes it."""
         return cls._of_path(path, lambda: cls._of_lines(path))
 
     @classmethod
@@ -130,14 +132,14 @@ class Users:
         return self
 
     def _refresh(self) -> None:
-        """Read a file that has changed: a password that was replaced admits nobody any more."""
+        """Read the file again if it has changed: old passwords must stop working."""
         if self._read is None or (version := _version(self._path)) == self._version:
             return
         self._version = version
         try:
             found = self._read()
         except ConfigurationError as error:
-            log.error("nobody can log in until this is corrected: %s", error)  # noqa: TRY400
+            log.error("nobody can log in until this error is fixed: %s", error)  # noqa: TRY400
             found = Users({})
         self._hashes, self._users = found._hashes, found._users
         self._credentials, self._nobody = found._credentials, found._nobody
@@ -166,31 +168,31 @@ class Users:
         return cls(users)
 
     def find(self, name: str | None) -> User | None:
-        """The user of this name, if there is still one."""
+        """The user with this name, if it still exists."""
         self._refresh()
         return self._users.get(name or "")
 
     def credential(self, name: str) -> str | None:
-        """What changes with the password of a user; None without such a user."""
+        """A value that changes with the password of a user; None without such a user."""
         self._refresh()
         return self._credentials.get(name)
 
     @property
     def only(self) -> str | None:
-        """The name of the user where there is but one, who need not type it."""
+        """The name of the only user, who does not have to type it."""
         return next(iter(self._users)) if len(self._users) == 1 else None
 
     def check(self, name: str, password: str) -> User | None:
-        """The user, if the password is right; it takes as long if there is no such user."""
+        """The user, if the password is right; takes as long for unknown users."""
         self._refresh()
         is_right = verify_password(password, self._hashes.get(name, self._nobody))
         return self._users.get(name) if is_right else None
 
 
 def write_user(path: Path, user: User, password: str) -> None:
-    """Add a user to a file, or give one another password; only its owner may read the file."""
+    """Add a user to a file, or change the password; only the owner may read the file."""
     if not user.name or not user.name.isprintable() or ":" in user.name or len(user.name) > 100:
-        raise ConfigurationError(f"{user.name!r} cannot be the name of a user")
+        raise ConfigurationError(f"{user.name!r} is not a valid user name")
     if len(password) < 8:
         raise ConfigurationError("a password must have 8 characters or more")
     kept: list[str] = []
@@ -199,7 +201,7 @@ def write_user(path: Path, user: User, password: str) -> None:
         kept = [line for line in lines if line.partition(":")[0] != user.name]
     role = "write" if user.may_write else "read"
     text = "\n".join([*kept, f"{user.name}:{role}:{hash_password(password)}", ""])
-    # Written beside and moved over: a dashboard that starts meanwhile reads one or the other.
+    # Replaced atomically: a running dashboard reads the old or the new file.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -208,7 +210,7 @@ def write_user(path: Path, user: User, password: str) -> None:
 
 
 def _version(path: Path) -> object:
-    """What changes with the contents of a file."""
+    """A value that changes with the contents of a file."""
     try:
         status = path.stat()
     except OSError as error:
@@ -227,10 +229,10 @@ def _is_hash(text: str) -> bool:
 
 
 class Sessions:
-    """Signs what browsers keep, so that only sessions that were logged out are kept here."""
+    """Signs cookies; the server only remembers the sessions that were logged out."""
 
     def __init__(self, secret: str | bytes | None = None) -> None:
-        """Sign with a secret, which processes may share; without one, with a random key."""
+        """Sign with a secret, which processes may share, or with a random key."""
         if secret is not None and len(secret) < SHORTEST_SECRET:
             raise ConfigurationError(
                 f"the secret of the dashboard must have {SHORTEST_SECRET} characters or more: "
@@ -239,11 +241,11 @@ class Sessions:
         text = secret.encode() if isinstance(secret, str) else secret or secrets.token_bytes(32)
         self._key = hashlib.sha256(b"notifyq dashboard sessions\n" + text).digest()
         self._ended: dict[str, float] = {}
-        # Cookies know no ports: two dashboards of one host must not take each other's.
+        # Cookies do not depend on the port: two dashboards on one host need different names.
         self.cookie = f"notifyq_{hashlib.sha256(self._key).hexdigest()[:8]}"
 
     def begin(self, user: str | None, credential: str = "") -> Session:
-        """A new session; one that was there before a login is not the one after it."""
+        """A new session; a login never continues the session before it."""
         seal = "" if user is None else self._seal(user, credential)
         return Session(secrets.token_urlsafe(18), user, int(time.time()), seal)
 
@@ -261,7 +263,7 @@ class Sessions:
         return users.find(session.user)
 
     def end(self, session: Session) -> None:
-        """Have a session end now, also for whoever has copied its cookie."""
+        """End a session, also for copies of its cookie."""
         self._ended[session.key] = session.began_at + LIFE
         if len(self._ended) > _MOST_ENDED:
             now = time.time()
@@ -273,7 +275,7 @@ class Sessions:
         return self.sign("session", f"{session.key}.{session.began_at}.{name}.{session.seal}")
 
     def read(self, value: str | None) -> Session | None:
-        """The session of a cookie; None if there is none, it is forged, over or ended."""
+        """The session of a cookie; None if it is missing, forged, expired or ended."""
         text = self.unsign("session", value or "")
         if text is None or text.count(".") != 3:
             return None
@@ -283,12 +285,12 @@ class Sessions:
         return session if self.is_open(session) else None
 
     def know(self, user: str, credential: str) -> str:
-        """The value of a cookie by which a browser is known after a login."""
+        """The value of the cookie that identifies a known browser after a login."""
         text = f"{secrets.token_urlsafe(18)}.{int(time.time())}.{self._seal(user, credential)}"
         return self.sign("known", text)
 
     def known(self, value: str | None, user: str, credential: str | None) -> str | None:
-        """The name of a browser where this user has logged in with the password he still has."""
+        """The key of a known browser, where this user logged in with the current password."""
         text = self.unsign("known", value or "")
         if text is None or credential is None:
             return None
@@ -303,18 +305,18 @@ class Sessions:
         return hmac.compare_digest(seal.encode(), self._seal(user, credential).encode())
 
     def token(self, session: Session) -> str:
-        """What a form of this session must bring along: no other site can know it."""
+        """The token that forms of this session must contain; other sites cannot know it."""
         return _b64(self._mac("form", session.key))
 
     def sign(self, purpose: str, text: str) -> str:
-        """The text with a signature, which is good for this purpose only."""
+        """The text with a signature for this purpose."""
         return f"{text}.{_b64(self._mac(purpose, text))}"
 
     def unsign(self, purpose: str, value: str) -> str | None:
-        """The text of what was signed here for this purpose, else None."""
+        """The signed text, or None if the signature is wrong or has another purpose."""
         text, _, mac = value.rpartition(".")
-        is_ours = hmac.compare_digest(_b64(self._mac(purpose, text)).encode(), mac.encode())
-        return text if is_ours else None
+        is_valid = hmac.compare_digest(_b64(self._mac(purpose, text)).encode(), mac.encode())
+        return text if is_valid else None
 
     def _mac(self, purpose: str, text: str) -> bytes:
         return hmac.digest(self._key, f"{purpose}\n{text}".encode(), "sha256")
@@ -322,65 +324,65 @@ class Sessions:
 
 @dataclass
 class Attempts:
-    """Counts failed logins of each address and of all, and says how long the next has to wait.
+    """Counts failed logins of each client and of all clients, and delays the next attempt.
 
-    All strangers together wait longer with each failure, so that many addresses are of no use. This
-    delay holds up neither a browser that is known nor this machine, so that nobody else can lock
-    the owner out. Both have the bound of one address.
+    All unknown clients share a delay that grows with each failure, because an attacker may use many
+    addresses. Known browsers and this machine only have the limit of a single client: an attacker
+    must not lock the owner out.
     """
 
     most: int = 5
     seconds: float = 300
     free: int = 20
-    """Failures of all strangers within an hour after which they wait, first for a second."""
+    """Failures of all unknown clients within an hour before the shared delay begins."""
     longest: float = 60
-    """Seconds that all strangers wait at most after the last failure."""
+    """The longest shared delay in seconds."""
     _failed: dict[str, list[tuple[float, str]]] = field(default_factory=dict)
-    _strangers: list[tuple[float, str, str]] = field(default_factory=list)
+    _unknown: list[tuple[float, str, str]] = field(default_factory=list)
 
     def wait(self, address: str, browser: str | None = None) -> float:
-        """Seconds until this address, or this known browser, may try again; 0: now."""
-        place = _place(address, browser)
-        recent, now = self._recent(place), time.monotonic()
+        """Seconds until this address, or this known browser, may log in; 0: now."""
+        client = _client(address, browser)
+        recent, now = self._recent(client), time.monotonic()
         own = 0.0 if len(recent) < self.most else recent[-self.most][0] + self.seconds - now
-        return max(own, self._wait_of_strangers(now) if _is_stranger(place) else 0.0)
+        return max(own, self._shared_wait(now) if _is_unknown(client) else 0.0)
 
-    def _wait_of_strangers(self, now: float) -> float:
-        self._strangers = [it for it in self._strangers if it[0] > now - _HOUR]
-        beyond = len(self._strangers) - self.free
+    def _shared_wait(self, now: float) -> float:
+        self._unknown = [it for it in self._unknown if it[0] > now - _HOUR]
+        beyond = len(self._unknown) - self.free
         if beyond < 0:
             return 0.0
-        return max(0.0, self._strangers[-1][0] + min(self.longest, 2.0 ** min(beyond, 30)) - now)
+        return max(0.0, self._unknown[-1][0] + min(self.longest, 2.0 ** min(beyond, 30)) - now)
 
     def fail(self, address: str, name: str = "", browser: str | None = None) -> None:
-        """Note a failure to log in under a name."""
-        place, now = _place(address, browser), time.monotonic()
-        self._failed[place] = [*self._recent(place), (now, name)][-self.most :]
+        """Count a failed login with this name."""
+        client, now = _client(address, browser), time.monotonic()
+        self._failed[client] = [*self._recent(client), (now, name)][-self.most :]
         if len(self._failed) > _MOST_ADDRESSES:
-            # The oldest: all strangers together are held up anyway.
+            # The oldest: all unknown clients share a delay anyway.
             del self._failed[next(iter(self._failed))]
-        if _is_stranger(place):
-            self._strangers.append((now, place, name))
+        if _is_unknown(client):
+            self._unknown.append((now, client, name))
 
     def clear(self, address: str, name: str = "", browser: str | None = None) -> None:
-        """Forget the failures of an address under the name that has logged in.
+        """Forget the failures of a client with the name that has logged in.
 
-        Those under other names stay: a user must not reset the tries at another's password.
+        Those with other names stay: a user must not reset the attempts at another password.
         """
-        place = _place(address, browser)
-        left = [it for it in self._recent(place) if it[1] != name]
-        self._failed.pop(place, None)
+        client = _client(address, browser)
+        left = [it for it in self._recent(client) if it[1] != name]
+        self._failed.pop(client, None)
         if left:
-            self._failed[place] = left
-        self._strangers = [it for it in self._strangers if it[1:] != (place, name)]
+            self._failed[client] = left
+        self._unknown = [it for it in self._unknown if it[1:] != (client, name)]
 
-    def _recent(self, place: str) -> list[tuple[float, str]]:
+    def _recent(self, client: str) -> list[tuple[float, str]]:
         since = time.monotonic() - self.seconds
-        return [it for it in self._failed.get(place, []) if it[0] > since]
+        return [it for it in self._failed.get(client, []) if it[0] > since]
 
 
-def _place(address: str, browser: str | None) -> str:
-    """What attempts are counted by: who has one address of these has all of them."""
+def _client(address: str, browser: str | None) -> str:
+    """The client by which attempts are counted; an IPv6 network counts as one."""
     if browser is not None:
         return f"browser {browser}"
     try:
@@ -389,12 +391,12 @@ def _place(address: str, browser: str | None) -> str:
         return address[:100]
     ip = getattr(ip, "ipv4_mapped", None) or ip
     if ip.is_loopback:
-        return _LOOPBACK
+        return _LOCAL
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
-def _is_stranger(place: str) -> bool:
-    return place != _LOOPBACK and not place.startswith("browser ")
+def _is_unknown(client: str) -> bool:
+    return client != _LOCAL and not client.startswith("browser ")
 
 
 def _b64(data: bytes) -> str:

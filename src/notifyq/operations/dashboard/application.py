@@ -1,4 +1,4 @@
-"""The application: routes, who may ask them, and what is said when something fails."""
+"""The application: routes, access, and the pages about errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from starlette.staticfiles import StaticFiles
 
 from notifyq.errors import DatabaseError, NotifyqError, reason
 from notifyq.operations.dashboard.access import LIFE
-from notifyq.operations.dashboard.failures import explain
-from notifyq.operations.dashboard.guard import Guard, is_own
-from notifyq.operations.dashboard.pages import SECTIONS
-from notifyq.operations.dashboard.view import Desk, View, read_form
+from notifyq.operations.dashboard.failures import explain, sentence
+from notifyq.operations.dashboard.guard import Guard, is_same_origin
+from notifyq.operations.dashboard.view import Dashboard, View, read_form
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.dashboard")
 
 _LONGEST = 40.0
-"""Seconds after which a page gives up; its statements have given up before."""
+"""Seconds after which a page is cancelled; its statements are cancelled earlier."""
 _MOST_BODY = 1 << 20
 
 
 class _Files(StaticFiles):
-    """Files of ours; their addresses change with their contents."""
+    """Static files; their addresses change with their contents."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
@@ -48,15 +47,15 @@ class _Files(StaticFiles):
         return response
 
 
-def build(desk: Desk) -> Starlette:
-    """Make the application of a desk."""
+def build(dashboard: Dashboard) -> Starlette:
+    """Make the application."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        await desk.live.end()
-        await desk.database.close()
-        await desk.writer.close()
+        await dashboard.live.end()
+        await dashboard.database.close()
+        await dashboard.writer.close()
 
     async def healthz(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -64,11 +63,11 @@ def build(desk: Desk) -> Starlette:
     routes: list[Route | Mount] = [
         Route(
             entry.path,
-            _endpoint(desk, section.name, entry),
+            _endpoint(dashboard, section.name, entry),
             methods=["POST"] if entry.is_action else ["GET"],
             name=entry.name,
         )
-        for section in SECTIONS
+        for section in dashboard.sections
         for entry in section.entries
     ]
     routes += [
@@ -78,26 +77,30 @@ def build(desk: Desk) -> Starlette:
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[Middleware(Guard, settings=desk.settings)],
-        exception_handlers={HTTPException: _refuser(desk)},
+        middleware=[Middleware(Guard, hosts=dashboard.hosts, base_path=dashboard.base_path)],
+        exception_handlers={HTTPException: _refusal(dashboard)},
         max_body_size=_MOST_BODY,
     )
-    app.state.desk = desk
+    app.state.dashboard = dashboard
     return app
 
 
-def _endpoint(desk: Desk, section: str, entry: Entry) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    dashboard: Dashboard, section: str, entry: Entry
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        view, is_new = _enter(desk, request, section)
-        response = await _answer(view, entry)
-        if is_new and desk.sessions.cookie not in str(response.headers.getlist("set-cookie")):
-            view.set_cookie(response, desk.sessions.cookie, desk.sessions.write(view.session), LIFE)
+        view, is_new = _enter(dashboard, request, section)
+        response = await _respond(view, entry)
+        if is_new and dashboard.sessions.cookie not in str(response.headers.getlist("set-cookie")):
+            view.set_cookie(
+                response, dashboard.sessions.cookie, dashboard.sessions.write(view.session), LIFE
+            )
         return response
 
     return endpoint
 
 
-async def _answer(view: View, entry: Entry) -> Response:
+async def _respond(view: View, entry: Entry) -> Response:
     try:
         async with asyncio.timeout(_LONGEST):
             if not entry.is_open and not view.is_open and view.user is None:
@@ -107,45 +110,47 @@ async def _answer(view: View, entry: Entry) -> Response:
             return await entry.handler(view)
     except (NotifyqError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         if entry.is_action and isinstance(error, DatabaseError):
-            # What a function refuses is an answer to the form, not a failure.
+            # An SQL function refused the input of the form.
             return view.back(error=reason(error))
         status, title, text = explain(error)
         return _failed(view, status, title, text)
     except HTTPException as error:
-        return _failed(view, error.status_code, *_title(error))
+        return _refused(view, error)
     except Exception:
-        log.exception("%s %s has failed", view.request.method, view.request.url.path)
-        return _failed(view, 500, "Something is broken", "The log of the dashboard has the cause.")
+        log.exception("%s %s failed", view.request.method, view.request.url.path)
+        return _failed(view, 500, "Internal error", "See the log of the dashboard for the cause.")
 
 
-def _enter(desk: Desk, request: Request, section: str) -> tuple[View, bool]:
-    """Who asks: the view of the request, and whether its session is a new one."""
-    session = desk.sessions.read(request.cookies.get(desk.sessions.cookie))
+def _enter(dashboard: Dashboard, request: Request, section: str) -> tuple[View, bool]:
+    """The view of a request, and whether its session is new."""
+    session = dashboard.sessions.read(request.cookies.get(dashboard.sessions.cookie))
     is_new = session is None
-    session = session or desk.sessions.begin(None)
-    return View(request, desk, session, desk.user_of(request, session), section), is_new
+    session = session or dashboard.sessions.begin(None)
+    return View(request, dashboard, session, dashboard.user_of(request, session), section), is_new
 
 
 def _send_to_login(view: View, entry: Entry) -> Response:
-    if view.desk.users is None:
-        raise HTTPException(403, "the application around this dashboard does not know you")
+    if view.dashboard.users is None:
+        raise HTTPException(
+            403, "the surrounding application does not permit you to see this dashboard"
+        )
     if entry.is_action or entry.name == "live":
         raise HTTPException(401, "log in first")
     return view.redirect(view.url("login", back=view.here()))
 
 
 async def _check_form(view: View, entry: Entry) -> None:
-    if not is_own(view.request, view.desk.settings):
-        raise HTTPException(403, "this form was not sent by a page of this dashboard")
+    if not is_same_origin(view.request, view.dashboard.hosts):
+        raise HTTPException(403, "the form was not sent by a page of this dashboard")
     view.form = await read_form(view.request)
     sent = view.form.get("csrf", "").encode()
     if not hmac.compare_digest(sent, view.token.encode()):
-        raise HTTPException(403, "this form is out of date: go back, reload the page, try again")
+        raise HTTPException(403, "the form is out of date: go back, reload the page and try again")
     if entry.changes and not view.may_write:
         raise HTTPException(
             403,
-            "this dashboard only reads: it was started without --allow-writes"
-            if not view.desk.settings.allow_writes
+            "this dashboard is read-only: it was started without --allow-writes"
+            if not view.dashboard.allow_writes
             else f"the user {view.actor} may only read",
         )
 
@@ -153,26 +158,26 @@ async def _check_form(view: View, entry: Entry) -> None:
 def _failed(view: View, status: int, title: str, text: str) -> Response:
     response = view.render("failure.html", status=status, title=title, text=text, code=status)
     if status == 503 and view.request.method == "GET":
-        # Also without scripts it comes back by itself.
+        # Reloads the page also without scripts.
         response.headers["refresh"] = "5"
     return response
 
 
-def _title(error: HTTPException) -> tuple[str, str]:
-    titles = {400: "That is not an address of ours", 401: "Not logged in", 403: "Refused"}
-    titles |= {404: "There is nothing here", 405: "Refused", 413: "Too large"}
-    text = error.detail
-    if error.status_code == 404 and text == "Not Found":
+def _refused(view: View, error: HTTPException) -> Response:
+    titles = {400: "Invalid request", 401: "Not logged in", 403: "Not permitted", 404: "Not found"}
+    titles |= {405: "Not permitted", 413: "Too large"}
+    status, text = error.status_code, error.detail
+    if status == 404 and text == "Not Found":
         text = "no page has this address"
-    return titles.get(error.status_code, "That did not work"), f"{text[:1].upper()}{text[1:]}."
+    return _failed(view, status, titles.get(status, "Error"), sentence(text))
 
 
-def _refuser(desk: Desk) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _refusal(dashboard: Dashboard) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101  it is registered for these
-        view, _ = _enter(desk, request, "")
+        view, _ = _enter(dashboard, request, "")
         if view.user is None and not view.is_open:
             return PlainTextResponse(f"{error.detail}\n", error.status_code)
-        return _failed(view, error.status_code, *_title(error))
+        return _refused(view, error)
 
     return refuse

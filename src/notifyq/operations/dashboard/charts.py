@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn here: no script is needed to see them, and styles give the colours."""
+"""Charts as SVG, without scripts; the style sheet sets the colours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of one thing, one for each step; None where there is none."""
+    """One value for each time step, or None."""
 
     name: str
     label: str
@@ -32,12 +32,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart over a time, in steps."""
+    """A chart over time, in steps."""
 
     name: str
     title: str
-    says: str
-    """What it shows, in words: for those who do not see it, and under it."""
+    description: str
+    """Its contents in words, for screen readers and the caption."""
     starts: tuple[datetime, ...]
     step: timedelta
     series: tuple[Series, ...]
@@ -45,12 +45,17 @@ class Chart:
     is_stacked: bool = False
 
     @property
+    def columns(self) -> list[str]:
+        """The columns of the chart as a table."""
+        return ["From", *(f"#{series.label}" for series in self.series)]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to draw."""
         return not any(it for series in self.series for it in series.values)
 
     def svg(self, width: int = 760, height: int = 190) -> Markup:
-        """The picture, for a place of about this width."""
+        """The picture, for about this width."""
         frame = _Frame(self, width, height)
         parts = [frame.rules(), *(frame.bars() if self.is_stacked else frame.lines())]
         parts += frame.hovers()
@@ -59,12 +64,20 @@ class Chart:
             '<svg viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t {}-d">'
             '<title id="{}-t">{}</title><desc id="{}-d">{}</desc>{}</svg>'
         ).format(
-            width, height, name, name, name, self.title, name, self.says, Markup("").join(parts)
+            width,
+            height,
+            name,
+            name,
+            name,
+            self.title,
+            name,
+            self.description,
+            Markup("").join(parts),
         )
 
 
 class _Frame:
-    """Where things are in the picture."""
+    """The coordinates of a picture."""
 
     def __init__(self, chart: Chart, width: int, height: int) -> None:
         self.chart = chart
@@ -80,8 +93,8 @@ class _Frame:
             known = [it for series in chart.series for it in series.values if it]
             self.ticks = _logarithmic(known)
 
-    def x(self, place: float) -> float:
-        return _LEFT + place * self.unit
+    def x(self, index: float) -> float:
+        return _LEFT + index * self.unit
 
     def y(self, value: float) -> float:
         low, high = self.ticks[0], self.ticks[-1]
@@ -120,18 +133,18 @@ class _Frame:
         return Markup("").join(Markup(part) for part in parts)  # noqa: S704  numbers, and escaped
 
     def bars(self) -> list[Markup]:
-        """One path for each series, stacked in their order."""
+        """One path for each series, stacked."""
         base = [0.0] * self.count
         found = []
         gap = min(1.0, self.unit * 0.15)
         for series in self.chart.series:
             path = []
-            for place, value in enumerate(series.values):
+            for index, value in enumerate(series.values):
                 if not value:
                     continue
-                low, high = self.y(base[place]), self.y(base[place] + value)
-                base[place] += value
-                left, wide = self.x(place) + gap / 2, self.unit - gap
+                low, high = self.y(base[index]), self.y(base[index] + value)
+                base[index] += value
+                left, wide = self.x(index) + gap / 2, self.unit - gap
                 path.append(f"M{left:.1f} {low:.1f}V{high:.1f}h{wide:.1f}V{low:.1f}z")
             if path:
                 found.append(
@@ -140,18 +153,18 @@ class _Frame:
         return found
 
     def lines(self) -> list[Markup]:
-        """One line for each series; where values are missing it is broken."""
+        """One line for each series, interrupted where values are missing."""
         found = []
         for series in self.chart.series:
             path, is_down = [], False
-            for place, value in enumerate(series.values):
+            for index, value in enumerate(series.values):
                 if value is None:
                     is_down = False
                     continue
                 at = self.y(value)
-                # A step that stands alone must be seen, too.
-                path.append(f"{'L' if is_down else 'M'}{self.x(place + 0.1):.1f} {at:.1f}")
-                path.append(f"L{self.x(place + 0.9):.1f} {at:.1f}")
+                # A line within the step: a single step must be visible, too.
+                path.append(f"{'L' if is_down else 'M'}{self.x(index + 0.1):.1f} {at:.1f}")
+                path.append(f"L{self.x(index + 0.9):.1f} {at:.1f}")
                 is_down = True
             if path:
                 found.append(
@@ -160,45 +173,45 @@ class _Frame:
         return found
 
     def hovers(self) -> list[Markup]:
-        """Over each step what it has, as a hint."""
+        """The values of each step as a tooltip."""
         found = []
-        for place, start in enumerate(self.chart.starts):
-            said = [
+        for index, start in enumerate(self.chart.starts):
+            parts = [
                 f"{series.label} {self.chart.write(value)}"
                 for series in self.chart.series
-                if (value := series.values[place])
+                if (value := series.values[index])
             ]
-            if said:
+            if parts:
                 found.append(
                     Markup(
                         '<rect class="hover" x="{:.1f}" y="{}" width="{:.1f}" height="{}">'
                         "<title>{} UTC: {}</title></rect>"
                     ).format(
-                        self.x(place), _TOP, self.unit, self.bottom - _TOP,
-                        start.strftime("%m-%d %H:%M:%S"), ", ".join(said),
+                        self.x(index), _TOP, self.unit, self.bottom - _TOP,
+                        start.strftime("%m-%d %H:%M:%S"), ", ".join(parts),
                     )
                 )  # fmt: skip
         return found
 
 
 def steps(since: datetime, until: datetime, step: timedelta) -> tuple[datetime, ...]:
-    """Where the steps of a time begin, at whole multiples of the step."""
+    """The starts of time steps, at multiples of the step."""
     first = _ORIGIN + (since - _ORIGIN) // step * step
-    return tuple(first + step * place for place in range(-((first - until) // step)))
+    return tuple(first + step * index for index in range(-((first - until) // step)))
 
 
 def _linear(most: float) -> list[float]:
-    """Ticks from 0 to at least the most, at round numbers."""
+    """Ticks at round numbers from 0 to at least the largest value."""
     if most <= 0:
         return [0, 1]
     size = 10 ** math.floor(math.log10(most / 4))
     apart = next(size * it for it in (1, 2, 2.5, 5, 10) if size * it * 4 >= most)
     apart = max(1.0, apart)
-    return [apart * place for place in range(math.ceil(most / apart) + 1)]
+    return [apart * index for index in range(math.ceil(most / apart) + 1)]
 
 
 def _logarithmic(known: Sequence[float]) -> list[float]:
-    """Ticks at powers of ten, or of 100, around what there is."""
+    """Ticks at powers of 10 or 100 around the values."""
     low = math.floor(math.log10(max(min(known, default=0.1), 1e-4)))
     high = math.ceil(math.log10(max(max(known, default=1), 1e-3)))
     high = max(high, low + 1)

@@ -1,8 +1,9 @@
-"""What `notifyq doctor` finds, looked at now and then: its checks are too many for each page."""
+"""The findings of `notifyq doctor`, which are kept for a while because they take long."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from notifyq.operations.doctor import Finding, Level, examine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from notifyq.operations.dashboard.view import Desk
+    from notifyq.operations.dashboard.view import Dashboard
 
 _KEEP = 30.0
 _LONGEST = 20.0
@@ -21,29 +22,24 @@ _LONGEST = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found, and when."""
+    """Findings, and when they were made."""
 
     at: datetime
     findings: Sequence[tuple[str, Finding]]
     is_complete: bool = True
 
-    def worst(self) -> Level:
-        """How bad the worst is."""
-        levels = {finding.level for _, finding in self.findings}
-        return next((it for it in (Level.FAIL, Level.WARN) if it in levels), Level.OK)
 
+async def checked(dashboard: Dashboard, wait: float = _LONGEST) -> Checked | None:
+    """The findings of the last half minute, or older ones if the checks take longer than `wait`.
 
-async def checked(desk: Desk, wait: float = _LONGEST) -> Checked | None:
-    """What the checks found within half a minute, or before if they take longer than `wait`.
-
-    None where they could not be made, or never were.
+    None if the checks failed or never ran.
     """
 
-    async def look() -> Checked:
+    async def run() -> Checked:
         found: list[tuple[str, Finding]] = []
         try:
             async with asyncio.timeout(_LONGEST):
-                async for name, finding in examine(desk.database.dsn, "the dashboard"):
+                async for name, finding in examine(dashboard.database.dsn, "the dashboard"):
                     found.append((name, finding))
         except TimeoutError:
             return Checked(datetime.now(UTC), found, is_complete=False)
@@ -51,24 +47,22 @@ async def checked(desk: Desk, wait: float = _LONGEST) -> Checked | None:
 
     try:
         async with asyncio.timeout(wait):
-            desk.checked = await desk.cache.get("checks", _KEEP, look)
+            dashboard.checked = await dashboard.cache.get("checks", _KEEP, run)
     except NotifyqError:
         return None
     except TimeoutError:
-        pass  # they go on, and whoever asks next has them
-    found: Checked | None = desk.checked
+        pass  # the checks continue for the next caller
+    found: Checked | None = dashboard.checked
     return found
 
 
 def state(found: Checked | None) -> tuple[str, str]:
-    """How it is in a word, and the kind of badge that says it."""
+    """A summary of the findings, and the kind of its badge."""
     if found is None:
         return "not checked yet", "quiet"
-    counts = dict.fromkeys(Level, 0)
-    for _, finding in found.findings:
-        counts[finding.level] += 1
+    counts = Counter(finding.level for _, finding in found.findings)
     if counts[Level.FAIL]:
         return f"{counts[Level.FAIL]} failing", "bad"
     if counts[Level.WARN]:
-        return f"{counts[Level.WARN]} to look at", "warn"
-    return "well", "good"
+        return f"{counts[Level.WARN]} warnings" if counts[Level.WARN] > 1 else "1 warning", "warn"
+    return "ok", "good"

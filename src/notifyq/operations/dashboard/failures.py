@@ -1,4 +1,4 @@
-"""What a page says when the database does not answer, or answers no."""
+"""The pages about errors of the database."""
 
 from __future__ import annotations
 
@@ -25,39 +25,37 @@ _MISSING = (
     SubscriptionNotFoundError,
 )
 
-_FULL = asyncpg.DiskFullError
-
 
 def explain(error: BaseException) -> tuple[int, str, str]:
-    """Status, title and text of the page about an error."""
-    text = _sentence(error)
+    """Status, title and text of the page for an error."""
+    text, full = sentence(reason(error)), asyncpg.DiskFullError
     match error:
         case _ if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
             return 503, "This takes too long", (
-                "The database did not answer in time, and what was asked is cancelled. Ask for "
-                "less, or look at Health for what keeps it busy; or else it cannot be reached."
+                "The database did not respond in time, and the statement was cancelled. Reduce the "
+                "range, or see Health for what keeps the database busy. It may also be unreachable."
             )  # fmt: skip
         case _ if isinstance(error, _MISSING):
-            return 404, "There is nothing here", text
+            return 404, "Not found", text
         case AccessDeniedError():
-            return 403, "The database refuses", text
-        # What was sent is no text that the database takes, such as one with a NUL.
+            return 403, "Not permitted", text
+        # A value that the database does not accept, such as a text with a NUL.
         case DatabaseError() | asyncpg.DataError():
-            return 400, "The database refuses", text
-        # As the cause, too: a server with a full disk refuses sessions, and seems to be away.
-        case _ if isinstance(error, _FULL) or isinstance(error.__cause__, _FULL):
-            return 503, "The server has no room", (
-                f"{text} Its disk is full: make room there, or give it more. Until then it takes "
-                "nothing new; what it has taken is safe. This page tries again by itself."
+            return 400, "The database refused this", text
+        # Also as the cause: a server with a full disk refuses connections.
+        case _ if isinstance(error, full) or isinstance(error.__cause__, full):
+            return 503, "The disk of the server is full", (
+                f"{text} Free or add disk space. Until then the server accepts no writes; existing "
+                "messages are safe. This page reloads automatically."
             )  # fmt: skip
         case DatabaseUnavailableError() | asyncpg.PostgresError() | asyncpg.InterfaceError():
-            return 503, "The database is away", f"{text} This page tries again by itself."
+            return 503, "The database is away", f"{text} This page reloads automatically."
         case SchemaError():
-            return 503, "The schema does not fit", text
+            return 503, "The schema has another version", text
         case _:
-            return 500, "That did not work", text
+            return 500, "Internal error", text
 
 
-def _sentence(error: BaseException) -> str:
-    text = reason(error)
+def sentence(text: str) -> str:
+    """A text with a capital letter and a full stop."""
     return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "?")) else ".")

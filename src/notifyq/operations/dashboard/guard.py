@@ -1,4 +1,4 @@
-"""What every request passes before a page sees it: its path, its host, and what answers carry."""
+"""The outermost layer: host names, the base path, and security headers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
+from notifyq.operations.dashboard.access import LOOPBACK
+
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from notifyq.operations.dashboard.settings import DashboardSettings
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -24,7 +26,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # Not no-referrer: browsers would send `Origin: null` with our own forms.
+    # With no-referrer, browsers would send `Origin: null` with our own forms.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -32,11 +34,12 @@ _HEADERS = {
 
 
 class Guard:
-    """The outermost layer: sets the base path, refuses foreign hosts, adds headers."""
+    """Refuses unknown host names, sets the base path, adds security headers."""
 
-    def __init__(self, app: ASGIApp, settings: DashboardSettings) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str], base_path: str) -> None:
         self._app = app
-        self._settings = settings
+        self._hosts = hosts
+        self._base_path = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -53,17 +56,17 @@ class Guard:
             await send(message)
 
         host = Headers(scope=scope).get("host", "")
-        if not is_known(host, self._settings.hosts):
-            answer = PlainTextResponse(
-                "This dashboard is not served under that name: add --trusted-host NAME.\n", 421
+        if not is_known(host, self._hosts):
+            response = PlainTextResponse(
+                "This dashboard does not accept that host name: add --trusted-host NAME.\n", 421
             )
-            await answer(scope, receive, send_guarded)
+            await response(scope, receive, send_guarded)
             return
         await self._app(self._under_base(scope), receive, send_guarded)
 
     def _under_base(self, scope: Scope) -> Scope:
-        """The scope with the base path as root, whether or not the proxy has taken it off."""
-        base = self._settings.base_path
+        """The scope with the base path as root, whether or not the proxy removed it."""
+        base = self._base_path
         if not base:
             return scope
         path = scope["path"]
@@ -72,16 +75,16 @@ class Guard:
         return {**scope, "path": path, "root_path": base}
 
 
-def is_known(host: str, known: tuple[str, ...]) -> bool:
-    """Whether a Host header names one of these, with any port."""
+def is_known(host: str, known: Collection[str]) -> bool:
+    """Whether a Host header has one of these names, with any port."""
     name = _name(host)
     return bool(name) and ("*" in known or name in known)
 
 
-def is_own(request: Request, settings: DashboardSettings) -> bool:
-    """Whether a form was sent by a page of ours, as far as the browser tells.
+def is_same_origin(request: Request, hosts: Collection[str]) -> bool:
+    """Whether a page of this dashboard sent the form.
 
-    Browsers send Origin with every POST; who sends neither that nor Sec-Fetch-Site is none.
+    Browsers send Origin, or at least Sec-Fetch-Site, with every POST.
     """
     origin = request.headers.get("origin")
     if origin is None:
@@ -92,19 +95,17 @@ def is_own(request: Request, settings: DashboardSettings) -> bool:
         return False
     if parts.scheme not in {"http", "https"}:
         return False
-    # A page that came without TLS may be anybody's who is on the way.
+    # Somebody on the network may have changed a page that came without TLS.
     if parts.scheme == "http" and request.url.scheme == "https":
         return False
-    # A proxy may have ended TLS, or asked under a name of its own, which was trusted by name.
-    is_named = "*" not in settings.hosts and _name(parts.netloc) in settings.hosts
-    is_loopback = _name(parts.netloc) in {"localhost", "127.0.0.1", "[::1]"}
-    return _place(parts.netloc) == _place(request.headers.get("host", "")) or (
-        is_named and not is_loopback
-    )
+    # Behind a proxy the Host header may differ; then a trusted host name must match.
+    name = _name(parts.netloc)
+    is_trusted = "*" not in hosts and name in hosts and name not in LOOPBACK
+    return is_trusted or _address(parts.netloc) == _address(request.headers.get("host", ""))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Whether only this machine can reach this address."""
     if host == "localhost":
         return True
     try:
@@ -113,10 +114,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _place(netloc: str) -> str:
-    """Name and port; those that browsers leave out are left out."""
-    text = netloc.lower()
-    return text.removesuffix(":80").removesuffix(":443")
+def _address(netloc: str) -> str:
+    """Name and port, without the default ports, which browsers leave out."""
+    return netloc.lower().removesuffix(":80").removesuffix(":443")
 
 
 def _name(host: str) -> str:

@@ -1,7 +1,7 @@
-"""Live figures: one task looks while anybody looks on, and all pages hear what it sees.
+"""Live values: one task reads them while pages are open, and sends changes to all pages.
 
-It looks when a bell rings, which one session hears for all pages, and every few seconds: what is
-claimed or finished rings none, nor does what is published while a busy worker attends its queue.
+It reads after a notification and every few seconds, because neither claims and finishes nor
+publishers whose notifications are suppressed send one.
 """
 
 from __future__ import annotations
@@ -11,50 +11,55 @@ import json
 import logging
 import time
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.errors import NotifyqError
 from notifyq.notify.listener import Listener
+from notifyq.operations import monitor
+from notifyq.operations.texts import NONE, short, span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from notifyq.database.pool import Database
+    from notifyq.operations.monitor import Backlog, Lag
 
-    Look = Callable[[Database], Awaitable[dict[str, Any]]]
+    Read = Callable[[Database], Awaitable[dict[str, Any]]]
 
 log = logging.getLogger("notifyq.dashboard")
 
 MOST_CLIENTS = 100
 _BEAT = 15.0
 _CHECK = 1.0
-"""Seconds after which a stream sees that its session has ended."""
+"""Seconds after which a stream notices that its session has ended."""
 _SHORTEST = 0.4
-"""Seconds between two looks, however often it rings."""
+"""Seconds between two reads, however often notifications arrive."""
 _SHARE = 4
-"""A look that takes long is followed by a rest of so many times that, as far as bells go."""
-_AGAIN = 10.0
-"""Seconds after which a session listens again where none could."""
+"""After a slow read, notifications are ignored for this multiple of its duration."""
+_RETRY = 10.0
+"""Seconds after which a lost session listens again."""
+_BEHIND = timedelta(minutes=1)
+"""Lag from which on a subscriber counts as behind."""
+_LONG_WAIT = timedelta(minutes=5)
+"""Wait from which on the tile is coloured."""
 _CHANNELS = (sql.NEW_MESSAGE, sql.NEW_EVENT, sql.DEAD_MESSAGE)
 
 
 class Live:
-    """Looks while there are listeners; each hears only the latest.
-
-    With `hears` a bell wakes it, too.
-    """
+    """Reads while there are listeners; each of them receives only the latest values."""
 
     def __init__(
-        self, database: Database, look: Look, interval: float, *, hears: bool = False
+        self, database: Database, read: Read, interval: float, *, listens: bool = False
     ) -> None:
         self._database = database
-        self._look = look
+        self._read = read
         self._interval = interval
-        self._hears = hears
-        self._rung = asyncio.Event()
+        self._listens = listens
+        self._notified = asyncio.Event()
         self._listeners: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -69,7 +74,7 @@ class Live:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[asyncio.Queue[str]]:
-        """Hear what changes; one who does not keep up misses what is out of date anyway."""
+        """Receive changes; a slow listener misses outdated values."""
         queue: asyncio.Queue[str] = asyncio.Queue(1)
         if self._last:
             queue.put_nowait(self._text())
@@ -84,26 +89,26 @@ class Live:
                 self._stop(self._task)
                 self._task = None
 
-    async def stream(self, is_welcome: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
-        """The body of an answer of server-sent events; it ends when `is_welcome` says no."""
+    async def stream(self, is_allowed: Callable[[], bool] = lambda: True) -> AsyncIterator[str]:
+        """The body of server-sent events; it ends when `is_allowed` returns False."""
         yield "retry: 3000\n\n"
-        said_at = time.monotonic()
+        sent_at = time.monotonic()
         async with self.listen() as queue:
-            while not self._closed.is_set() and is_welcome():
+            while not self._closed.is_set() and is_allowed():
                 text = None
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK):
                         text = await queue.get()
-                if text is not None and not is_welcome():
+                if text is not None and not is_allowed():
                     return  # the session ended while this waited
-                if text is None and time.monotonic() - said_at < _BEAT:
+                if text is None and time.monotonic() - sent_at < _BEAT:
                     continue
-                # A proxy may close what is silent, and a browser that is gone is noticed.
+                # Proxies close idle connections, and sending shows whether the browser is gone.
                 yield ": still here\n\n" if text is None else f"data: {text}\n\n"
-                said_at = time.monotonic()
+                sent_at = time.monotonic()
 
     def close(self) -> None:
-        """End the streams: a server that stops would wait for them."""
+        """End the streams: a stopping server would wait for them."""
         self._closed.set()
         for queue in self._listeners:
             _offer(queue, self._text())
@@ -111,7 +116,7 @@ class Live:
             self._stop(self._task)
 
     async def end(self) -> None:
-        """Close, and wait until nothing of it is left."""
+        """Close, and wait until all tasks have ended."""
         self.close()
         if self._ending:
             await asyncio.wait(self._ending)
@@ -122,35 +127,33 @@ class Live:
         task.add_done_callback(self._ending.discard)
 
     async def _run(self) -> None:
-        if not self._hears:
-            await self._watch()
+        if not self._listens:
+            await self._read_regularly()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear())
-            group.create_task(self._watch())
+            group.create_task(self._listen())
+            group.create_task(self._read_regularly())
 
-    async def _hear(self) -> None:
-        """Have bells wake the looks, for as long as the server lets us."""
+    async def _listen(self) -> None:
+        """Have notifications trigger reads; reconnect after an error."""
         while True:
             with suppress(NotifyqError, TimeoutError, OSError, asyncpg.PostgresError):
                 async with Listener(
-                    self._database.listen_dsn,
+                    self._database,
                     _CHANNELS,
-                    lambda *_: self._rung.set(),
-                    settings=self._database.settings,
-                    name="notifyq dashboard bell",
-                    ping=10,
-                    # That the database is away is said by the looks.
-                    sink=lambda _: None,
+                    lambda *_: self._notified.set(),
+                    name="notifyq dashboard notification",
+                    # The reads report that the database is away.
+                    telemetry=lambda _: None,
                 ) as listener:
                     await asyncio.wait({listener.failed})
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RETRY)
 
-    async def _watch(self) -> None:
+    async def _read_regularly(self) -> None:
         while True:
-            # Before the look: what rings meanwhile may not be in it.
-            self._rung.clear()
+            # Cleared before the read, which may miss what is published meanwhile.
+            self._notified.clear()
             began = time.monotonic()
-            found = await self._look_once()
+            found = await self._read_once()
             if found != self._last:
                 self._revision += 1
                 self._last = found
@@ -160,16 +163,16 @@ class Live:
             await asyncio.sleep(min(rest, self._interval))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._interval - min(rest, self._interval)):
-                    await self._rung.wait()
+                    await self._notified.wait()
 
-    async def _look_once(self) -> dict[str, Any]:
+    async def _read_once(self) -> dict[str, Any]:
         try:
-            return {"is_away": False, **await self._look(self._database)}
+            return {"is_away": False, **await self._read(self._database)}
         except (NotifyqError, TimeoutError, asyncpg.PostgresError) as error:
             return {"is_away": True, "reason": str(error)[:300]}
         except Exception:
-            log.exception("the live figures could not be read")
-            return {"is_away": True, "reason": "the figures could not be read"}
+            log.exception("cannot read the live values")
+            return {"is_away": True, "reason": "the values could not be read"}
 
     def _text(self) -> str:
         return json.dumps({"revision": self._revision, **self._last}, default=str)
@@ -179,3 +182,45 @@ def _offer(queue: asyncio.Queue[str], text: str) -> None:
     if queue.full():
         queue.get_nowait()
     queue.put_nowait(text)
+
+
+async def read(database: Database) -> dict[str, Any]:
+    """Read the values, as the texts that pages show."""
+    rows = await monitor.backlog(database)
+    return {"figures": totals(rows) | behind(await lags(database))}
+
+
+async def lags(database: Database) -> list[Lag]:
+    """How far subscribers are behind; only the oldest event of each is read."""
+    return await monitor.lags(database, most=1)
+
+
+def totals(rows: list[Backlog]) -> dict[str, str]:
+    """The totals of these queues."""
+    sign = "" if all(row.is_exact for row in rows) else "≈ "
+    oldest = min((it.oldest_waiting_at for it in rows if it.oldest_waiting_at), default=None)
+    waited = None if oldest is None else max(datetime.now(UTC) - oldest, timedelta())
+    return {
+        "waiting": sign + short(sum(row.waiting for row in rows)),
+        "scheduled": sign + short(sum(row.scheduled for row in rows)),
+        "running": short(sum(row.locked - row.expired for row in rows)),
+        "expired": short(sum(row.expired for row in rows)),
+        "dead": short(sum(row.dead for row in rows)),
+        "paused": short(sum(row.paused for row in rows)),
+        "oldest": NONE if waited is None else span(_coarse(waited)),
+        "oldest_kind": "warn" if waited is not None and waited > _LONG_WAIT else "",
+    }
+
+
+def behind(rows: list[Lag]) -> dict[str, str]:
+    """How many subscribers are behind."""
+    late = sum(1 for row in rows if row.lag > _BEHIND)
+    return {"behind": f"{late} of {len(rows)}" if rows else NONE}
+
+
+def _coarse(value: timedelta) -> timedelta:
+    """A rounded time: a value that changes every second would be sent every second."""
+    seconds = value.total_seconds()
+    if seconds < 10:
+        return timedelta(seconds=round(seconds, 1))
+    return timedelta(seconds=round(seconds) if seconds < 120 else round(seconds / 60) * 60)

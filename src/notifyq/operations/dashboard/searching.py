@@ -1,4 +1,4 @@
-"""What pages that look for messages share: conditions out of a form."""
+"""Reads the conditions of a search from a form or an address."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import asyncpg
 from starlette.exceptions import HTTPException
 
 from notifyq.operations.dashboard import statements
-from notifyq.operations.dashboard.failures import explain
-from notifyq.operations.monitor import ConditionError, Conditions, Place, json_path
+from notifyq.operations.dashboard.failures import explain, sentence
+from notifyq.operations.monitor import ConditionError, Conditions, Position, json_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,54 +22,55 @@ if TYPE_CHECKING:
     from notifyq.operations.masks import Masks
 
 NAMES = tuple(it.name for it in fields(Conditions) if it.name != "fingerprint")
-"""The fields of a search form; `like` beside them is a message whose fingerprint is meant."""
+"""The fields of a search form; its field `like` is a message with the wanted fingerprint."""
 
 _MEMBER = re.compile(r'\.\s*("(?:[^"\\]|\\.)*"|[^\W\d]\w*)(?!\s*\()')
 _ANY_MEMBER = re.compile(r"\.\s*\*|\.\s*keyvalue\s*\(")
 
 
 async def conditions_of(view: View, given: Mapping[str, str]) -> Conditions:
-    """Read the fields of a form or an address; 400 for what cannot be meant."""
-    said: dict[str, Any] = {
+    """Read the conditions; 400 for an invalid one."""
+    values: dict[str, Any] = {
         name: text for name in NAMES if (text := given.get(name, "").strip()) and text != "any"
     }
     for name in ("since", "until"):
-        if name in said:
-            said[name] = instant(said[name], name)
-    if "payload" in said:
+        if name in values:
+            values[name] = instant(values[name], name)
+    if "payload" in values:
         try:
-            said["payload"] = json_path(said["payload"])
+            values["payload"] = json_path(values["payload"])
         except ConditionError as error:
             raise HTTPException(400, f"payload: {error}") from None
-        check_path(said["payload"], view.masks)
-    found = Conditions(**said)
+        check_path(values["payload"], view.masks)
+    found = Conditions(**values)
     if like := given.get("like", "").strip():
         found = replace(found, fingerprint=await fingerprint_of(view, view.integer(like, "like")))
     return found
 
 
 def problem_of(error: HTTPException | DatabaseError | asyncpg.DataError) -> tuple[int, str]:
-    """What is wrong with a search that a person typed: a status, and a text beside the form."""
+    """The status and the text for a wrong search."""
     if isinstance(error, HTTPException):
-        text = error.detail
-        return error.status_code, f"{text[:1].upper()}{text[1:]}."
+        return error.status_code, sentence(error.detail)
     status, _, text = explain(error)
     return status, text
 
 
 async def fingerprint_of(view: View, message_id: int) -> str:
-    """The fingerprint of the error of a message, which stands for it in addresses.
+    """The fingerprint of the error of a message.
 
-    The fingerprint itself may be long, and hold what is to be hidden.
+    Addresses contain the message, because a fingerprint may be long and contain masked values.
     """
     rows = await view.database.fetch(statements.FINGERPRINT, message_id)
     if not rows:
-        raise HTTPException(404, f"message {message_id}, whose error was meant, is gone")
+        raise HTTPException(
+            404, f"message {message_id}, whose error was wanted, does not exist any more"
+        )
     return str(rows[0][0])
 
 
 def instant(text: str, name: str = "instant") -> datetime:
-    """Read an ISO 8601 instant; one without an offset, as forms give it, is in UTC."""
+    """Read an ISO 8601 instant; without an offset it is in UTC."""
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
@@ -77,16 +78,16 @@ def instant(text: str, name: str = "instant") -> datetime:
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
-def place_of(view: View, given: str) -> Place | None:
-    """Read where a list goes on."""
+def position_of(view: View, given: str) -> Position | None:
+    """Read where a list continues."""
     try:
-        return Place.parse(given) if given else None
+        return Position.parse(given) if given else None
     except ValueError:
-        raise HTTPException(400, "place is not one of ours") from None
+        raise HTTPException(400, "position is invalid") from None
 
 
 def check_path(path: str, masks: Masks) -> None:
-    """Refuse to search by what is hidden: who may ask for it often enough would know it."""
+    """Refuse to search masked values: many searches would reveal them."""
     if masks.are_none:
         return
     names = [
@@ -101,4 +102,4 @@ def check_path(path: str, masks: Masks) -> None:
         or any(masks.hides(tuple(names[first:last]))
                for last in range(1, len(names) + 1) for first in range(last))
     ):  # fmt: skip
-        raise HTTPException(403, "payloads cannot be searched by what this dashboard hides")
+        raise HTTPException(403, "payloads cannot be searched by values that this dashboard hides")

@@ -1,4 +1,4 @@
-"""Sections: the parts of the dashboard, each with its pages and actions."""
+"""Sections of the dashboard: groups of pages and actions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from starlette.convertors import Convertor, register_url_convertor
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    # Takes the view of a request.
     Handler: TypeAlias = Callable[[Any], Awaitable[Response]]
 
 
 class _Id(Convertor[str]):
-    """An id in an address; Starlette's numbers have no sign, and a link to one must not fail."""
+    """A message id in an address; it may be negative, unlike an `int` of Starlette."""
 
     regex = "-?[0-9]+"
 
@@ -32,31 +31,31 @@ register_url_convertor("id", _Id())
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An address that is served."""
+    """A route."""
 
     path: str
     name: str
     handler: Handler
     is_action: bool = False
-    """Whether it is asked by POST, with the token of a form, from a page of ours."""
+    """Whether it is a POST with the token of a form from a page of this dashboard."""
     changes: bool = False
-    """Whether it changes the database, so that it needs `--allow-writes`."""
+    """Whether it changes the database and needs `--allow-writes`."""
     is_open: bool = False
-    """Whether also those may ask who have not logged in."""
+    """Whether it needs no login."""
 
 
 @dataclass
 class Section:
-    """A part of the dashboard, with a place in the navigation unless it has no title."""
+    """A group of pages; it is in the navigation if it has a title."""
 
     name: str
     title: str = ""
     key: str = ""
-    """The second key of its shortcut: `q` for `g q`."""
+    """The second key of its keyboard shortcut: `q` for `g q`."""
     entries: list[Entry] = field(default_factory=list)
 
     def page(self, path: str, name: str, *, is_open: bool = False) -> Callable[[Handler], Handler]:
-        """Serve a page by GET. The page of the navigation is the one named as its section."""
+        """Register a GET page; the navigation leads to the page named as its section."""
 
         def register(handler: Handler) -> Handler:
             self.entries.append(Entry(path, name, handler, is_open=is_open))
@@ -67,7 +66,7 @@ class Section:
     def action(
         self, path: str, name: str, *, changes: bool = True, is_open: bool = False
     ) -> Callable[[Handler], Handler]:
-        """Serve a form by POST, after its token, its origin and the right to write were checked."""
+        """Register a POST form; its token, its origin and the right to write are checked before."""
 
         def register(handler: Handler) -> Handler:
             self.entries.append(
@@ -76,3 +75,19 @@ class Section:
             return handler
 
         return register
+
+    def switch(self, action: str, statement: str, done: str) -> None:
+        """Register a form that switches an object, named by its field `name`, on or off.
+
+        `queue.pause` is served at `/queues/pause` under the name `pause_queue`.
+        """
+        kind, verb = action.split(".")
+
+        async def handler(view: Any) -> Response:
+            name = view.form.get("name", "")
+            changed = await view.change(action, name, statement)
+            notice = f"{done} {name}." if changed else f"{name} was {done.lower()} already."
+            response: Response = view.back(notice)
+            return response
+
+        self.action(f"/{kind}s/{verb}", f"{verb}_{kind}")(handler)

@@ -1,4 +1,4 @@
-"""Serving the dashboard: only where it is safe to."""
+"""Serves the dashboard, on other addresses than loopback only with a password."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 
-def check_place(host: str, *, is_guarded: bool) -> None:
-    """Refuse to serve to the network what everybody may enter."""
+def check_host(host: str, *, is_guarded: bool) -> None:
+    """Refuse to serve without a password to the network."""
     if not is_guarded and not is_loopback(host):
         raise ConfigurationError(
-            f"--host {host} can be reached from elsewhere, so it needs a password: set "
+            f"--host {host} is reachable from other machines and needs a password: set "
             "NOTIFYQ_DASHBOARD_PASSWORD, or give --auth-file or --password-file"
         )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Take the port, so that what is in the way is said before anything else."""
+    """Open the port; an error is reported before anything else happens."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -46,19 +46,21 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def announce(host: str, listener: socket.socket, base_path: str, *, allow_writes: bool) -> str:
-    """The line that says where it is."""
+    """The line with the address."""
     name = f"[{host.strip('[]')}]" if ":" in host else host
     port = listener.getsockname()[1]
     mode = "can write" if allow_writes else "read only"
-    return f"dashboard on http://{name}:{port}{base_path.rstrip('/')}/ ({mode}); Ctrl-C ends it"
+    return (
+        f"dashboard on http://{name}:{port}{base_path.rstrip('/')}/ ({mode}); stop it with Ctrl-C"
+    )
 
 
 class _Server(uvicorn.Server):
-    """One that ends well by a signal, and whose streams end with it: it would wait for them."""
+    """Closes the live streams on a signal; uvicorn would wait for them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Stop at the first signal; at the second, without waiting for anybody."""
+        """Stop at the first signal, and without waiting at the second one."""
         loop = asyncio.get_running_loop()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, self._stop)
@@ -67,17 +69,17 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
-        self.config.app.state.desk.live.close()  # type: ignore[union-attr]
+        self.config.app.state.dashboard.live.close()  # type: ignore[union-attr]
 
 
 def check_proxies(text: str) -> list[str]:
-    """Read addresses and networks of proxies with commas between them."""
+    """Read addresses and networks of proxies, separated by commas."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     for each in found:
         try:
             ipaddress.ip_network(each)
         except ValueError:
-            # `*` too: anybody could then choose the address that attempts are counted by.
+            # Also `*`: any client could then choose the address by which attempts are counted.
             raise ConfigurationError(
                 f"--proxy {each!r} is not an address like 10.0.0.5, or a network like 10.0.0.0/24"
             ) from None
@@ -85,7 +87,7 @@ def check_proxies(text: str) -> list[str]:
 
 
 def serve(app: Starlette, listener: socket.socket, *, proxies: Sequence[str] = ()) -> None:
-    """Serve until Ctrl-C. Only `proxies` may set who asks, and by which scheme, by a header."""
+    """Serve until Ctrl-C. Only `proxies` may set the client address and the scheme by headers."""
     config = uvicorn.Config(
         app,
         access_log=False,

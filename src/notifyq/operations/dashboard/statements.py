@@ -1,4 +1,4 @@
-"""Statements of the dashboard alone; what it shows is read by `notifyq.monitor`."""
+"""Statements that only the dashboard needs; most are in `notifyq.operations.monitor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 QUEUE_LIST: Final = "select * from notifyq.queue_list(queue => $1)"
 
-# A payload of many megabytes is for a download, not for a page.
+# A larger payload is only in the download.
 _LONG: Final = "case when octet_length(m.{0}::text) <= 500000 then m.{0}::text end as {0}"
 _COLUMNS: Final = """
 m.id, m.queue, m.created_at, m.available_at, m.locked_at, m.lock_token, m.priority, m.attempts,
@@ -40,4 +40,5 @@ OPEN_BATCHES: Final = """
 select b.batch, b.stream, b.subscriber, b.member, b.opened_at, b.is_retry, b.first_id, b.last_id
 from notifyq.open_batches(stream => $1) as b
 """
+STOP: Final = "select messages.cancel(id => $1, running => true)"
 RUN_NOW: Final = "select messages.run_now(id => $1)"

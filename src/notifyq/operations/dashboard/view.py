@@ -1,9 +1,11 @@
-"""What a page has at hand: its request, the database, who asks, and how it answers."""
+"""What pages work with: the request, the user, the database, and ways to respond."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,12 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from notifyq.operations.dashboard.access import Session, User
-from notifyq.operations.dashboard.cache import Cache
-from notifyq.operations.dashboard.settings import DashboardSettings
+from notifyq.operations.dashboard.templating import digest
+from notifyq.operations.masks import Masks
 from notifyq.operations.monitor import acting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
     from typing import TypeAlias
 
     from jinja2 import Environment
@@ -30,39 +32,85 @@ if TYPE_CHECKING:
     from notifyq.operations.dashboard.access import Attempts, Sessions, Users
     from notifyq.operations.dashboard.live import Live
     from notifyq.operations.dashboard.section import Section
-    from notifyq.operations.masks import Masks
     from notifyq.operations.monitor import Action
 
     Form: TypeAlias = ImmutableMultiDict[str, str]
 
 NOTICE = "notice"
 _MOST_NOTICE = 1000
+_MOST_KEPT = 100
 
 
-@dataclass
-class Desk:
+@dataclass(slots=True)
+class _Kept:
+    answer: asyncio.Task[Any]
+    until: float
+
+
+class Cache:
+    """Keeps answers by key; concurrent callers wait for the same answer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, _Kept] = {}
+
+    async def get(self, key: Hashable, seconds: float, read: Callable[[], Awaitable[Any]]) -> Any:
+        """An answer that is not older than this."""
+        kept = self._kept.get(key)
+        if kept is None or (kept.answer.done() and kept.until < time.monotonic()):
+
+            async def run() -> Any:
+                return await read()
+
+            # A separate task, because others still wait when the first caller is cancelled.
+            kept = _Kept(asyncio.create_task(run()), time.monotonic() + seconds)
+            self._kept.pop(key, None)
+            self._kept[key] = kept
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+        try:
+            return await asyncio.shield(kept.answer)
+        except Exception:
+            # Errors are not kept.
+            if self._kept.get(key) is kept:
+                del self._kept[key]
+            raise
+
+    def forget(self) -> None:
+        """Drop all answers after a change."""
+        self._kept = {key: it for key, it in self._kept.items() if not it.answer.done()}
+
+
+@dataclass(kw_only=True)
+class Dashboard:
     """What all requests share."""
 
-    settings: DashboardSettings
     database: Database
-    """For reading: a few connections, and a call that takes long is cancelled."""
+    """For reading: few connections, and slow statements are cancelled."""
     writer: Database
     """For actions, which may wait for locks."""
+    live: Live
     templates: Environment
-    users: Users | None
+    sections: Sequence[Section]
+    users: Users | None = None
+    authenticate: Callable[[Any], User | None] | None = None
+    """A function of the surrounding application that takes the request and returns the user."""
     sessions: Sessions
     attempts: Attempts
-    sections: Sequence[Section]
-    live: Live
+    hosts: tuple[str, ...]
+    """Accepted host names, or `*`. Without this check another site could point its own name at this
+    address and act in the browser of a user."""
+    base_path: str
+    """The beginning of all paths behind a proxy, such as `/notifyq`."""
+    allow_writes: bool
+    masks: Masks
     cache: Cache = field(default_factory=Cache)
-    """Answers that several pages want within a moment."""
     checked: Any = None
-    """What the checks found last."""
+    """The last findings of the checks."""
 
     def user_of(self, request: Request, session: Session) -> User | None:
-        """Who asks, as of now: a session ends, and a password changes, while a page is open."""
-        if self.settings.authenticate is not None:
-            return self.settings.authenticate(request)
+        """The user now: the session may end, and the password change, while a page is open."""
+        if self.authenticate is not None:
+            return self.authenticate(request)
         return self.sessions.user_of(session, self.users) if self.users else None
 
 
@@ -70,92 +118,94 @@ class View:
     """One request."""
 
     def __init__(
-        self, request: Request, desk: Desk, session: Session, user: User | None, section: str = ""
+        self,
+        request: Request,
+        dashboard: Dashboard,
+        session: Session,
+        user: User | None,
+        section: str = "",
     ) -> None:
         self.request = request
-        self.desk = desk
+        self.dashboard = dashboard
         self.session = session
         self.user = user
         self.section = section
         self.form: Form = ImmutableMultiDict()
-        """What was sent with an action; `getlist` for fields that come several times."""
+        """The fields of an action."""
 
     @property
     def database(self) -> Database:
         """The connections for reading."""
-        return self.desk.database
+        return self.dashboard.database
 
     @property
     def masks(self) -> Masks:
-        """What is to be hidden of payloads, headers and results."""
-        return self.desk.settings.masks
+        """What is hidden of payloads, headers and results."""
+        return self.dashboard.masks
 
     @property
     def may_write(self) -> bool:
-        """Whether who asks may change anything; else no form is shown."""
+        """Whether the user may change anything; if not, no forms are shown."""
         is_allowed = self.user.may_write if self.user else self.is_open
-        return self.desk.settings.allow_writes and is_allowed
+        return self.dashboard.allow_writes and is_allowed
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody needs to log in."""
-        return self.desk.users is None and self.desk.settings.authenticate is None
+        """Whether no login is needed."""
+        return self.dashboard.users is None and self.dashboard.authenticate is None
 
     @property
     def is_inside(self) -> bool:
-        """Whether who asks may see more than the entrance."""
+        """Whether the user may see more than the login page."""
         return self.is_open or self.user is not None
 
     @property
     def is_still_inside(self) -> bool:
-        """Whether that is so at this moment: for answers that go on for long."""
-        return self.is_open or self.desk.user_of(self.request, self.session) is not None
+        """The same at this moment, for long responses."""
+        return self.is_open or self.dashboard.user_of(self.request, self.session) is not None
 
     @property
     def root(self) -> str:
-        """What all paths begin with: empty, or like /notifyq."""
+        """The beginning of all paths: empty, or like /notifyq."""
         return str(self.request.scope.get("root_path", ""))
 
     @property
     def actor(self) -> str:
-        """Who acts, for the audit."""
+        """The name of the user in the audit."""
         return self.user.name if self.user else "anonymous"
 
     @property
     def address(self) -> str:
-        """Where the request came from."""
+        """The address of the client."""
         return self.request.client.host if self.request.client else "unknown"
 
     @property
     def token(self) -> str:
-        """What each form carries as `csrf`."""
-        return self.desk.sessions.token(self.session)
+        """The field `csrf` of each form."""
+        return self.dashboard.sessions.token(self.session)
 
     def query(self, name: str, default: str = "") -> str:
-        """A parameter of the address, without the blanks around it."""
+        """A query parameter, stripped."""
         return self.request.query_params.get(name, default).strip()
 
-    def number(self, name: str, default: int | None = None) -> int | None:
-        """A parameter that is a number of PostgreSQL's bigint; 400 for anything else."""
+    def number(self, name: str) -> int | None:
+        """A query parameter that is a bigint, or None; 400 for anything else."""
         text = self.query(name)
-        if not text:
-            return default
-        return self.integer(text, name)
+        return self.integer(text, name) if text else None
 
     @staticmethod
     def integer(text: str, name: str = "id") -> int:
         """Read a bigint of a form or an address; 400 for anything else."""
-        sign = text.removeprefix("-")
-        if not (sign.isascii() and sign.isdigit() and len(sign) < 20):
+        digits = text.removeprefix("-")
+        is_number = digits.isascii() and digits.isdigit() and len(digits) < 20
+        if not is_number or not -(2**63) <= int(text) < 2**63:
             raise HTTPException(400, f"{name} is not a number")
-        if not -(2**63) <= (number := int(text)) < 2**63:
-            raise HTTPException(400, f"{name} is not a number")
-        return number
+        return int(text)
 
     def url(self, name: str, /, **params: Any) -> str:
-        """The path of a page by its name; what is not in the path goes to the query, None nowhere.
+        """The address of a page; parameters that are not in its path go to the query, unless None.
 
-        Names of queues, streams and others go to the query: they may have slashes.
+        Names of queues and other objects go to the query because they may contain slashes.
         """
         router = self.request.app.router
         route = next(it for it in router.routes if getattr(it, "name", None) == name)
@@ -168,22 +218,20 @@ class View:
         return f"{self.root}{path}{query}"
 
     def static(self, name: str) -> str:
-        """The path of a file of ours; it changes with its contents."""
-        digest = self.desk.templates.globals["digest"]
-        assert callable(digest)  # noqa: S101  set by us, see templating
+        """The address of a static file; it changes with the contents."""
         return f"{self.root}/static/{name}?{digest(name)}"
 
     def here(self, **changes: Any) -> str:
-        """The address of this page with other parameters; None takes one away."""
+        """The address of this page with changed parameters; None removes one."""
         pairs = {**dict(self.request.query_params), **changes}
         query = urlencode({key: value for key, value in pairs.items() if value is not None})
         path: str = self.request.scope["path"]
         return f"{path}?{query}" if query else path
 
     def render(self, template: str, /, *, status: int = 200, **context: Any) -> Response:
-        """A page; templates have `view` and what is given here."""
+        """Respond with a page; its template gets `view` and these values."""
         notices = self._notices()
-        text = self.desk.templates.get_template(template).render(
+        text = self.dashboard.templates.get_template(template).render(
             view=self, notices=notices, **context
         )
         response = HTMLResponse(text, status)
@@ -192,23 +240,23 @@ class View:
         return response
 
     def redirect(self, url: str, *notices: str, error: str = "") -> Response:
-        """Answer a form: go to a page, which shows the notices once."""
+        """Respond to a form: go to a page, which shows the notices once."""
         response = RedirectResponse(url, 303)
-        said = [("done", text) for text in notices] + ([("error", error)] if error else [])
-        if said:
-            text = json.dumps([(kind, text[:_MOST_NOTICE]) for kind, text in said[:5]])
+        shown = [("done", text) for text in notices] + ([("error", error)] if error else [])
+        if shown:
+            text = json.dumps([(kind, text[:_MOST_NOTICE]) for kind, text in shown[:5]])
             value = base64.urlsafe_b64encode(text.encode()).decode()
             self.set_cookie(
-                response, self._notice_cookie, self.desk.sessions.sign(NOTICE, value), 60
+                response, self._notice_cookie, self.dashboard.sessions.sign(NOTICE, value), 60
             )
         return response
 
     def back(self, *notices: str, error: str = "", fallback: str = "overview") -> Response:
-        """Answer a form: go to where its field `back` says, if that is a page of ours."""
+        """Respond to a form: go to its field `back`, if that is a page of this dashboard."""
         return self.redirect(self.safe(self.form.get("back", ""), fallback), *notices, error=error)
 
     def safe(self, target: str, fallback: str = "overview") -> str:
-        """The target if it is a path below our root, else the page named."""
+        """The target if it is a path below the root, or else the fallback page."""
         is_ours = target.startswith(f"{self.root}/") and not target.startswith("//")
         is_plain = target.isprintable() and "\\" not in target and ".." not in target.split("?")[0]
         return target if is_ours and is_plain else self.url(fallback)
@@ -217,7 +265,7 @@ class View:
         self, title: str, lines: Sequence[str], *, action: str, button: str,
         fields: Mapping[str, Any], is_dangerous: bool = True,
     ) -> Response:  # fmt: skip
-        """Ask before something large is done; the form it shows also has `confirmed=yes`."""
+        """The page of a confirmation; its form has the field `confirmed=yes`."""
         return self.render(
             "confirm.html", title=title, lines=lines, action=action, button=button,
             fields={key: value for key, value in fields.items() if value is not None},
@@ -226,32 +274,29 @@ class View:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the form was that of `confirm`."""
+        """Whether the form is that of `confirm`."""
         return self.form.get("confirmed") == "yes"
 
     @asynccontextmanager
     async def acting(
         self, action: str, subject: object = "", **details: Any
     ) -> AsyncIterator[Action]:
-        """Do something in the name of who asks, as `monitor.acting` does."""
+        """Run an action of this user; see `monitor.acting`."""
         async with acting(
-            self.desk.writer, action, subject, actor=self.actor, origin=self.address, **details
+            self.dashboard.writer, action, subject, actor=self.actor, origin=self.address, **details
         ) as act:
             yield act
-        self.desk.cache.forget()
+        self.dashboard.cache.forget()
 
     async def change(self, action: str, subject: object, statement: str, *args: Any) -> Any:
-        """Make one call that changes something, and return what it says; the audit has that, too.
-
-        Without arguments it is called with the subject.
-        """
+        """Run one statement, by default with the subject; its value goes into the audit."""
         async with self.acting(action, subject) as act:
             changed = await act.connection.fetchval(statement, *(args or (subject,)))
             act.details["changed"] = changed
         return changed
 
     def set_cookie(self, response: Response, name: str, value: str, seconds: int) -> None:
-        """Have the browser keep a value for us and for nobody else."""
+        """Set a cookie that scripts and other sites cannot read."""
         response.set_cookie(
             name, value, max_age=seconds, path=self.cookie_path, httponly=True,
             samesite="strict", secure=self.request.url.scheme == "https",
@@ -259,22 +304,22 @@ class View:
 
     @property
     def cookie_path(self) -> str:
-        """Below which path cookies are sent."""
+        """The path of cookies."""
         return self.root or "/"
 
     @property
     def theme(self) -> str:
-        """`light`, `dark`, or what the system says."""
+        """`light`, `dark` or `system`."""
         found = self.request.cookies.get("notifyq_theme", "")
         return found if found in {"light", "dark"} else "system"
 
     @property
     def _notice_cookie(self) -> str:
-        return f"{self.desk.sessions.cookie}_notice"
+        return f"{self.dashboard.sessions.cookie}_notice"
 
     def _notices(self) -> list[tuple[str, str]]:
         signed = self.request.cookies.get(self._notice_cookie, "")
-        value = self.desk.sessions.unsign(NOTICE, signed)
+        value = self.dashboard.sessions.unsign(NOTICE, signed)
         if value is None:
             return []
         found: list[tuple[str, str]] = json.loads(base64.urlsafe_b64decode(value))

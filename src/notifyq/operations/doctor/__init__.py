@@ -1,7 +1,6 @@
-"""Look at a database, a server and the way to them, and say what is wrong and what to do."""
+"""Checks a database, its server and the connection to it, and advises what to do."""
 
-from notifyq.operations.doctor.examination import CHECKS, examine
 from notifyq.operations.doctor.finding import Finding, Fix, Level
-from notifyq.operations.doctor.mending import mend, steps
+from notifyq.operations.doctor.run import CHECKS, apply_fixes, examine, steps
 
-__all__ = ["CHECKS", "Finding", "Fix", "Level", "examine", "mend", "steps"]
+__all__ = ["CHECKS", "Finding", "Fix", "Level", "apply_fixes", "examine", "steps"]

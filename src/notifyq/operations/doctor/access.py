@@ -1,4 +1,4 @@
-"""Checks of the way to the server: does a bell come through it, and can others look on."""
+"""Checks of the connection: notifications, poolers, TLS, and passwords that others can read."""
 
 from __future__ import annotations
 
@@ -17,105 +17,107 @@ from notifyq.database.pool import connect
 from notifyq.operations.doctor.finding import fail, ok, skipped, warn
 
 if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Finding, Look
+    from notifyq.operations.doctor.finding import Context, Finding
 
-_HEARD_WITHIN = 3.0
-"""Seconds; on a healthy way it takes milliseconds."""
+_ARRIVES_WITHIN = 3.0
+"""Seconds; usually it takes milliseconds."""
 
 
-async def check_bell(look: Look) -> Finding:
-    """Whether a notification arrives, from one session of this DSN to another."""
-    if await look.value("select pg_is_in_recovery()"):
-        return skipped("a standby has no bells", "connect to the primary")
-    heard = asyncio.Event()
-    # Of its own, so that no worker wakes up.
+async def check_notifications(context: Context) -> Finding:
+    """Whether a notification arrives from one session of this DSN at another."""
+    if await context.value("select pg_is_in_recovery()"):
+        return skipped("a standby sends no notifications", "connect to the primary")
+    arrived = asyncio.Event()
+    # A channel of its own, or workers would wake up.
     channel = f"notifyq_doctor_{uuid.uuid4().hex}"
-    listener = await connect(look.listen_dsn or look.dsn, name="notifyq doctor")
+    listener = await connect(context.listen_dsn or context.dsn, name="notifyq doctor")
     try:
-        await listener.add_listener(channel, lambda *_: heard.set())
-        await look.value("select pg_notify($1, '')", channel)
-        async with asyncio.timeout(_HEARD_WITHIN):
-            await heard.wait()
+        await listener.add_listener(channel, lambda *_: arrived.set())
+        await context.value("select pg_notify($1, '')", channel)
+        async with asyncio.timeout(_ARRIVES_WITHIN):
+            await arrived.wait()
     except TimeoutError:
-        if look.listen_dsn is not None:
+        if context.listen_dsn is not None:
             return fail(
-                "no bell arrives at the listen DSN",
+                "no notification arrives at the listen DSN",
                 "it must be the address of the same database without a pooler",
             )
         return warn(
-            "no bell arrives, as behind a pooler in transaction mode: messages are found by "
-            "polling, up to a second later",
+            "no notification arrives, as behind a pooler in transaction mode: workers poll and "
+            "find messages up to a second later",
             "give a direct address to listen at, NOTIFYQ_LISTEN_DSN or App(dsn, listen_dsn=…), or "
             "use session mode",
         )
     finally:
-        # A pooler would keep the subscription for whoever gets that session next.
+        # A pooler would hand the session with its LISTEN to another client.
         listener.terminate()
-    return ok("a bell arrives" + (" at the listen DSN" if look.listen_dsn is not None else ""))
+    return ok(
+        "a notification arrives" + (" at the listen DSN" if context.listen_dsn is not None else "")
+    )
 
 
-async def check_pooler(look: Look) -> Finding:
-    """Whether a pooler is between, and lends a session for each transaction anew."""
+async def check_pooler(context: Context) -> Finding:
+    """Whether a pooler in transaction mode is in between."""
     try:
-        pids = await _pids(look)
+        pids = await _pids(context)
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
-        pids = None  # each transaction had another session, with other statements
+        pids = None  # each transaction had another session with other prepared statements
     if pids is None or len(pids) > 1:
-        found = "a pooler is between that lends sessions by transaction"
-        if look.listen_dsn is not None:
-            return ok(f"{found}, and another address to listen at")
+        found = "a pooler in transaction mode is in between"
+        if context.listen_dsn is not None:
+            return ok(f"{found}, and the listen DSN goes past it")
         return warn(
-            f"{found}: neither LISTEN nor the lock of a session outlives one",
-            "give a direct address beside it, NOTIFYQ_LISTEN_DSN or App(dsn, listen_dsn=…)",
+            f"{found}: LISTEN and session locks end with each transaction",
+            "also give a direct address, NOTIFYQ_LISTEN_DSN or App(dsn, listen_dsn=…)",
         )
-    return ok("a pooler is between, in session mode" if pids else "no pooler is between")
+    return ok("a pooler in session mode is in between" if pids else "no pooler is in between")
 
 
-async def _pids(look: Look) -> set[int]:
-    """Server processes that the session of the look had; none, if there is no pooler."""
-    ask = "select pg_backend_pid()"
-    seen = {await look.value(ask)}
-    # What the other side called its process when the session began; a pooler makes that up.
-    if seen == {look.connection.get_server_pid()}:
+async def _pids(context: Context) -> set[int]:
+    """The server processes that served the connection; none if there is no pooler."""
+    query = "select pg_backend_pid()"
+    seen = {await context.value(query)}
+    # The process id from the start of the session, which a pooler makes up.
+    if seen == {context.connection.get_server_pid()}:
         return set()
-    others = [await connect(look.dsn, name="notifyq doctor") for _ in range(2)]
+    others = [await connect(context.dsn, name="notifyq doctor") for _ in range(2)]
     try:
-        # Whoever is in a transaction keeps its server process. One that is not gets another.
+        # Open transactions occupy server processes: the pooler must then use another one.
         for other in others:
             await other.execute("begin; select 1")
-            seen.add(await look.value(ask))
+            seen.add(await context.value(query))
     finally:
         for other in others:
             other.terminate()
     return seen
 
 
-async def check_tls(look: Look) -> Finding:
-    """Whether others can read what is sent, or pretend to be the server."""
-    row = await look.row("""
+async def check_tls(context: Context) -> Finding:
+    """Whether others can read the traffic, or pretend to be the server."""
+    row = await context.row("""
         select s.ssl, s.version, host(inet_server_addr()) as server
         from (select pg_backend_pid() as pid) as me
         left join pg_stat_ssl as s on s.pid = me.pid
     """)
-    if row["server"] is None or is_local(look.dsn):
+    if row["server"] is None or is_local(context.dsn):
         return ok("the server is on this machine")
-    mode = _option(look.dsn, "sslmode", "PGSSLMODE") or "prefer"
+    mode = _option(context.dsn, "sslmode", "PGSSLMODE") or "prefer"
     if not row["ssl"]:
         return warn(
-            "messages and passwords cross the network in the clear",
+            "messages and passwords cross the network unencrypted",
             "give the server a certificate (ssl_cert_file, ssl_key_file), then `alter system set "
             "ssl = on; select pg_reload_conf()`, and set sslmode=verify-full in the DSN",
         )
     if mode != "verify-full":
         return warn(
-            f"{row['version']}, but sslmode={mode} does not check whose certificate it is",
+            f"{row['version']}, but sslmode={mode} does not verify the certificate",
             "set sslmode=verify-full and sslrootcert=FILE in the DSN",
         )
-    return ok(f"{row['version']}, and the certificate is checked")
+    return ok(f"{row['version']}, and the certificate is verified")
 
 
 def is_local(dsn: str) -> bool:
-    """Whether all hosts of the DSN are this machine; a host that is not given is."""
+    """Whether all hosts of the DSN are this machine, the default host included."""
     hosts = urlsplit(dsn).netloc.rpartition("@")[2] or _option(dsn, "host", "PGHOST")
     return all(_is_loopback(_without_port(unquote(host))) for host in hosts.split(","))
 
@@ -138,38 +140,35 @@ def _option(dsn: str, name: str, variable: str) -> str:
     return given[-1] if given else os.environ.get(variable, "")
 
 
-async def check_password(look: Look) -> Finding:
+async def check_password(context: Context) -> Finding:
     """Whether other users of this machine can read a password."""
-    shown = sorted(await asyncio.to_thread(_showing))
-    if shown:
+    if shown := sorted(await asyncio.to_thread(_showing)):
         return warn(
-            f"the arguments of process {', '.join(map(str, shown))} show a password to every user",
-            "use --dsn-file, NOTIFYQ_DSN, a service file or ~/.pgpass instead of --dsn, and change "
-            "the password",
+            f"the arguments of process {', '.join(map(str, shown))} show a password to all users "
+            "of this machine",
+            "change the password, and use --dsn-file, NOTIFYQ_DSN, a service file or ~/.pgpass "
+            "instead of --dsn",
         )
     both = [os.environ.get(name) for name in ("NOTIFYQ_DSN", "NOTIFYQ_DSN_FILE")]
-    if all(both) and look.source == "NOTIFYQ_DSN":
+    if all(both) and context.source == "NOTIFYQ_DSN":
         return warn(
             "NOTIFYQ_DSN and NOTIFYQ_DSN_FILE are both set, and the file is not read",
             "unset one of them",
         )
-    holds = "holds a password" if has_password(look.dsn) else "holds no password"
-    return ok(f"the DSN is from {look.source} and {holds}")
+    holds = "contains a password" if has_password(context.dsn) else "contains no password"
+    return ok(f"the DSN comes from {context.source} and {holds}")
 
 
 def _showing() -> list[int]:
-    """Processes of notifyq on this machine whose arguments hold a password."""
+    """Processes of notifyq on this machine whose arguments contain a password."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended, or is hidden from us
+        except OSError:  # it has ended, or is hidden from this user
             continue
         is_ours = any("notifyq" in argument for argument in arguments[:4])
         urls = [argument.removeprefix("--dsn=") for argument in arguments if "://" in argument]
         if is_ours and any(url.startswith("postgres") and has_password(url) for url in urls):
             found.append(int(folder.name))
     return found
-
-
-CHECKS = {"bell": check_bell, "pooler": check_pooler, "tls": check_tls, "password": check_password}

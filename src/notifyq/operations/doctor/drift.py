@@ -1,20 +1,19 @@
-"""Checks of the schema against the files of this package: functions, settings of tables, grants."""
+"""Checks for changes of the installed schema: functions, grants, storage parameters, tables."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
-from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
+from notifyq.database import statements as sql
+from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
 from notifyq.schema.files import init_files
 
 if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Finding, Look
+    from notifyq.operations.doctor.finding import Context, Finding
 
 _FUNCTION = re.compile(
     r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)"
@@ -26,24 +25,64 @@ _TABLE = re.compile(
     r"(?:(?!;).)*?\n\) with \((.*?)\);",
     re.MULTILINE | re.DOTALL,
 )
-_SETTING = re.compile(r"^  set (\w+) = ", re.MULTILINE)
-_INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
-_MOST = 5
-"""Names in a line."""
+_SETTING = re.compile(r"\bset (\w+) = ")
+_DURABLE = ("message", "queue", "subscription", "schedule", "dedup", "dependency", "tick")
+"""Tables whose rows must survive a crash, besides the partitions of archive and attempts."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What the files say."""
-
-    functions: dict[str, set[str]]
-    """By name, a hash for each function that has it."""
-    options: dict[str, dict[str, str]]
-    """By table, its storage parameters."""
+# The worst first. Somebody made these changes on purpose, therefore --fix leaves them alone.
+_FAULTS = """
+with ours as (
+  select c.oid, c.oid::regclass::text as name, c.relpersistence, c.relrowsecurity,
+    coalesce(i.inhparent = any (array[
+      to_regclass('messages.message_archive'), to_regclass('messages.attempt')
+    ]), false) or c.relname = any ($1::text[]) as is_logged
+  from pg_class as c
+  left join pg_inherits as i on i.inhrelid = c.oid
+  where c.relnamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+    and c.relkind in ('r', 'p')
+)
+select f.is_failure, f.what, f.advice
+from (
+  select true as is_failure, format('%s is unlogged: a crash empties it', o.name) as what,
+    format('alter table %s set logged', o.name) as advice
+  from ours as o
+  where o.is_logged and o.relpersistence = 'u'
+  union all
+  select false, format('row security is on for %s: publishers may be refused', o.name),
+    format('alter table %s disable row level security', o.name)
+  from ours as o
+  where o.relrowsecurity
+  union all
+  select false, format('trigger %s on %s is not of notifyq: its errors fail our statements',
+    g.tgname, o.name), format('drop trigger %I on %s', g.tgname, o.name)
+  from ours as o
+  join pg_trigger as g on g.tgrelid = o.oid and not g.tgisinternal and g.tgparentid = 0
+  join pg_proc as p on p.oid = g.tgfoid
+  where p.pronamespace not in (to_regnamespace('messages'), to_regnamespace('notifyq'))
+    and g.tgenabled <> 'D'
+  union all
+  select false, format('rule %s on %s rewrites our statements', r.rulename, o.name),
+    format('drop rule %I on %s', r.rulename, o.name)
+  from ours as o
+  join pg_rewrite as r on r.ev_class = o.oid
+  union all
+  select false, format('index %s is invalid: each write maintains it, and no query uses it',
+    x.indexrelid::regclass), format('drop index %s', x.indexrelid::regclass)
+  from ours as o
+  join pg_index as x on x.indrelid = o.oid and not x.indisvalid
+  -- The check `install` reports the indexes that notifyq needs.
+  where x.indexrelid::regclass::text <> all ($2::text[])
+    and not exists (
+      select from pg_stat_progress_create_index as b where b.index_relid = x.indexrelid
+    )
+) as f
+order by f.is_failure desc, f.what
+"""
 
 
 @cache
-def _written() -> _Written:
+def _written() -> tuple[dict[str, set[str]], dict[str, dict[str, str]]]:
+    """From the SQL files: hashes of functions by name, storage parameters by table."""
     functions: dict[str, set[str]] = {}
     options: dict[str, dict[str, str]] = {}
     for file in init_files():
@@ -58,30 +97,25 @@ def _written() -> _Written:
                 name.strip(): value.strip()
                 for name, _, value in (it.partition("=") for it in lines.split(","))
             }
-    return _Written(functions, options)
+    return functions, options
 
 
 def _hash(body: str, settings: list[str], *, is_definer: bool) -> str:
-    # How PostgreSQL writes names of settings is not how they were given.
+    # PostgreSQL may change the case of setting names.
     names = sorted({name.lower() for name in settings})
     return hashlib.sha256(f"{body}\0{names}\0{is_definer}".encode()).hexdigest()
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + more
-
-
-async def check_functions(look: Look) -> Finding:
-    """Whether the functions are those of this package, and nobody has changed one."""
-    version = await look.value(sql.VERSION)
+async def check_functions(context: Context) -> Finding:
+    """Whether the functions are those of this package."""
+    version = await context.value(sql.VERSION)
     if version != sql.SCHEMA_VERSION:
         return skipped(
-            f"schema version {version} has functions of its own",
-            f"run `notifyq migrate`: this package knows those of version {sql.SCHEMA_VERSION}",
+            f"the functions are those of schema version {version}",
+            f"run `notifyq migrate`: this package has those of version {sql.SCHEMA_VERSION}",
         )
-    written = (await asyncio.to_thread(_written)).functions
-    rows = await look.connection.fetch("""
+    written, _ = await asyncio.to_thread(_written)
+    rows = await context.connection.fetch("""
         select p.proname::text as name, p.prosrc as body, p.prosecdef as is_definer,
           array(select split_part(s, '=', 1) from unnest(p.proconfig) as s) as settings
         from pg_proc as p
@@ -96,23 +130,23 @@ async def check_functions(look: Look) -> Finding:
     changed = sorted(it for it in written.keys() & there.keys() if written[it] != there[it])
     foreign = sorted(there.keys() - written.keys())
     parts = [
-        f"{word}: {_some(names)}"
+        f"{word}: {listed(names)}"
         for word, names in (("missing", missing), ("not as in this package", changed))
         if names
     ]
     if parts:
-        return fail("; ".join(parts), _INIT, Fix(installs=True))
+        return fail("; ".join(parts), INIT, Fix(installs=True))
     if foreign:
         return warn(
-            f"not of notifyq: {_some(foreign)}",
-            "move them to a schema of your own: they act with rights that those of ours rely on",
+            f"not of notifyq: {listed(foreign)}",
+            "move them to another schema: objects in these schemas are trusted",
         )
     return ok(f"{len(rows)} functions are those of this package")
 
 
-async def check_grants(look: Look) -> Finding:
-    """Whether the group roles may call what is made for them."""
-    rows = await look.connection.fetch("""
+async def check_grants(context: Context) -> Finding:
+    """Whether the group roles may call their functions."""
+    rows = await context.connection.fetch("""
         select p.proname::text as name
         from pg_proc as p
         where p.pronamespace in (to_regnamespace('messages'), to_regnamespace('notifyq'))
@@ -126,10 +160,10 @@ async def check_grants(look: Look) -> Finding:
           )
         order by 1
     """)
-    written = (await asyncio.to_thread(_written)).functions
+    written, _ = await asyncio.to_thread(_written)
     if names := [row["name"] for row in rows if row["name"] in written]:
-        return fail(f"no role may call {_some(names)}", _INIT, Fix(installs=True))
-    lacking = await look.value("""
+        return fail(f"no role may call {listed(names)}", INIT, Fix(installs=True))
+    lacking = await context.value("""
         select string_agg(r.rolname, ', ' order by r.rolname)
         from pg_roles as r
         where r.rolname in (
@@ -141,14 +175,14 @@ async def check_grants(look: Look) -> Finding:
           )
     """)
     if lacking:
-        return fail(f"{lacking} may not use the schemas", _INIT, Fix(installs=True))
-    return ok("the group roles may call what is made for them")
+        return fail(f"{lacking} may not use the schemas", INIT, Fix(installs=True))
+    return ok("the group roles may call their functions")
 
 
-async def check_options(look: Look) -> Finding:
-    """Whether tables have the settings that they were made with, by which vacuum keeps up."""
-    written = (await asyncio.to_thread(_written)).options
-    rows = await look.connection.fetch("""
+async def check_options(context: Context) -> Finding:
+    """Whether tables have their storage parameters, which vacuum needs to keep up."""
+    _, written = await asyncio.to_thread(_written)
+    rows = await context.connection.fetch("""
         select c.relname::text as name, c.oid::regclass::text as table,
           coalesce(c.reloptions, '{}') as options
         from pg_class as c
@@ -162,22 +196,32 @@ async def check_options(look: Look) -> Finding:
         there = dict(it.split("=", 1) for it in row["options"])
         wanted = written.get(row["name"], {})
         lost = {it: value for it, value in wanted.items() if there.get(it) != value}
-        # Settings that somebody has added are theirs, but for one that stops vacuum.
+        # Parameters that somebody added are left alone, except one that stops vacuum.
         stopped = there.get("autovacuum_enabled") in {"false", "off", "0"}
         if lost:
-            listed = ", ".join(f"{name} = {value}" for name, value in lost.items())
-            statements.append(f"alter table {row['table']} set ({listed})")
+            options = ", ".join(f"{name} = {value}" for name, value in lost.items())
+            statements.append(f"alter table {row['table']} set ({options})")
         if stopped:
             statements.append(f"alter table {row['table']} reset (autovacuum_enabled)")
         if lost or stopped:
             found.append(row["name"])
     if found:
         return warn(
-            f"other storage parameters than they were made with: {_some(found)}",
+            f"storage parameters were changed: {listed(found)}",
             "; ".join(statements),
             Fix(tuple(statements)),
         )
-    return ok("tables have the storage parameters that they were made with")
+    return ok("tables have their storage parameters")
 
 
-CHECKS = {"functions": check_functions, "grants": check_grants, "parameters": check_options}
+async def check_tables(context: Context) -> Finding:
+    """Whether tables are durable, and free of foreign triggers, rules and invalid indexes."""
+    missing = [it.removeprefix("index ") for it in (await context.diagnosis())["missing"]]
+    rows = await context.connection.fetch(_FAULTS, list(_DURABLE), missing)
+    if not rows:
+        return ok("tables are durable, and nothing foreign is attached to them")
+    level = fail if rows[0]["is_failure"] else warn
+    return level(
+        listed([row["what"] for row in rows], "; "),
+        "; ".join(row["advice"] for row in rows[:MOST]),
+    )

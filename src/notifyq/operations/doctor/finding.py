@@ -1,4 +1,4 @@
-"""What a check finds, what would mend it, and what checks look through."""
+"""What a check returns, and what checks work with."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from collections.abc import Mapping, Sequence
 
     import asyncpg
 
     from notifyq.database.pool import Connection
 
+INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
+MOST = 5
+"""Names that one line lists."""
+
 
 class Level(StrEnum):
-    """How bad it is; nobody should wait with a FAIL."""
+    """How bad a finding is."""
 
     OK = "ok"
     WARN = "warn"
@@ -28,30 +32,29 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """What `--fix` does about a finding: it loses no message, and can be done again."""
+    """What `--fix` does about a finding: it loses no message and is idempotent."""
 
     statements: tuple[str, ...] = ()
-    """Sent first, one after the other."""
+    """Run first, in this order."""
     installs: bool = False
-    """Whether the files of the schema are then run again, as `notifyq init` does."""
+    """Whether `notifyq init` runs afterwards."""
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The same as texts, for who decides on it."""
+        """The statements and the command, as texts."""
         return (*self.statements, *(["notifyq init"] if self.installs else []))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check has found, and, unless that is ok, what to do about it."""
+    """The result of one check and, unless it is ok, what to do."""
 
     level: Level
     found: str
     advice: str = ""
-    """SQL to paste into psql as it is; or a sentence, with each command and each statement in
-    backticks, which works when it is pasted."""
+    """Either SQL for psql, or a sentence in which all commands and statements are in backticks."""
     fix: Fix | None = None
-    """What mends it safely; None: a person must decide."""
+    """None: a person must decide."""
 
 
 def ok(found: str) -> Finding:
@@ -65,74 +68,103 @@ def warn(found: str, advice: str, fix: Fix | None = None) -> Finding:
 
 
 def fail(found: str, advice: str, fix: Fix | None = None) -> Finding:
-    """It does not work, or everybody may do what only some should."""
+    """It does not work, or it is open to everybody."""
     return Finding(Level.FAIL, found, advice, fix)
 
 
 def skipped(found: str, advice: str) -> Finding:
-    """It could not be seen; `advice` names the right that this needs."""
+    """The check could not run; `advice` names the missing right."""
     return Finding(Level.SKIPPED, found, advice)
 
 
 @dataclass(slots=True)
-class Look:
-    """One connection through the DSN, and how that was given."""
+class Context:
+    """The connection that checks use, and where its DSN comes from."""
 
     connection: Connection
     dsn: str
     source: str
-    """Where the DSN is from, as `--dsn` or `NOTIFYQ_DSN`."""
+    """Where the DSN comes from, such as `--dsn` or `NOTIFYQ_DSN`."""
     sees_all: bool
-    """Whether sessions of other users show what they do: that takes pg_read_all_stats."""
+    """Whether the user sees the sessions of others, which requires pg_read_all_stats."""
     listen_dsn: str | None = None
-    """Where sessions of ours listen, if that is not the DSN."""
+    """Where processes of notifyq listen, unless that is the DSN."""
     _diagnosis: asyncpg.Record | None = field(default=None, init=False)
     _health: monitor.Health | None = field(default=None, init=False)
 
     async def row(self, query: str, *args: Any) -> asyncpg.Record:
-        """The one row of a query that has one."""
+        """The only row of a query."""
         row = await self.connection.fetchrow(query, *args)
         assert row is not None  # noqa: S101  an aggregate, a VALUES list or a lookup of this session
         return row
 
     async def value(self, query: str, *args: Any) -> Any:
-        """The one value of a query."""
+        """The only value of a query."""
         return await self.connection.fetchval(query, *args)
 
     async def diagnosis(self) -> asyncpg.Record:
-        """What notifyq.diagnose() says, asked once for all checks that want some of it."""
+        """The row of notifyq.diagnose(), read once for all checks."""
         if self._diagnosis is None:
             self._diagnosis = await self.row(sql.DIAGNOSE)
         return self._diagnosis
 
     async def health(self) -> monitor.Health:
-        """What messages.health() says, asked once for all checks that want some of it."""
+        """The numbers of messages.health(), read once for all checks."""
         if self._health is None:
             self._health = await monitor.health(self.connection)
         return self._health
 
-    def forget(self) -> None:
-        """Ask anew: something was changed."""
-        self._diagnosis = self._health = None
-
     @property
     def blind_spot(self) -> str:
-        """What to add where only sessions of this user were seen."""
+        """A remark for findings that only cover sessions of this user."""
         return "" if self.sees_all else " (of this user only: others need pg_read_all_stats)"
 
 
-def lasting(value: timedelta) -> str:
-    """A duration in whole seconds, minutes or hours."""
-    seconds = value.total_seconds()
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return separator.join(names[:MOST]) + more
 
 
-def size(value: float) -> str:
-    """A number of bytes."""
-    for power, unit in ((40, "TB"), (30, "GB"), (20, "MB"), (10, "kB")):
-        if value >= 2 * 2**power:
-            return f"{value / 2**power:.0f} {unit}"
-    return f"{value:.0f} bytes"
+async def change(context: Context, values: Mapping[str, str]) -> str:
+    """The advice that gives settings of the server these values for new sessions.
+
+    It depends on where a setting is made: SQL, or a sentence if SQL is not enough.
+    """
+    statements: list[str] = []
+    manual: list[str] = []
+    restarts = False
+    for name, value in values.items():
+        row = await context.row(
+            """
+            select s.source, s.context, quote_ident(current_user) as role,
+              quote_ident(current_database()) as database
+            from pg_settings as s
+            where s.name = $1
+            """,
+            name,
+        )
+        source, role, database = row["source"], row["role"], row["database"]
+        owners = {
+            "database": f"database {database}",
+            "user": f"role {role}",
+            "database user": f"role {role} in database {database}",
+            "global": "role all",
+        }
+        by_hand = {
+            "client": f"remove {name} from the DSN or PGOPTIONS",
+            "command line": f"start the server without --{name}",
+        }
+        if source in owners:
+            statements.append(f"alter {owners[source]} reset {name}")
+        elif source in by_hand:
+            manual.append(by_hand[source])
+        else:
+            statements.append(f"alter system set {name} = {value}")
+            restarts |= row["context"] == "postmaster"
+            if row["context"] != "postmaster":
+                statements.append("select pg_reload_conf()")
+    text = "; ".join(statements)
+    if manual:
+        return "; ".join([*manual, *([f"`{text}`"] if text else [])])
+    return f"{text} -- and restart the server" if restarts else text

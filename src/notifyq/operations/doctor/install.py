@@ -1,52 +1,50 @@
-"""Checks of the install: is it whole, who may do what with it, and does somebody look after it."""
+"""Checks of the installed schema: version, missing objects, owner, roles and rights."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from notifyq.config import DatabaseSettings
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.errors import SchemaError
-from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
+from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
 from notifyq.queues.admin import Admin
 
 if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Finding, Look
-
-_INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
+    from notifyq.operations.doctor.finding import Context, Finding
 
 
-async def check_schema(look: Look) -> Finding:
-    """Whether the schema is one that this package works with."""
+async def check_schema(context: Context) -> Finding:
+    """Whether this package works with the version of the schema."""
     try:
-        async with Database(look.dsn, settings=DatabaseSettings.load(pool_size=1)) as database:
+        async with Database(context.dsn, settings=DatabaseSettings.load(pool_size=1)) as database:
             await Admin(database).check_schema()
     except SchemaError as error:
         found, _, advice = str(error).rpartition(": ")
         return fail(found, advice)
-    version = await look.value(sql.VERSION)
+    version = await context.value(sql.VERSION)
     return ok(f"schema version {version}, this package needs {sql.SCHEMA_VERSION}")
 
 
-async def check_whole(look: Look) -> Finding:
-    """Whether triggers, indexes and today's partition are there."""
-    row = await look.diagnosis()
+async def check_objects(context: Context) -> Finding:
+    """Whether triggers, indexes and today's partition exist."""
+    row = await context.diagnosis()
     if row["missing"]:
-        fix = Fix(await _mending(look, row["missing"]), installs=True)
-        return fail(f"missing: {', '.join(row['missing'])}", _INIT, fix)
+        fix = Fix(await _repairs(context, row["missing"]), installs=True)
+        return fail(f"missing: {', '.join(row['missing'])}", INIT, fix)
     if row["misplaced"]:
         return warn(
-            f"{row['misplaced']} archived messages are in no partition of a day",
-            "`select messages.maintain()` makes their days",
+            f"{row['misplaced']} archived messages are outside the partition of their day",
+            "`select messages.maintain()` creates the partitions",
             Fix(("select messages.maintain()",)),
         )
-    return ok("triggers, indexes and partitions are there")
+    return ok("triggers, indexes and partitions exist")
 
 
-async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
-    """What is there and does not work: `notifyq init` leaves alone what is there."""
-    rows = await look.connection.fetch(
+async def _repairs(context: Context, missing: list[str]) -> tuple[str, ...]:
+    """Repairs disabled triggers and invalid indexes, which `notifyq init` leaves alone."""
+    rows = await context.connection.fetch(
         """
         select format('alter table %s enable trigger %I', g.tgrelid::regclass, g.tgname)
         from pg_trigger as g
@@ -55,7 +53,7 @@ async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
           and g.tgparentid = 0
           and not g.tgisinternal and g.tgenabled <> 'O'
           and exists (
-            -- Some are off, and must be, where no queue wants them.
+            -- Some are disabled on purpose, as no queue needs them.
             select from unnest($1::text[]) as m (what)
             where split_part(m.what, ',', 1) = 'trigger ' || g.tgname
           )
@@ -72,20 +70,20 @@ async def _mending(look: Look, missing: list[str]) -> tuple[str, ...]:
     return tuple(row[0] for row in rows)
 
 
-async def check_origin(look: Look) -> Finding:
-    """Whether the database came from another server, as a backup does."""
-    row = await look.diagnosis()
+async def check_origin(context: Context) -> Finding:
+    """Whether the database was restored from a backup of another server."""
+    row = await context.diagnosis()
     if row["is_foreign"]:
         return warn(
-            "restored from the backup of another server, so that positions of readers are refused",
+            "the database is a backup of another server: positions of readers are refused",
             "run `notifyq migrate --adopt`",
         )
-    return ok("this database is of this server")
+    return ok("the database was created on this server")
 
 
-async def check_public(look: Look) -> Finding:
-    """Whether everybody may do something in the schema."""
-    opened = await look.value("""
+async def check_public(context: Context) -> Finding:
+    """Whether PUBLIC has rights."""
+    found = await context.value("""
         select string_agg(o.what, ', ')
         from (
           select p.oid::regprocedure::text as what
@@ -107,9 +105,9 @@ async def check_public(look: Look) -> Finding:
           where n.nspname in ('messages', 'notifyq') and x.grantee = 0
         ) as o
     """)
-    if opened:
-        return fail(f"open to PUBLIC: {opened}", _INIT, Fix(installs=True))
-    name = await look.value("""
+    if found:
+        return fail(f"open to PUBLIC: {found}", INIT, Fix(installs=True))
+    name = await context.value("""
         select quote_ident(d.datname)
         from pg_database as d
         cross join lateral aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) as x
@@ -117,13 +115,13 @@ async def check_public(look: Look) -> Finding:
     """)
     if name:
         return warn(
-            "every user of the server may connect, hear bells and ring them",
+            "every user of the server may connect, receive notifications and send them",
             f"`revoke connect on database {name} from public`, and grant it to those who need it",
         )
     return ok("nothing is open to PUBLIC")
 
 
-_OF_OTHERS = """
+_FOREIGN = """
 select format('%s of %s', o.name, o.owner) as what,
   format('alter %s %s owner to %I', o.kind, o.name, o.wanted) as advice
 from (
@@ -139,7 +137,7 @@ from (
     c.relowner::regrole::text, c.relowner <> n.nspowner, r.rolname
   from pg_namespace as n
   join pg_roles as r on r.oid = n.nspowner
-  -- Sequences go with the tables that they are of.
+  -- A sequence has the owner of its table.
   join pg_class as c on c.relnamespace = n.oid and c.relkind in ('r', 'p', 'v')
   where n.nspname = 'messages'
 ) as o
@@ -148,9 +146,9 @@ order by 1
 """
 
 
-async def check_owner(look: Look) -> Finding:
-    """With whose rights the functions act, and whether all of it is one role's."""
-    row = await look.row("""
+async def check_owner(context: Context) -> Finding:
+    """Whose rights the functions have, and whether one role owns everything."""
+    row = await context.row("""
         select o.name, coalesce(r.rolsuper, false) as is_super,
           coalesce(r.rolcanlogin, false) as may_login
         from (
@@ -162,44 +160,33 @@ async def check_owner(look: Look) -> Finding:
     owner = row["name"]
     if owner is None:
         return skipped("there is no schema", "run `notifyq init`")
-    others = await look.connection.fetch(_OF_OTHERS)
+    others = await context.connection.fetch(_FOREIGN)
     if others:
         return fail(
-            f"not of the owner {owner}: {', '.join(it['what'] for it in others[:5])}"
-            + (f" and {len(others) - 5} more" if len(others) > 5 else ""),
-            "; ".join(it["advice"] for it in others[:5]),
+            f"not owned by {owner}: {listed([it['what'] for it in others])}",
+            "; ".join(it["advice"] for it in others[:MOST]),
             Fix(tuple(it["advice"] for it in others)),
         )
     if row["is_super"]:
         return warn(
             f"the owner {owner} is a superuser",
-            "let a role of less power own it, as a mistake in a function would be a superuser's: "
-            "see the page on operations, section Install",
+            "let a role with fewer rights own the schema, because its functions have the rights of "
+            "the owner: see the page on operations, section Install",
         )
     if row["may_login"]:
         return warn(f"the owner {owner} can log in", "let a role without login own the schema")
-    return ok(f"the owner is {owner}, which cannot log in")
+    return ok(f"the owner is {owner}, who cannot log in")
 
 
-async def check_roles(look: Look) -> Finding:
-    """Whether the group roles are there."""
-    lacking = await look.value("""
+async def check_roles(context: Context) -> Finding:
+    """Whether the group roles exist."""
+    lacking = await context.value("""
         select string_agg(g.name, ', ')
         from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
           as g (name)
         where to_regrole(g.name) is null
     """)
     if lacking:
-        init = "run `notifyq init` as one with CREATEROLE"
+        init = "run `notifyq init` as a role with CREATEROLE"
         return warn(f"there is no role {lacking}", init, Fix(installs=True))
-    return ok("the group roles are there")
-
-
-CHECKS = {
-    "schema": check_schema,
-    "install": check_whole,
-    "origin": check_origin,
-    "roles": check_roles,
-    "public": check_public,
-    "owner": check_owner,
-}
+    return ok("the group roles exist")

@@ -1,103 +1,162 @@
-"""Checks of the server: is it one that notifyq works well with, and is it set up for it."""
+"""Checks of the server: its version, settings, clock and connections."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import time
 from typing import TYPE_CHECKING
 
-from notifyq.operations.doctor.bugs import bugs_of
-from notifyq.operations.doctor.finding import fail, ok, warn
-from notifyq.operations.doctor.settings import change
+from notifyq.operations.doctor.finding import change, fail, ok, warn
 
 if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Finding, Look
+    from collections.abc import Mapping
+
+    from notifyq.operations.doctor.finding import Context, Finding
 
 _OLDEST = 15
 _SHORTEST_IDLE = 60_000
-"""Milliseconds; workers and pools let sessions idle for longer."""
+"""Milliseconds; sessions of workers and pools are idle for longer."""
 _SHORTEST = 10_000
-"""Milliseconds that a handler with a transaction, and a wait for a lock, should have."""
+"""Milliseconds that a transaction of a handler should have."""
 
 
-async def check_version(look: Look) -> Finding:
-    """Major and minor version."""
-    number = int(await look.value("show server_version_num"))
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A bug of PostgreSQL, from a minor release on (0 by default) up to another one."""
+
+    what: str
+    fixed_in: Mapping[int, int]
+    """By major version, the first minor release without the bug."""
+    source: str
+    since: Mapping[int, int] | None = None
+
+    def is_in(self, major: int, minor: int) -> bool:
+        """Whether a server of this version has the bug."""
+        first = (self.since or {}).get(major, 0)
+        return first <= minor < self.fixed_in.get(major, 0)
+
+
+BUGS = (
+    Bug(
+        "substring() of a stored text may fail with an encoding error",
+        {15: 17, 16: 13, 17: 9, 18: 3},
+        "release notes of 26 February 2026, after the fix of CVE-2026-2006",
+        {15: 16, 16: 12, 17: 8, 18: 2},
+    ),
+    Bug(
+        "a session that reads its notifications late may lose them with 'could not access status "
+        "of transaction'",
+        {15: 16, 16: 12, 17: 8, 18: 2},
+        "release notes of 12 February 2026",
+    ),
+    Bug(
+        "a row lock may lock another row: claims wait or deadlock",
+        {15: 16, 16: 12, 17: 8, 18: 2},
+        "release notes of 12 February 2026",
+    ),
+    Bug(
+        "ALTER ROLE … SET ROLE has no effect",
+        {15: 10, 16: 6, 17: 2},
+        "release notes of 21 November 2024, after the fix of CVE-2024-10978",
+        {15: 9, 16: 5, 17: 1},
+    ),
+    Bug(
+        "VACUUM beside GRANT may lose a catalog change and corrupt an index",
+        {15: 9, 16: 5, 17: 1},
+        "release notes of 14 November 2024, commit a07e03fd8f",
+    ),
+    Bug(
+        "VACUUM may never end after a standby with an old transaction reconnects",
+        {15: 8, 16: 4},
+        "release notes of 8 August 2024",
+    ),
+    Bug(
+        "a session that receives notifications may leak memory",
+        {15: 8, 16: 4},
+        "release notes of 8 August 2024",
+    ),
+)
+
+
+async def check_version(context: Context) -> Finding:
+    """Major version, and bugs of the minor version."""
+    number = int(await context.value("show server_version_num"))
     major, minor = divmod(number, 10_000)
     found = f"PostgreSQL {major}.{minor}"
     if major < _OLDEST:
         return fail(found, f"version {_OLDEST} is the oldest that notifyq works with")
-    if bugs := bugs_of(major, minor):
-        mended = max(bug.mended[major] for bug in bugs)
+    if bugs := [bug for bug in BUGS if bug.is_in(major, minor)]:
+        fixed_in = max(bug.fixed_in[major] for bug in bugs)
         return warn(
             found,
-            f"update to {major}.{mended} or later: "
+            f"update to {major}.{fixed_in} or later: "
             + "; ".join(f"{bug.what} ({bug.source})" for bug in bugs),
         )
     return ok(found)
 
 
-async def check_standby(look: Look) -> Finding:
-    """Whether messages can be written at all."""
-    if await look.value("select pg_is_in_recovery()"):
-        return fail("a standby, which only reads", "connect to the primary")
-    if await look.value("show default_transaction_read_only") == "on":
+async def check_standby(context: Context) -> Finding:
+    """Whether the server accepts writes."""
+    if await context.value("select pg_is_in_recovery()"):
+        return fail("the server is a standby, which is read-only", "connect to the primary")
+    if await context.value("show default_transaction_read_only") == "on":
         return fail(
             "transactions are read-only by default",
-            await change(look, {"default_transaction_read_only": "off"}),
+            await change(context, {"default_transaction_read_only": "off"}),
         )
-    return ok("a primary")
+    return ok("the server is a primary")
 
 
-async def check_durability(look: Look) -> Finding:
-    """Whether what was acknowledged survives a crash of the server."""
-    row = await look.row(
+async def check_durability(context: Context) -> Finding:
+    """Whether committed messages survive a crash of the server."""
+    row = await context.row(
         "select current_setting('fsync') as fsync, current_setting('full_page_writes') as pages, "
         "current_setting('synchronous_commit') as commits"
     )
     risks = {
-        "fsync": (row["fsync"], "a crash of the machine may lose or ruin everything"),
-        "full_page_writes": (row["pages"], "a crash of the machine may ruin tables"),
-        "synchronous_commit": (row["commits"], "a crash loses messages that were acknowledged"),
+        "fsync": (row["fsync"], "a crash of the machine may corrupt or lose everything"),
+        "full_page_writes": (row["pages"], "a crash of the machine may corrupt tables"),
+        "synchronous_commit": (row["commits"], "a crash loses committed messages"),
     }
     bad = {name: risk for name, (value, risk) in risks.items() if value == "off"}
     if bad:
         return warn(
             "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
-            await change(look, dict.fromkeys(bad, "on")),
+            await change(context, dict.fromkeys(bad, "on")),
         )
     return ok(f"fsync is on, synchronous_commit {row['commits']}")
 
 
-async def check_session(look: Look) -> Finding:
-    """Whether what every session of ours asks for has reached the server."""
-    row = await look.row(
+async def check_session(context: Context) -> Finding:
+    """Whether the settings of our sessions have reached the server."""
+    row = await context.row(
         "select current_setting('default_transaction_isolation') as isolation, "
         "current_setting('statement_timeout') as timeout, "
         "current_setting('session_replication_role') as replication"
     )
     if row["replication"] != "origin":
         return fail(
-            f"session_replication_role is {row['replication']}: no trigger fires, so no bell is "
-            "rung and no limit is kept",
-            await change(look, {"session_replication_role": "origin"}),
+            f"session_replication_role is {row['replication']}: no trigger fires, publishers do "
+            "not notify, and limits are not kept",
+            await change(context, {"session_replication_role": "origin"}),
         )
     if row["isolation"] != "read committed":
         return warn(
             f"default_transaction_isolation is {row['isolation']} although notifyq sets it",
-            "claims will fail by the dozen: take the default off this user, and see whether a "
-            "pooler drops what sessions ask for",
+            "many claims will fail: reset the default of this user, and check whether a pooler "
+            "drops the settings of sessions",
         )
     if row["timeout"] != "0":
         return warn(
             f"statement_timeout is {row['timeout']} although notifyq sets it to 0",
-            "take it off this user: NOTIFYQ_COMMAND_TIMEOUT is the limit of calls",
+            "reset it for this user: NOTIFYQ_COMMAND_TIMEOUT limits calls",
         )
-    return ok("isolation and timeouts are those that notifyq asks for")
+    return ok("isolation and timeouts are those that notifyq sets")
 
 
-async def check_room(look: Look) -> Finding:
-    """Connections that are left: in the server, in the database, to this user."""
-    rows = await look.connection.fetch("""
+async def check_connections(context: Context) -> Finding:
+    """How many connections are in use: of the server, the database and this user."""
+    rows = await context.connection.fetch("""
         with used as (
           select a.datid, a.usesysid
           from pg_stat_activity as a
@@ -130,26 +189,26 @@ async def check_room(look: Look) -> Finding:
     return ok(found)
 
 
-async def check_clock(look: Look) -> Finding:
-    """How far the clock here is from that of the server, in seconds."""
+async def check_clock(context: Context) -> Finding:
+    """How far the clocks of this machine and of the server are apart."""
     before = time()
-    theirs = float(await look.value("select extract(epoch from clock_timestamp())::float8"))
+    theirs = float(await context.value("select extract(epoch from clock_timestamp())::float8"))
     after = time()
-    # The answer left somewhere between the two.
+    # The server read its clock between the two.
     apart = max(theirs - after, before - theirs, 0.0)
     found = f"clocks are {apart:.1f} s apart"
     if apart > 5:
         return warn(
             found,
-            "set this machine's clock: locks go by the server's, but times that you give, and "
-            "those in logs, go by this one's",
+            "set the clock of this machine: locks use the server's clock, but your timestamps and "
+            "the logs use this one",
         )
     return ok(found)
 
 
-async def check_collation(look: Look) -> Finding:
-    """Whether texts are still sorted as they were when the indexes were made."""
-    row = await look.row("""
+async def check_collation(context: Context) -> Finding:
+    """Whether the system still sorts texts as it did when the indexes were made."""
+    row = await context.row("""
         select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
           quote_ident(d.datname) as name
         from pg_database as d
@@ -157,16 +216,16 @@ async def check_collation(look: Look) -> Finding:
     """)
     if row["was"] is not None and row["was"] != row["found"]:
         return warn(
-            f"the database was made with collation {row['was']}, the system has {row['found']}",
-            "indexes over texts may miss rows: `reindex schema messages`, then "
+            f"the database has collation version {row['was']}, the system {row['found']}",
+            "indexes over texts may miss rows: run `reindex schema messages`, then "
             f"`alter database {row['name']} refresh collation version`",
         )
-    return ok("texts are sorted as they were when the database was made")
+    return ok("the collation is that of the creation of the database")
 
 
-async def check_timeouts(look: Look) -> Finding:
-    """Whether sessions are ended, or waits given up, that a queue needs."""
-    row = await look.row("""
+async def check_timeouts(context: Context) -> Finding:
+    """Whether a timeout ends sessions or waits that a queue needs."""
+    row = await context.row("""
         select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
           max(s.setting::bigint) filter (
             where s.name = 'idle_in_transaction_session_timeout'
@@ -183,7 +242,7 @@ async def check_timeouts(look: Look) -> Finding:
         "transaction_timeout": (
             row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
         ),
-        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait a moment"),
+        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait briefly"),
     }  # fmt: skip
     short = {
         name: (value, what)
@@ -193,18 +252,6 @@ async def check_timeouts(look: Look) -> Finding:
     if short:
         return warn(
             "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
-            await change(look, dict.fromkeys(short, "0")),
+            await change(context, dict.fromkeys(short, "0")),
         )
     return ok("no timeout ends what a queue needs")
-
-
-CHECKS = {
-    "server": check_version,
-    "primary": check_standby,
-    "durability": check_durability,
-    "session": check_session,
-    "timeouts": check_timeouts,
-    "connections": check_room,
-    "clock": check_clock,
-    "collation": check_collation,
-}

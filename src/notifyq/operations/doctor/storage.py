@@ -1,26 +1,26 @@
-"""Checks of what grows and must be tended: dead rows, days made ahead, WAL, old transactions."""
+"""Checks of storage: dead rows, partitions, WAL and transaction ids."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notifyq.operations.doctor.finding import Fix, fail, ok, size, warn
-from notifyq.operations.doctor.settings import change
+from notifyq.operations.doctor.finding import Fix, change, fail, ok, warn
+from notifyq.operations.texts import size
 
 if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Finding, Look
+    from notifyq.operations.doctor.finding import Context, Finding
 
 _MUCH_WAL = 2**30
-"""Bytes that a replication slot may keep that nobody reads."""
+"""Bytes of WAL that a replication slot may keep."""
 _MANY = 10_000
-"""Messages from which on a plan without statistics hurts."""
+"""Messages from which on plans without statistics are too slow."""
 _OLD = 1_200_000_000
-"""Transactions; the server stops at 2.1 billion."""
+"""Transactions; the server stops writing at 2.1 billion."""
 
 
-async def check_autovacuum(look: Look) -> Finding:
-    """Whether dead rows are taken away."""
-    row = await look.row(
+async def check_autovacuum(context: Context) -> Finding:
+    """Whether autovacuum removes dead rows."""
+    row = await context.row(
         "select current_setting('autovacuum')::boolean as vacuums, "
         "current_setting('track_counts')::boolean as counts, "
         "coalesce(array_to_string(c.reloptions, ',') ~ 'autovacuum_enabled=(false|off|0)', false) "
@@ -33,11 +33,11 @@ async def check_autovacuum(look: Look) -> Finding:
         "left join pg_stat_all_tables as s on s.relid = m.oid"
     )
     found = f"{row['dead']} dead rows beside {row['live']} live messages"
-    off = {"autovacuum": row["vacuums"], "track_counts": row["counts"]}
-    if off := {name: is_on for name, is_on in off.items() if not is_on}:
+    settings = {"autovacuum": row["vacuums"], "track_counts": row["counts"]}
+    if off := [name for name, is_on in settings.items() if not is_on]:
         return fail(
             f"{' and '.join(off)} off: dead rows stay, and claims get slower and slower",
-            await change(look, dict.fromkeys(off, "on")),
+            await change(context, dict.fromkeys(off, "on")),
         )
     if row["is_excluded"]:
         reset = "alter table messages.message reset (autovacuum_enabled)"
@@ -45,43 +45,42 @@ async def check_autovacuum(look: Look) -> Finding:
     if row["dead"] > 100_000 + 2 * row["live"]:
         return warn(
             found,
-            "`notifyq doctor --only snapshots` names what keeps them; then "
+            "`notifyq doctor --only snapshots` names what keeps them; then run "
             "`vacuum messages.message`",
             Fix(("vacuum (skip_locked) messages.message",)),
         )
     if row["is_unknown"] and row["live"] > _MANY:
         analyze = "analyze messages.message"
         return warn(
-            f"{row['live']} live messages without statistics, as after a restore: claims may be "
-            "planned badly",
+            f"{row['live']} live messages without statistics, as after a restore: plans of "
+            "claims may be slow",
             analyze,
             Fix((analyze,)),
         )
     return ok(found)
 
 
-async def check_partitions(look: Look) -> Finding:
-    """Whether the coming days of the archive and of the attempts are made."""
-    health = await look.health()
-    ahead = {
-        parent: health.by_subject("partitions_ahead").get(parent, 0)
-        for parent in ("message_archive", "attempt")
-    }
-    least = min(ahead, key=lambda it: ahead[it])
-    found = f"{ahead[least]:.0f} days of messages.{least} are made ahead"
+async def check_partitions(context: Context) -> Finding:
+    """Whether partitions of the next days exist."""
+    health = await context.health()
+    days, table = min(
+        (health.get("partitions_ahead", table) or 0, table)
+        for table in ("message_archive", "attempt")
+    )
+    found = f"messages.{table} has partitions for the next {days:.0f} days"
     maintain = "select messages.maintain()"
-    if not ahead[least]:
+    if not days:
         return warn(
-            f"{found}: tomorrow's go to a table that is not dropped by day",
-            f"start `notifyq worker MODULE:APP` or pg_cron; until then `{maintain}`",
+            f"{found}: tomorrow's rows go to a table that cannot be dropped by day",
+            f"start `notifyq worker MODULE:APP` or pg_cron; until then run `{maintain}`",
             Fix((maintain,)),
         )
     return ok(found)
 
 
-async def check_wal(look: Look) -> Finding:
-    """Whether WAL piles up until the disk is full."""
-    slot = await look.connection.fetchrow("""
+async def check_wal(context: Context) -> Finding:
+    """Whether WAL piles up."""
+    slot = await context.connection.fetchrow("""
         select s.slot_name, s.active, s.wal_status,
           format('select pg_drop_replication_slot(%L)', s.slot_name) as advice,
           pg_wal_lsn_diff(
@@ -98,11 +97,11 @@ async def check_wal(look: Look) -> Finding:
         state = "active" if slot["active"] else "abandoned"
         found = f"replication slot {slot['slot_name']} ({state}) keeps {size(slot['kept'])} of WAL"
         if slot["wal_status"] in {"unreserved", "lost"}:
-            return fail(f"{found}, and has lost some", f"build its reader anew: `{slot['advice']}`")
+            return fail(f"{found}, and has lost some", f"recreate its reader: `{slot['advice']}`")
         if slot["kept"] > _MUCH_WAL:
-            wake = "see why its reader is behind"
-            return warn(found, wake if slot["active"] else f"{wake}, or `{slot['advice']}`")
-    failing = await look.value("""
+            why = "find out why its reader is behind"
+            return warn(found, why if slot["active"] else f"{why}, or `{slot['advice']}`")
+    failing = await context.value("""
         select format('%s since %s', a.last_failed_wal, a.last_failed_time)
         from pg_stat_archiver as a
         where current_setting('archive_mode') <> 'off'
@@ -111,14 +110,14 @@ async def check_wal(look: Look) -> Finding:
     if failing:
         return warn(
             f"archive_command fails: {failing}",
-            "repair it: until then no WAL is removed, and the disk fills up",
+            "repair it: until then WAL is kept, and the disk fills up",
         )
-    return ok("no slot, and no archive_command that fails, keeps much WAL")
+    return ok("neither a slot nor a failing archive_command keeps much WAL")
 
 
-async def check_frozen(look: Look) -> Finding:
-    """How far the server is from the end of its transaction numbers, by its oldest database."""
-    row = await look.row("""
+async def check_frozen(context: Context) -> Finding:
+    """How close the oldest database of the server is to transaction id wraparound."""
+    row = await context.row("""
         select age(d.datfrozenxid)::bigint as xids, mxid_age(d.datminmxid)::bigint as multixacts,
           current_setting('autovacuum_freeze_max_age')::bigint as most,
           current_setting('autovacuum_multixact_freeze_max_age')::bigint as most_multixacts,
@@ -133,22 +132,14 @@ async def check_frozen(look: Look) -> Finding:
         "transactions old"
     )
     advice = (
-        "`notifyq doctor --only snapshots` names what holds old snapshots; then, in database "
+        "`notifyq doctor --only snapshots` names what holds old snapshots; then run, in database "
         f"{row['name']}, `vacuum (freeze)`"
     )
     if not row["is_open"]:
         allow = f"alter database {row['quoted']} allow_connections"
         advice += f", between `{allow} true` and `{allow} false`"
     if max(row["xids"], row["multixacts"]) > _OLD:
-        return fail(f"{found}: the whole server will stop taking writes", advice)
+        return fail(f"{found}: the whole server will stop accepting writes", advice)
     if row["xids"] > 2 * row["most"] or row["multixacts"] > 2 * row["most_multixacts"]:
         return warn(f"{found}, and vacuum does not keep up", advice)
     return ok(found)
-
-
-CHECKS = {
-    "autovacuum": check_autovacuum,
-    "partitions": check_partitions,
-    "wal": check_wal,
-    "frozen": check_frozen,
-}

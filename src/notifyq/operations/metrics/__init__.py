@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: of processes, fed by their events, and of the database."""
+"""Metrics for Prometheus: of processes, from their telemetry events, and of the database."""
 
 from notifyq.operations.metrics.broker import BrokerMetrics
 from notifyq.operations.metrics.database import DatabaseMetrics

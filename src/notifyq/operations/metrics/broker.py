@@ -1,11 +1,11 @@
-"""The metrics of the brokers of a process: a sink of their events."""
+"""The metrics of the brokers of a process."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from notifyq.operations.metrics.event_metrics import EventMetrics
 from notifyq.operations.metrics.health import LoopHealth
-from notifyq.operations.metrics.sink import EventMetrics
 from notifyq.telemetry import BrokerLost, BrokerStarted, BrokerStopped, ProcedureFailed
 
 if TYPE_CHECKING:
@@ -13,29 +13,27 @@ if TYPE_CHECKING:
 
 
 class BrokerMetrics(EventMetrics):
-    """Counts what brokers tell; hand `metrics.beside(sink)` to them as their sink.
+    """Counts events of brokers: pass `metrics.beside(telemetry)` as their telemetry handler.
 
-    How far the procedures are is in the database: their subscriptions are among its metrics.
+    The lag of procedures is in the metrics of the database, as that of subscribers.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(registry)
         self.health = LoopHealth(self._unready)
-        """Whether the brokers are alive, and ready."""
+        """Liveness and readiness of the brokers."""
         self._connected: dict[tuple[str, str], bool] = {}
         self._lost = self._counter(
-            "broker_losses", "Sessions of brokers that ended before their time.", "role", "database"
+            "broker_losses", "Sessions of brokers that were lost.", "role", "database"
         )
         self._failed = self._counter(
             "procedure_dead_events",
-            "Events that died as their procedure had failed for the last time.",
+            "Events that failed permanently in their procedure.",
             "role",
             "database",
         )
-        self._gauge(
-            "brokers", "Brokers of this process that have their session.", self._count_connected
-        )
-        self._sinks |= {
+        self._gauge("brokers", "Brokers of this process with a session.", self._count_connected)
+        self._handlers |= {
             BrokerLost: self._session_lost,
             BrokerStarted: self._started,
             BrokerStopped: self._stopped,
@@ -48,23 +46,25 @@ class BrokerMetrics(EventMetrics):
     def _unready(self) -> str | None:
         if not self._connected:
             return "no broker runs"
-        gone = [
-            f"{it[0]} in {it[1]}" for it, is_there in list(self._connected.items()) if not is_there
+        lost = [
+            f"{role} in {database}"
+            for (role, database), is_connected in list(self._connected.items())
+            if not is_connected
         ]
-        return f"the session is being made anew: {', '.join(gone)}" if gone else None
+        return f"reconnecting: {', '.join(lost)}" if lost else None
 
     def _started(self, event: BrokerStarted) -> None:
         self.health.watch()
-        place = event.role, event.database
-        self._connected[place] = True
-        # So that a rate has a zero to begin from.
-        self._lost.labels(*place)
-        self._failed.labels(*place)
+        labels = event.role, event.database
+        self._connected[labels] = True
+        # rate() needs a first zero.
+        self._lost.labels(*labels)
+        self._failed.labels(*labels)
 
     def _stopped(self, event: BrokerStopped) -> None:
         self._connected.pop((event.role, event.database), None)
 
     def _session_lost(self, event: BrokerLost) -> None:
-        place = event.role, event.database
-        self._connected[place] = False
-        self._lost.labels(*place).inc()
+        labels = event.role, event.database
+        self._connected[labels] = False
+        self._lost.labels(*labels).inc()

@@ -1,4 +1,4 @@
-"""The metrics of the database, read from one place of a fleet: whoever has the lock."""
+"""The metrics of the database: of all processes, the one with an advisory lock reads them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 from notifyq.database import advisory_locks
 from notifyq.database.pool import connect
 from notifyq.operations import monitor
+from notifyq.operations.metrics.event_metrics import Names
 from notifyq.operations.metrics.families import families
-from notifyq.operations.metrics.names import Names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,20 +32,20 @@ log = logging.getLogger("notifyq.metrics")
 
 _LEADER = "metrics"
 _CHOSEN = "metrics of a process of their own"
-"""Names of the locks: of who reads, and of who was started for nothing else."""
-_TRY_EVERY = 15.0
-"""Seconds between two tries for the lock that another process has."""
+"""Names of the locks: of the process that reads, and of a process started only for that."""
+_RETRY_EVERY = 15.0
+"""Seconds between two attempts to get the lock from another process."""
 _CONNECTS_WITHIN = 5.0
 _ANSWERS_WITHIN = 20.0
 """Seconds for one statement."""
 _SCRAPE_WAITS = 3.0
-"""Seconds; after that a scrape gets the figures before, for the worker's own must get through."""
+"""Seconds; then a scrape gets older values, because it also needs the metrics of the worker."""
 _REST = 10
-"""Times as long as reading took, before it is done again: it must not be a load of its own."""
+"""Pause between two reads, as a multiple of the last one: reading must not become a load."""
 
 
 class Readings(NamedTuple):
-    """What the database said of itself at one time."""
+    """What was read, and when."""
 
     at: float
     """In monotonic seconds."""
@@ -56,12 +56,11 @@ class Readings(NamedTuple):
 
 
 class DatabaseMetrics(Collector):
-    """Reads figures of the database when it is scraped, at most every few seconds.
+    """Reads metrics of the database when it is scraped, at most every few seconds.
 
-    Of all processes with such a collector one reads, the others export
-    `notifyq_database_exporter 0`; when it is gone, another one takes its place. With `chosen` this
-    one takes it from a worker. It has a thread and a connection of its own, so neither waits for
-    handlers; `dsn` must lead to the server itself, not through a pooler.
+    Only one process reads; the others export `notifyq_database_exporter 0`, and one of them takes
+    over when it ends. A process with `chosen` takes over from workers. The collector has its own
+    thread and connection and does not wait for handlers. `dsn` must not lead through a pooler.
     """
 
     def __init__(
@@ -86,43 +85,43 @@ class DatabaseMetrics(Collector):
         self.close()
 
     def describe(self) -> Iterable[Metric]:
-        """Say nothing in advance: a registry must not read the database to learn names."""
+        """Return nothing: registering must not read the database."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Give what was read, a moment ago at most."""
-        self._ask()
+        """Return the last values, after a new read if it is time."""
+        self._request_read()
         readings = self._readings
-        yield _gauge(
-            "notifyq_database_exporter",
-            "1 in the process that reads the figures of the database.",
-            readings is not None,
-        )
+        gauges: list[tuple[str, str, float]] = [
+            (
+                "exporter",
+                "1 in the process that reads the metrics of the database.",
+                readings is not None,
+            )
+        ]
         if self._is_up is not None:
-            yield _gauge(
-                "notifyq_database_up", "Whether the database answered when last asked.", self._is_up
-            )
+            gauges.append(("up", "Whether the last read of the database succeeded.", self._is_up))
         if readings is not None:
-            yield _gauge("notifyq_database_read_seconds", "How long reading took.", readings.took)
-            yield _gauge(
-                "notifyq_database_read_age_seconds",
-                "How old these figures are.",
-                time.monotonic() - readings.at,
-            )
+            age = time.monotonic() - readings.at
+            gauges.append(("read_seconds", "How long the last read took.", readings.took))
+            gauges.append(("read_age_seconds", "Age of the values of the database.", age))
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"notifyq_database_{name}", text, value=float(value))
+        if readings is not None:
             yield from families(
                 readings.backlog, readings.lags, readings.health, self._queues, self._subscriptions
             )
 
     def close(self) -> None:
-        """Read no more, and give the lock to another process."""
+        """Stop reading, and release the lock for another process."""
         with self._starting:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             thread.join()
 
-    def _ask(self) -> None:
-        """Have it read anew if it is time, and wait a while for that."""
+    def _request_read(self) -> None:
+        """Start a read if it is time, and wait a while for it."""
         with self._starting:
             if self._thread is None:
                 ready: Future[None] = Future()
@@ -133,20 +132,20 @@ class DatabaseMetrics(Collector):
                 )
                 self._thread.start()
                 ready.result()
-            asked = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
+            read = asyncio.run_coroutine_threadsafe(self._refresh(), self._loop)
         with suppress(TimeoutError, asyncio.CancelledError):
-            asked.result(_SCRAPE_WAITS)
+            read.result(_SCRAPE_WAITS)
 
     async def _serve(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._reading = asyncio.Lock()
         ready.set_result(None)
         await self._stop.wait()
         self._drop()
 
     async def _refresh(self) -> None:
-        async with self._turn:
+        async with self._reading:
             now = time.monotonic()
             read = self._readings
             if read is not None and now - read.at < max(self._every, _REST * read.took):
@@ -157,10 +156,10 @@ class DatabaseMetrics(Collector):
                 if await self._leads():
                     self._readings = await self._read()
                 self._is_up = True
-            except Exception as error:  # noqa: BLE001  whatever it is, other metrics must be seen
+            except Exception as error:  # noqa: BLE001  other metrics must still be exported
                 if self._is_up is not False:
                     log.warning(
-                        "the figures of the database cannot be read: %s",
+                        "cannot read the metrics of the database: %s",
                         str(error) or type(error).__name__,
                     )
                 self._is_up = False
@@ -180,21 +179,15 @@ class DatabaseMetrics(Collector):
         [[granted]] = await self._fetch(advisory_locks.LEAD, wanted)
         if self._chosen:
             return bool(not wanted or granted[0])
-        if wanted == [_LEADER] and not granted[0]:
-            # No connection is kept for asking now and then.
-            self._follow()
-            return False
-        if wanted == [_LEADER]:
+        if wanted == [_LEADER] and granted[0]:
             [[granted]] = await self._fetch(advisory_locks.LEAD, [_CHOSEN])
         if not granted[0]:
-            self._follow()
+            # A follower keeps no connection.
+            self._drop()
+            self._try_at = time.monotonic() + _RETRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311
             return False
         await self._fetch(advisory_locks.UNLEAD, [_CHOSEN])
         return True
-
-    def _follow(self) -> None:
-        self._drop()
-        self._try_at = time.monotonic() + _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311
 
     async def _read(self) -> Readings:
         if self._connection is None:
@@ -217,7 +210,3 @@ class DatabaseMetrics(Collector):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=float(value))

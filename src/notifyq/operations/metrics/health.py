@@ -1,4 +1,4 @@
-"""Whether a process is alive, and ready: asked from a thread of nobody's."""
+"""Liveness and readiness of a process, checked from another thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 from notifyq.telemetry import (
-    Event,
     ListenerConnected,
     ListenerLost,
+    TelemetryEvent,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
@@ -27,78 +27,78 @@ _LOOPS = ("handlers", "listener")
 
 
 class _Probe:
-    """Asks an event loop for a sign of life, one question at a time."""
+    """Measures how long an event loop takes to respond."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._answered = threading.Event()
-        self._answered.set()
-        self._asked_at = time.monotonic()
+        self._responded = threading.Event()
+        self._responded.set()
+        self._sent_at = time.monotonic()
         self._took = 0.0
 
-    def ask(self) -> None:
-        """Put a question, unless the one before has no answer yet."""
+    def send(self) -> None:
+        """Schedule a callback, unless the last one is still pending."""
         with self._lock:
-            if not self._answered.is_set():
+            if not self._responded.is_set():
                 return
-            self._asked_at = time.monotonic()
-            self._answered.clear()
+            self._sent_at = time.monotonic()
+            self._responded.clear()
             try:
-                self._loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:  # it is closed: its worker has ended
-                self._answer()
+                self._loop.call_soon_threadsafe(self._respond)
+            except RuntimeError:  # the loop is closed: its worker has ended
+                self._respond()
 
-    def _answer(self) -> None:
-        self._took = time.monotonic() - self._asked_at
-        self._answered.set()
+    def _respond(self) -> None:
+        self._took = time.monotonic() - self._sent_at
+        self._responded.set()
 
-    def answered(self, until: float) -> bool:
-        """Wait until then for the answer."""
-        return self._answered.wait(max(0.0, until - time.monotonic()))
+    def has_responded(self, until: float) -> bool:
+        """Wait until then for the callback."""
+        return self._responded.wait(max(0.0, until - time.monotonic()))
 
     @property
     def delay(self) -> float:
-        """Seconds that the last answer took, or that the next one is due."""
-        is_due = not self._answered.is_set()
-        return time.monotonic() - self._asked_at if is_due else self._took
+        """Seconds that the last callback took, or that the pending one has waited."""
+        is_pending = not self._responded.is_set()
+        return time.monotonic() - self._sent_at if is_pending else self._took
 
 
-class Judge(Protocol):
-    """What the pages of a process ask."""
+class HealthCheck(Protocol):
+    """The health of a process, as the pages `/healthz` and `/readyz` show it."""
 
     def faults(self, within: float) -> list[str]:
-        """Why the process is not alive, after waiting for so many seconds at most."""
+        """Why the process is stuck; waits for so many seconds at most."""
 
     def unready(self) -> str | None:
-        """Why it does not do its work now; None: it does."""
+        """Why the process does not work now; None if it does."""
 
 
 class LoopHealth:
-    """Whether one event loop answers, on which all work of a process is done."""
+    """The health of a process with one event loop."""
 
     def __init__(self, unready: Callable[[], str | None]) -> None:
         self.unready = unready
         self._probe: _Probe | None = None
 
     def watch(self) -> None:
-        """Ask the loop that this is called on."""
+        """Watch the running event loop."""
         if self._probe is None:
             self._probe = _Probe(asyncio.get_running_loop())
 
     def faults(self, within: float) -> list[str]:
-        """Why the process is not alive, after waiting for so many seconds at most."""
+        """Why the process is stuck; waits for so many seconds at most."""
         probe = self._probe
         if probe is None:
             return []
-        probe.ask()
-        if probe.answered(time.monotonic() + within):
+        probe.send()
+        if probe.has_responded(time.monotonic() + within):
             return []
-        return [f"the event loop has not answered for {probe.delay:.1f} s"]
+        return [f"the event loop has not responded for {probe.delay:.1f} s"]
 
 
 class Health:
-    """What the workers of a process say of themselves, and whether their loops answer."""
+    """The health of a process with workers."""
 
     def __init__(self) -> None:
         self._watched: WeakSet[Worker] = WeakSet()
@@ -109,11 +109,11 @@ class Health:
         self._sessions = 0
 
     def watch(self, worker: Worker) -> None:
-        """Ask this worker too."""
+        """Watch this worker."""
         self._watched.add(worker)
 
-    def note(self, event: Event) -> None:
-        """Learn from an event of a worker how it is."""
+    def note(self, event: TelemetryEvent) -> None:
+        """Note an event of a worker."""
         match event:
             case WorkerStarted():
                 self._running += 1
@@ -136,51 +136,51 @@ class Health:
 
     @property
     def is_connected(self) -> bool:
-        """Whether each of them has its listening session."""
+        """Whether each worker has its listening session."""
         return self._sessions >= self._running > 0
 
     @property
     def slots(self) -> tuple[int, int]:
-        """How many handlers run, and how many may, in all workers together."""
+        """How many handlers run, and how many may run, in all workers together."""
         slots = [worker.slots for worker in list(self._watched)]
         return sum(it[0] for it in slots), sum(it[1] for it in slots)
 
-    def delay(self, place: int) -> float:
-        """Seconds that the slowest loop of this kind takes to answer; also asks for the next."""
+    def delay(self, kind: int) -> float:
+        """Seconds that the slowest loop of this kind takes to respond; also starts a probe."""
         delays = [0.0]
-        for probe in self._each(place):
-            probe.ask()
-            probe.answered(time.monotonic() + 0.02)
+        for probe in self._each(kind):
+            probe.send()
+            probe.has_responded(time.monotonic() + 0.02)
             delays.append(probe.delay)
         return max(delays)
 
     def faults(self, within: float) -> list[str]:
-        """Why the process is not alive, after waiting for so many seconds at most; empty: it is."""
+        """Why the process is stuck; waits for so many seconds at most."""
         until = time.monotonic() + within
-        probes = [(place, probe) for place in (0, 1) for probe in self._each(place)]
+        probes = [(kind, probe) for kind in (0, 1) for probe in self._each(kind)]
         for _, probe in probes:
-            probe.ask()
+            probe.send()
         return [
-            f"the event loop of the {_LOOPS[place]} has not answered for {probe.delay:.1f} s"
-            for place, probe in probes
-            if not probe.answered(until)
+            f"the event loop of the {_LOOPS[kind]} has not responded for {probe.delay:.1f} s"
+            for kind, probe in probes
+            if not probe.has_responded(until)
         ]
 
     def unready(self) -> str | None:
-        """Why the workers do not claim messages now; None: they do."""
+        """Why the workers do not claim messages now; None if they do."""
         if not self._has_started:
             return "starting"
         if self._stopping or not self._running:
             return "stopping"
         if not self.is_connected:
-            return "the listening session is being made anew"
+            return "the listening session reconnects"
         return None
 
-    def _each(self, place: int) -> list[_Probe]:
-        loops = {loop for it in list(self._watched) if (loop := it.loops[place]) is not None}
+    def _each(self, kind: int) -> list[_Probe]:
+        loops = {loop for it in list(self._watched) if (loop := it.loops[kind]) is not None}
         for loop in loops - self._probes.keys():
             self._probes[loop] = _Probe(loop)
         for gone in [loop for loop in self._probes if loop.is_closed()]:
-            with suppress(KeyError):  # another scrape was first
+            with suppress(KeyError):  # another scrape did it
                 del self._probes[gone]
         return [self._probes[loop] for loop in loops if loop in self._probes]

@@ -1,13 +1,12 @@
-"""The metrics of the relays of a process: a sink of their events."""
+"""The metrics of the relays of a process."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+from notifyq.operations.metrics.event_metrics import RUNS, WAITS, EventMetrics, Names
 from notifyq.operations.metrics.health import LoopHealth
-from notifyq.operations.metrics.names import Names
-from notifyq.operations.metrics.sink import RUNS, WAITS, EventMetrics
 from notifyq.relay import RelayMoved, RelayResumed, RelayStalled, RelayStarted, RelayStopped
 
 if TYPE_CHECKING:
@@ -17,17 +16,17 @@ _OUTCOMES = ("known", "merged", "dropped", "failed", "refused", "lost")
 
 
 class RelayMetrics(EventMetrics):
-    """Counts what relays move; hand `metrics.beside(sink)` to them as their sink.
+    """Counts events of relays: pass `metrics.beside(telemetry)` as their telemetry handler.
 
-    `source` is the queue, or the stream with the subscriber, that a relay was told to move; of
-    batches of several queues all of them. There are up to `most_names`, and `(others)`.
+    `source` is the queue, or the stream and the subscriber, that a relay moves; for batches of
+    several queues all of them. Sources after `most_names` are counted as `(others)`.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, *, most_names: int = 100) -> None:
         super().__init__(registry)
         self._sources = Names(most_names)
         self.health = LoopHealth(self._unready)
-        """Whether the relays are alive, and ready."""
+        """Liveness and readiness of the relays."""
         self._running = 0
         self._has_started = False
         self._stalled = 0
@@ -37,20 +36,20 @@ class RelayMetrics(EventMetrics):
         )
         self._lags = self._histogram(
             "relay_lag_seconds",
-            "From when the oldest of a batch could be moved to its end.",
+            "From when the oldest message of a batch became available until the batch was moved.",
             WAITS,
             "source",
         )
         self._batches = self._histogram(
-            "relay_batch_seconds", "From the claim of a batch to its end.", RUNS, "source"
+            "relay_batch_seconds", "From the claim of a batch until it was moved.", RUNS, "source"
         )
-        self._gauge("relays", "Relays of this process that run.", lambda: self._running)
+        self._gauge("relays", "Relays that run in this process.", lambda: self._running)
         self._gauge(
             "relay_stalled_seconds",
-            "Since when a target is down or full; 0: none is.",
+            "How long a target has been down or full; 0 if none is.",
             lambda: time.monotonic() - self._stalled_at if self._stalled else 0.0,
         )
-        self._sinks |= {
+        self._handlers |= {
             RelayMoved: self._moved,
             RelayResumed: self._resumed,
             RelayStalled: self._stall,
@@ -72,7 +71,7 @@ class RelayMetrics(EventMetrics):
 
     def _stopped(self, _: RelayStopped) -> None:
         self._running -= 1
-        if not self._running:  # one that is stopped in a stall does not say that it has resumed
+        if not self._running:  # a relay that stops during a stall never resumes
             self._stalled = 0
 
     def _stall(self, _: RelayStalled) -> None:

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads, from a thread of its own: a blocked worker is still seen."""
+"""Serves metrics and health from a separate thread, which a blocked worker does not stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from notifyq.operations.metrics.broker import BrokerMetrics
-    from notifyq.operations.metrics.health import Judge
+    from notifyq.operations.metrics.health import HealthCheck
     from notifyq.operations.metrics.relay import RelayMetrics
     from notifyq.operations.metrics.worker import WorkerMetrics
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.metrics")
 
 DEFAULT_PORT = 9464
-_ANSWERS_WITHIN = 5.0
-"""Seconds in which event loops must answer for the process to count as alive."""
+_RESPONDS_WITHIN = 5.0
+"""Seconds within which event loops must respond, or the process counts as stuck."""
 
 
 class _Requests(WSGIRequestHandler):
-    timeout = 10  # who connects and says nothing must not hold a thread for ever
+    timeout = 10  # or a client that sends nothing would keep a thread
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)
@@ -41,25 +41,25 @@ class _Requests(WSGIRequestHandler):
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
-    allow_reuse_port = False  # a second process must be told, not share
+    allow_reuse_port = False  # or two processes would share the port unnoticed
 
     def server_bind(self) -> None:
-        """Bind without asking a name server what this host is called."""
+        """Bind without a DNS lookup of the host name."""
         TCPServer.server_bind(self)
         host, self.server_port = self.socket.getsockname()[:2]
         self.server_name = str(host)
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone."""
-        log.debug("a request from %s was not answered", client_address)
+        """Do not print errors of clients that disconnect."""
+        log.debug("cannot respond to the request from %s", client_address)
 
 
 class MetricsServer:
     """Serves `/metrics`, `/healthz` and `/readyz` until it is closed."""
 
     def __init__(
-        self, registry: CollectorRegistry, health: Judge | None, host: str, port: int
+        self, registry: CollectorRegistry, health: HealthCheck | None, host: str, port: int
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         kind = type("_Server", (_Server,), {"address_family": family})
@@ -69,8 +69,8 @@ class MetricsServer:
             todo = "give another --metrics-port or --metrics-host"
             if error.errno == errno.EADDRINUSE:
                 todo = (
-                    "give each process a --metrics-port of its own, as NOTIFYQ_METRICS_PORT is "
-                    "that of workers, relays and brokers alike"
+                    "give each process its own --metrics-port: NOTIFYQ_METRICS_PORT applies to "
+                    "workers, relays and brokers"
                 )
             raise ConfigurationError(
                 f"metrics cannot be served on {_address(host, port)}: "
@@ -78,15 +78,15 @@ class MetricsServer:
             ) from error
         self._metrics = make_wsgi_app(registry)
         self._health = health
-        self._server.set_app(self._answer)
+        self._server.set_app(self._respond)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="notifyq-metrics", daemon=True
         )
         self._thread.start()
         self.port: int = self._server.server_port
-        """The port that it has: one that was free, where 0 was given."""
+        """The port, also if it was chosen (port 0)."""
         self.url = f"http://{_address(host, self.port)}"
-        """Where it is, without a path."""
+        """The base URL, without a path."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,29 +95,29 @@ class MetricsServer:
         self.close()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
-    def _answer(
+    def _respond(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] not in {"GET", "HEAD"}:
-            return _say(start_response, "405 Method Not Allowed", "only GET and HEAD")
+            return _text(start_response, "405 Method Not Allowed", "only GET and HEAD")
         match environ["PATH_INFO"]:
             case "/metrics":
-                asked = {**environ, "REQUEST_METHOD": "GET"}
-                page: Iterable[bytes] = self._metrics(asked, start_response)
+                as_get = {**environ, "REQUEST_METHOD": "GET"}
+                page: Iterable[bytes] = self._metrics(as_get, start_response)
                 return page if environ["REQUEST_METHOD"] == "GET" else []
             case "/healthz":
-                faults = self._health.faults(_ANSWERS_WITHIN) if self._health else []
-                return _judge(start_response, "; ".join(faults) or None)
+                faults = self._health.faults(_RESPONDS_WITHIN) if self._health else []
+                return _health(start_response, "; ".join(faults))
             case "/readyz":
-                return _judge(start_response, self._health.unready() if self._health else None)
+                return _health(start_response, self._health.unready() if self._health else None)
             case "/":
-                return _say(start_response, "200 OK", "/metrics\n/healthz\n/readyz")
-        return _say(start_response, "404 Not Found", "there are /metrics, /healthz and /readyz")
+                return _text(start_response, "200 OK", "/metrics\n/healthz\n/readyz")
+        return _text(start_response, "404 Not Found", "see /metrics, /healthz and /readyz")
 
 
 def start_server(
@@ -126,11 +126,10 @@ def start_server(
     port: int = DEFAULT_PORT,
     host: str = "127.0.0.1",
 ) -> MetricsServer:
-    """Serve metrics over HTTP, from a thread of its own, until the server is closed.
+    """Serve metrics over HTTP from a separate thread until the server is closed.
 
-    With port 0 it takes one that is free. Nothing protects what it serves: a host other than a
-    loopback one is for networks that only your own programs are in. Raises ConfigurationError
-    where the port is taken.
+    Port 0 chooses a free port. There is no access control: serve other hosts than loopback only in
+    a private network. Raises ConfigurationError if the port is taken.
     """
     if isinstance(metrics, CollectorRegistry):
         return MetricsServer(metrics, None, host, port)
@@ -141,11 +140,11 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _judge(start_response: Callable[..., Any], fault: str | None) -> Iterable[bytes]:
-    return _say(start_response, "503 Service Unavailable" if fault else "200 OK", fault or "ok")
+def _health(start_response: Callable[..., Any], fault: str | None) -> Iterable[bytes]:
+    return _text(start_response, "503 Service Unavailable" if fault else "200 OK", fault or "ok")
 
 
-def _say(start_response: Callable[..., Any], status: str, text: str) -> Iterable[bytes]:
+def _text(start_response: Callable[..., Any], status: str, text: str) -> Iterable[bytes]:
     body = f"{text}\n".encode()
     start_response(
         status,

@@ -1,7 +1,7 @@
-"""How an installation is: what metrics, dashboard, `top` and `doctor` show, from one place.
+"""Reads the state of an installation for metrics, dashboard, `top` and `doctor`.
 
-Each function takes a `Database` or a connection, and makes one call; `acting` is for those who
-change something.
+Each function takes a `Database` or a connection and makes one call. `acting` wraps changes that
+belong into the audit.
 """
 
 from notifyq.operations.monitor.audit import (
@@ -15,21 +15,19 @@ from notifyq.operations.monitor.audit import (
     note,
 )
 from notifyq.operations.monitor.condition import ConditionError, json_path
-from notifyq.operations.monitor.figures import (
+from notifyq.operations.monitor.reading import (
     ArchiveDay,
     Backlog,
     CronEntry,
     Figure,
     Health,
-    Held,
-    Kept,
     Lag,
+    LockedMessage,
     Point,
-    Presence,
+    QueueRetention,
     Session,
     Throughput,
-)
-from notifyq.operations.monitor.reading import (
+    WorkerInfo,
     activity,
     archive_days,
     backlog,
@@ -48,7 +46,7 @@ from notifyq.operations.monitor.search import (
     DeadGroups,
     Found,
     Page,
-    Place,
+    Position,
     Relative,
     Step,
     clock,
@@ -72,17 +70,17 @@ __all__ = [
     "Figure",
     "Found",
     "Health",
-    "Held",
-    "Kept",
     "Lag",
+    "LockedMessage",
     "Page",
-    "Place",
     "Point",
-    "Presence",
+    "Position",
+    "QueueRetention",
     "Relative",
     "Session",
     "Step",
     "Throughput",
+    "WorkerInfo",
     "acting",
     "activity",
     "archive_days",

@@ -1,4 +1,4 @@
-"""What a person changes, in a transaction that ends with its row in the audit."""
+"""The audit: a change by a person and its audit row commit in one transaction."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 _NO_MASKS = Masks()
 _ERRORS = ("error", "fingerprint")
-"""Details that are, or begin, the text of an error, which may hold what was in a payload."""
+"""Details with the text of an error, which may contain parts of a payload."""
 
 
 @dataclass
 class Action:
-    """An action under way: what it does on this connection commits together with its row."""
+    """A running action: its statements on this connection commit together with its audit row."""
 
     connection: AnyConnection
     details: dict[str, Any] = field(default_factory=dict)
-    """What to note beside action and subject: counts, values; never payloads."""
+    """Noted in addition to action and subject: counts, values; never payloads."""
 
     async def fetch(self, statement: str, *args: Any) -> list[Record]:
-        """Run a call in the transaction and return its rows."""
+        """Run a statement in the transaction and return its rows."""
         return await self.connection.fetch(statement, *args)
 
     async def value(self, statement: str, *args: Any) -> Any:
-        """Run a call in the transaction and return its one value."""
+        """Run a statement in the transaction and return its one value."""
         return await self.connection.fetchval(statement, *args)
 
     def note(self, **details: Any) -> None:
-        """Have this in the row, too."""
+        """Add details to the audit row."""
         self.details.update(details)
 
 
@@ -55,9 +55,9 @@ class AuditEntry:
     id: int
     acted_at: datetime
     role: str
-    """The role of the database that did it."""
+    """The database role."""
     actor: str
-    """Who was logged in, as the tool says."""
+    """The person, as the tool reports it."""
     action: str
     subject: str
     origin: str | None
@@ -75,9 +75,9 @@ async def audit_entries(
     most: int = 100,
     masks: Masks = _NO_MASKS,
 ) -> list[AuditEntry]:
-    """What people have done, the latest first; `action` is one, or how a kind of them begins.
+    """Audit rows, the latest first; `action` is an action or a prefix such as `queue`.
 
-    Errors by which messages were chosen are shown as far as the masks let them.
+    The masks hide parts of the errors by which messages were selected.
     """
     rows = await source.fetch(AUDIT_LIST, before, actor, action, subject, most, since)
     found = [AuditEntry(**{**row, "details": readable(row["details"])}) for row in map(dict, rows)]
@@ -85,7 +85,7 @@ async def audit_entries(
 
 
 def masked_details(details: Any, masks: Masks) -> Any:
-    """Details without what is hidden of the errors by which messages were chosen."""
+    """Details in which the masks hide parts of the errors by which messages were selected."""
     if masks.are_none or not isinstance(details, dict):
         return details
     return {
@@ -105,17 +105,17 @@ async def acting(
     is_required: bool = True,
     **details: Any,
 ) -> AsyncIterator[Action]:
-    """Do something in a transaction that ends with its row in the audit.
+    """Run an action in a transaction that ends with its audit row.
 
-    `action` is like `queue.pause`, `subject` the name or id of what is touched, `origin` the
-    address or the tool. An error leaves neither the effect nor the row. With `is_required` false
-    it is done without a row by who may not write one.
+    `action` is a name such as `queue.pause`, `subject` the name or id of the object, `origin` the
+    address or the tool. After an error neither the effect nor the row remains. With `is_required`
+    false, a role that may not write the audit acts without a row.
     """
     async with database.connection() as connection, connection.transaction():
-        under_way = Action(connection, details)
-        yield under_way
+        running = Action(connection, details)
+        yield running
         if is_required or await may_note(connection):
-            await note(connection, action, subject, actor=actor, origin=origin, **under_way.details)
+            await note(connection, action, subject, actor=actor, origin=origin, **running.details)
 
 
 async def note(
@@ -127,19 +127,19 @@ async def note(
     origin: str,
     **details: Any,
 ) -> None:
-    """Write a row of the audit into the transaction that there is."""
+    """Write an audit row in the current transaction."""
     await connection.execute(
         AUDIT, actor, action, str(subject), json.dumps(details, default=str), origin
     )
 
 
 async def may_note(connection: AnyConnection) -> bool:
-    """Whether this role can write into the audit, and there is one."""
+    """Whether the audit exists and this role may write to it."""
     return bool(await connection.fetchval(MAY_AUDIT))
 
 
 def login() -> str:
-    """Who runs this process, for the audit."""
+    """The operating-system user of this process, for the audit."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without a name

@@ -1,7 +1,6 @@
-"""Conditions on payloads as people type them, made into JSON paths: `customer = 'x'`.
+"""Translates conditions on payloads that people type, `customer = 'x'`, into JSON paths.
 
-A text that is a JSON path already stays one; only single quotes and a single =, which JSON paths
-lack, become those that they have.
+A JSON path stays as it is, except that single quotes and a single = become double quotes and ==.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PATCHED = re.compile(r"""("(?:[^"\\]|\\.)*")|'((?:[^']|'')*)'|(?<![=<>!])=(?!=)
 
 
 class ConditionError(ValueError):
-    """A condition that cannot be understood; the text says where, and what can be."""
+    """A condition cannot be parsed; the text names the position and gives examples."""
 
 
 class _Token(NamedTuple):
@@ -46,12 +45,12 @@ class _Token(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The keyword that this may be, in lower case."""
+        """The word in lower case, to compare with keywords; empty for other tokens."""
         return self.text.lower() if self.kind == "word" else ""
 
 
 def json_path(text: str) -> str:
-    """The JSON path of a condition; ConditionError for what is none."""
+    """The JSON path of a condition; ConditionError where it cannot be parsed."""
     text = text.strip()
     if len(text) > _LONGEST:
         raise ConditionError(f"a condition has at most {_LONGEST} characters")
@@ -63,79 +62,76 @@ def json_path(text: str) -> str:
 
 
 def _patched(found: re.Match[str]) -> str:
-    """Single quotes and a single = are SQL's, which JSON paths lack."""
     if found[0] == "=":
         return "=="
     return found[1] or json.dumps(found[2].replace("''", "'"), ensure_ascii=False)
 
 
 def _contains(text: str) -> str:
-    """The condition that a payload has the members of an object, as it was pasted."""
+    """The condition that a payload contains the members of this JSON object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise ConditionError(f"{_cut(text)} is no JSON object: {EXAMPLES}") from None
+        raise ConditionError(f"{_cut(text)} is not a JSON object: {EXAMPLES}") from None
     parts: list[str] = []
 
     def walk(value: object, path: str, depth: int) -> None:
         if depth > _DEEPEST:
-            raise ConditionError(f"an object may be nested {_DEEPEST} deep here")
+            raise ConditionError(f"an object may be nested at most {_DEEPEST} levels deep")
         match value:
             case dict():
                 for name, it in value.items():
                     walk(it, f"{path}.{json.dumps(name, ensure_ascii=False)}", depth + 1)
             case list():
-                raise ConditionError("of a list write one element, as in items[*].price > 9")
+                raise ConditionError("for a list, compare one element, as in items[*].price > 9")
             case _:
                 parts.append(f"{path} == {json.dumps(value, ensure_ascii=False)}")
 
     walk(found, "$", 0)
     if not parts:
-        raise ConditionError(f"{_cut(text)} names no value: {EXAMPLES}")
+        raise ConditionError(f"{_cut(text)} contains no value: {EXAMPLES}")
     return " && ".join(parts)
 
 
 class _Reader:
-    """Reads comparisons with and, or, not and brackets."""
+    """Parses comparisons with and, or, not and brackets."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = self._split()
-        self._place = 0
+        self._position = 0
         self._depth = 0
 
     def read(self) -> str:
         if not self._tokens:
             raise ConditionError(f"the condition is empty: {EXAMPLES}")
         path = self._any()
-        if self._place < len(self._tokens):
-            self._refuse("does not belong there")
+        if self._position < len(self._tokens):
+            self._refuse("is not expected here")
         return path
 
     def _split(self) -> list[_Token]:
-        tokens, place = [], 0
-        while self._text[place:].strip():
-            found = _TOKEN.match(self._text, place)
+        tokens, position = [], 0
+        while self._text[position:].strip():
+            found = _TOKEN.match(self._text, position)
             if found is None or found.lastgroup is None:
-                rest = self._text[place:].strip()
-                what = "its quote is not closed" if rest[0] in "'\"" else "is not understood"
+                rest = self._text[position:].strip()
+                what = "the quote is not closed" if rest[0] in "'\"" else "is not understood"
                 raise ConditionError(f"at {_cut(rest)}: {what}: {EXAMPLES}")
             kind = found.lastgroup
             tokens.append(_Token(kind, found[kind], found.start(kind), found.end()))
-            place = found.end()
+            position = found.end()
         return tokens
 
-    # ---- tokens
-
-    def _next(self, ahead: int = 0) -> _Token:
-        place = self._place + ahead
-        if place < len(self._tokens):
-            return self._tokens[place]
+    def _next(self, skip: int = 0) -> _Token:
+        position = self._position + skip
+        if position < len(self._tokens):
+            return self._tokens[position]
         return _Token("end", "", len(self._text), len(self._text))
 
     def _take(self) -> _Token:
         token = self._next()
-        self._place += 1
+        self._position += 1
         return token
 
     def _is(self, *wanted: str) -> bool:
@@ -144,40 +140,43 @@ class _Reader:
             token.kind == "mark" and token.text in wanted
         )  # fmt: skip
 
+    def _accept(self, *wanted: str) -> bool:
+        """Take the next token if it is one of these."""
+        if found := self._is(*wanted):
+            self._take()
+        return found
+
+    def _expect(self, wanted: str, what: str) -> None:
+        if not self._accept(wanted):
+            self._refuse(what)
+
     def _refuse(self, what: str) -> NoReturn:
         token = self._next()
         where = "the end" if token.kind == "end" else _cut(self._text[token.start :])
         raise ConditionError(f"at {where}: {what}: {EXAMPLES}")
 
-    # ---- what is said
-
     def _any(self) -> str:
         found = [self._all()]
-        while self._is("or"):
-            self._take()
+        while self._accept("or"):
             found.append(self._all())
         return " || ".join(found)
 
     def _all(self) -> str:
         found = [self._one()]
-        while self._is("and", ","):
-            self._take()
+        while self._accept("and", ","):
             found.append(self._one())
         return " && ".join(f"({it})" for it in found) if len(found) > 1 else found[0]
 
     def _one(self) -> str:
         self._depth += 1
         if self._depth > _DEEPEST:
-            self._refuse(f"brackets may be nested {_DEEPEST} deep")
+            self._refuse(f"brackets may be nested at most {_DEEPEST} levels deep")
         if self._is("not") and self._next(1).kind not in {"operator", "arrow"}:
             self._take()
             found = _not(self._one())
-        elif self._is("("):
-            self._take()
+        elif self._accept("("):
             found = f"({self._any()})"
-            if not self._is(")"):
-                self._refuse("a closing bracket is missing")
-            self._take()
+            self._expect(")", "a closing bracket is missing")
         else:
             found = self._comparison()
         self._depth -= 1
@@ -185,27 +184,20 @@ class _Reader:
 
     def _comparison(self) -> str:
         path = self._path()
-        is_negated = False
-        if self._is("not") and self._next(1).word in {"in", "like", "ilike"}:
-            self._take()
-            is_negated = True
+        is_negated = self._next(1).word in {"in", "like", "ilike"} and self._accept("not")
         token = self._next()
         if token.kind == "operator":
             self._take()
             return self._compare(path, _SAME.get(token.text, token.text))
-        match token.word:
-            case "is":
-                self._take()
-                return self._is_null(path)
-            case "in":
-                self._take()
-                found = " || ".join(_equal(path, it) for it in self._list())
-            case "like" | "ilike":
-                self._take()
-                flag = ' flag "i"' if token.word == "ilike" else ""
-                found = f"{path} like_regex {_json(_like(self._value()))}{flag}"
-            case _:
-                self._refuse("a comparison is missing, such as = or >")
+        if self._accept("is"):
+            return self._is_null(path)
+        if self._accept("in"):
+            found = " || ".join(_equal(path, it) for it in self._list())
+        elif self._accept("like", "ilike"):
+            flag = ' flag "i"' if token.word == "ilike" else ""
+            found = f"{path} like_regex {_json(_like(self._value()))}{flag}"
+        else:
+            self._refuse("a comparison is missing, such as = or >")
         return _not(found) if is_negated else f"({found})"
 
     def _compare(self, path: str, operator: str) -> str:
@@ -221,12 +213,8 @@ class _Reader:
         return f"{path} {operator} {_scalar(value) or _json(value)}"
 
     def _is_null(self, path: str) -> str:
-        is_negated = self._is("not")
-        if is_negated:
-            self._take()
-        if not self._is("null"):
-            self._refuse("null is missing")
-        self._take()
+        is_negated = self._accept("not")
+        self._expect("null", "null is missing")
         return f"{path} != null" if is_negated else f"({path} == null || !exists({path}))"
 
     def _path(self) -> str:
@@ -240,7 +228,7 @@ class _Reader:
                 path += "".join(token.text.split())
             elif token.kind == "arrow" or (token.kind == "mark" and token.text == "."):
                 self._take()
-                # payload ->> 'customer', as in SQL, is a member of the payload.
+                # SQL's payload ->> 'customer' names a member of the payload.
                 is_whole = (
                     token.kind == "arrow" and not path and names in (["payload"], ["message"])
                 )
@@ -252,25 +240,20 @@ class _Reader:
     def _name(self) -> str:
         token = self._next()
         if token.kind not in {"word", "text"} or token.word in _WORDS - {"in", "is", "like"}:
-            self._refuse("the name of a value is missing")
+            self._refuse("a name is missing")
         self._take()
         return _unquoted(token.text) if token.kind == "text" else token.text
 
     def _list(self) -> list[str]:
-        if not self._is("("):
-            self._refuse("a list in brackets is missing")
-        self._take()
+        self._expect("(", "a list in brackets is missing")
         found = [self._value()]
-        while self._is(","):
-            self._take()
+        while self._accept(","):
             found.append(self._value())
-        if not self._is(")"):
-            self._refuse("a closing bracket is missing")
-        self._take()
+        self._expect(")", "a closing bracket is missing")
         return found
 
     def _value(self) -> str:
-        """A text in quotes, or all up to what can only be the next condition."""
+        """A text in quotes, or everything up to the next condition."""
         token = self._next()
         if token.kind == "text":
             self._take()
@@ -280,29 +263,28 @@ class _Reader:
             last = self._take().end
         value = self._text[first:last].strip()
         if not value or any(it in value for it in "'\"<>="):
-            self._place = next(
+            self._position = next(
                 (n for n, it in enumerate(self._tokens) if it.start >= first), len(self._tokens)
             )
             self._refuse("a value is missing, or needs quotes")
         return value
 
     def _ends(self, token: _Token) -> bool:
-        """Whether a value ends before this: `War and Peace` is one, `x and y = 2` is not."""
+        """Whether a value ends before the token: in `x and y = 2`, not in `War and Peace`."""
         if token.kind != "word" or self._next(1).word == "not" or self._next(1).text == "(":
             return True
-        ahead = 2
-        while (
-            self._next(ahead).kind in {"bracket", "mark", "arrow"} and self._next(ahead).text != ")"
-        ):
-            ahead += 1 if self._next(ahead).kind == "bracket" else 2
-        return self._next(ahead).kind == "operator" or self._next(ahead).word in _WORDS - {
-            "and",
-            "or",
-        }
+        skip = 2
+        while (token := self._next(skip)).kind in {
+            "bracket",
+            "mark",
+            "arrow",
+        } and token.text != ")":
+            skip += 1 if token.kind == "bracket" else 2
+        return token.kind == "operator" or token.word in _WORDS - {"and", "or"}
 
 
 def _equal(path: str, value: str) -> str:
-    """Compare with what a value may be: 7 is a number in one payload and a text in another."""
+    """Compare with a number and with a text: 7 may be either in a payload."""
     scalar = _scalar(value)
     if scalar is None:
         return f"{path} == {_json(value)}"
@@ -310,12 +292,12 @@ def _equal(path: str, value: str) -> str:
 
 
 def _not(found: str) -> str:
-    """The opposite of a condition; to compare a number with a text is neither true nor false."""
+    """The negation; unknown, as when a number is compared with a text, counts as false."""
     return f"(!({found}) || ({found}) is unknown)"
 
 
 def _scalar(value: str) -> str | None:
-    """The value as a number, true, false or null, if it is one."""
+    """The value if it is a number, true, false or null."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):

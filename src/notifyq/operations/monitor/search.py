@@ -1,4 +1,4 @@
-"""Look for messages by what a person knows of them, and act on all dead ones that are found."""
+"""Searches messages, and acts on all dead messages that a search finds."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from notifyq.operations.monitor.reading import Source
 
 _LIVE = frozenset({"live", "waiting", "scheduled", "blocked", "locked"})
-_SHORTLY = timedelta(milliseconds=500)
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What to look for; None is no condition."""
+    """The conditions of a search; None is no condition."""
 
     state: str | None = None
     """waiting, scheduled, blocked, locked, or live for any of them; success, rejected, failed,
-    lock_expired, dead (of the last three what was not retried), or finished. None: any."""
+    lock_expired, dead (the last three unless retried), or finished. None: any."""
     queue: str | None = None
     subscriber: str | None = None
     type: str | None = None
     key: str | None = None
     dedup_key: str | None = None
     worker: str | None = None
-    """How its name begins."""
+    """The beginning of its name."""
     error: str | None = None
-    """A part of the details, whatever its case."""
+    """A part of the details, in any case."""
     fingerprint: str | None = None
-    """What the error has in common with others, as `notifyq.error_fingerprint` tells."""
+    """The error without its variable parts, from `notifyq.error_fingerprint`."""
     payload: str | None = None
     """A JSON path that is true or false, like `$.amount > 100`."""
     since: datetime | None = None
@@ -45,42 +45,39 @@ class Conditions:
 
     @property
     def is_live(self) -> bool:
-        """Whether only live messages are meant."""
+        """Whether only live messages can match."""
         return self.state in _LIVE
 
     @property
     def is_finished(self) -> bool:
-        """Whether only finished messages are meant; what died has a subscriber, too."""
+        """Whether only finished messages can match; only dead events have a subscriber."""
         return self.subscriber is not None or (self.state is not None and not self.is_live)
 
     def values(self) -> dict[str, str]:
-        """All that is said, as texts."""
-        said = {it.name: getattr(self, it.name) for it in fields(self)}
+        """All conditions that are given, as texts."""
+        given = {it.name: getattr(self, it.name) for it in fields(self)}
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
-            for name, value in said.items()
+            for name, value in given.items()
             if value is not None
         }
 
     def as_json(self) -> str:
         """The argument of the SQL functions."""
-        return json.dumps(
-            {
-                name: value
-                for name, value in self.values().items()
-                if (name, value) not in {("state", "live"), ("state", "finished")}
-            }
-        )
+        given = self.values()
+        if given.get("state") in {"live", "finished"}:
+            del given["state"]
+        return json.dumps(given)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A message, live or finished, as a list shows it."""
+    """A message, live or finished, as one row of a list."""
 
     id: int
     queue: str
     state: str
-    """waiting, scheduled, blocked, locked, or how it ended."""
+    """waiting, scheduled, blocked, locked, or its final status."""
     created_at: datetime
     available_at: datetime
     locked_at: datetime | None
@@ -95,15 +92,15 @@ class Found:
     subscriber: str | None
     event_id: int | None
     retried_as: int | None
-    """The message as which a dead one was published again."""
+    """The message that was published as the retry of this dead one."""
     details: str | None
     message: str | None
     """The payload as JSON text; None where it is long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a search stopped, which goes on behind it; `at` is None among live messages."""
+class Position:
+    """Where a search continues; `at` is None among live messages."""
 
     at: datetime | None
     id: int
@@ -112,20 +109,20 @@ class Place:
         return f"{'' if self.at is None else self.at.isoformat()}~{self.id}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
-        """Read what `str` gave; ValueError for anything else."""
+    def parse(cls, text: str) -> Position:
+        """Read the text of a position; ValueError for anything else."""
         at, _, number = text.partition("~")
-        if not -(2**63) <= (place := int(number)) < 2**63:
+        if not -(2**63) <= (position := int(number)) < 2**63:
             raise ValueError(text)
-        return cls(datetime.fromisoformat(at) if at else None, place)
+        return cls(datetime.fromisoformat(at) if at else None, position)
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of what is found, and where to go on; `place` is None where that is all."""
+    """Messages that were found, and where to continue; `position` None: there are no more."""
 
     messages: tuple[Found, ...]
-    place: Place | None
+    position: Position | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +142,17 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeadGroups:
-    """The largest groups of the dead messages that were looked at."""
+    """The largest groups among the dead messages that were scanned."""
 
     groups: tuple[DeadGroup, ...]
-    looked_at: int
-    """How many dead messages were looked at."""
-    place: Place | None
-    """Where to go on; None: all were looked at."""
+    scanned: int
+    """How many dead messages were scanned."""
+    position: Position | None
+    """Where to continue; None: all were scanned."""
 
 
 class Act(Enum):
-    """What is done to all dead messages that match."""
+    """An action on all dead messages that match."""
 
     COUNT = statements.DEAD_MATCHING
     RETRY = statements.DEAD_RETRY_MATCHING
@@ -164,17 +161,17 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, and where the next one goes on."""
+    """The result of one step of an action, and where the next one continues."""
 
     found: int
     done: int
-    place: Place | None
-    """None: it was the last one."""
+    position: Position | None
+    """None: it was the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relative:
-    """A message that has to do with another one."""
+    """A message that is related to another one."""
 
     kind: str
     """after, before, retried_as, or retry_of."""
@@ -189,45 +186,31 @@ async def search(
     conditions: Conditions,
     *,
     quantity: int = 50,
-    place: Place | None = None,
-    budget: timedelta = _SHORTLY,
+    position: Position | None = None,
+    budget: timedelta = _SECOND / 2,
 ) -> Page:
     """Find messages: live ones, the newest first, then finished ones, the latest first."""
     found: list[Found] = []
-    if not conditions.is_finished and (place is None or place.at is None):
-        page = await _search_live(source, conditions, quantity, place, budget)
-        if page.place is not None or conditions.is_live:
+    argument = conditions.as_json()
+    if not conditions.is_finished and (position is None or position.at is None):
+        before = position and position.id
+        page = _page(await source.fetch(statements.SEARCH_LIVE, argument, quantity, before, budget))
+        if page.position is not None or conditions.is_live:
             return page
         found += page.messages
-        quantity, place = quantity - len(found), None
-    page = await _search_archive(source, conditions, quantity, place, budget)
-    return Page((*found, *page.messages), page.place)
-
-
-async def _search_live(
-    source: Source, conditions: Conditions, quantity: int, place: Place | None, budget: timedelta
-) -> Page:
-    rows = await source.fetch(
-        statements.SEARCH_LIVE, conditions.as_json(), quantity, place and place.id, budget
+        quantity, position = quantity - len(found), None
+    page = _page(
+        await source.fetch(statements.SEARCH_ARCHIVE, argument, quantity, *_at(position), budget)
     )
-    return _page(rows)
-
-
-async def _search_archive(
-    source: Source, conditions: Conditions, quantity: int, place: Place | None, budget: timedelta
-) -> Page:
-    rows = await source.fetch(
-        statements.SEARCH_ARCHIVE, conditions.as_json(), quantity, *_at(place), budget
-    )
-    return _page(rows)
+    return Page((*found, *page.messages), page.position)
 
 
 def _page(rows: list[Any]) -> Page:
-    place = None
+    position = None
     if rows and rows[-1]["state"] == "more":
         last = rows.pop()
-        place = Place(last["archived_at"], last["id"])
-    return Page(tuple(Found(**columns(row)) for row in rows), place)
+        position = Position(last["archived_at"], last["id"])
+    return Page(tuple(Found(**columns(row)) for row in rows), position)
 
 
 async def dead_groups(
@@ -235,27 +218,21 @@ async def dead_groups(
     conditions: Conditions,
     *,
     quantity: int = 50,
-    place: Place | None = None,
-    budget: timedelta = timedelta(seconds=1),
+    position: Position | None = None,
+    budget: timedelta = _SECOND,
 ) -> DeadGroups:
-    """Group dead messages by what their errors have in common, the largest groups first."""
+    """Group dead messages by the fingerprint of their error, the largest groups first."""
     *rows, last = await source.fetch(
-        statements.DEAD_GROUPS, conditions.as_json(), quantity, *_at(place), budget
+        statements.DEAD_GROUPS, conditions.as_json(), quantity, *_at(position), budget
     )
     groups = tuple(
         DeadGroup(
-            row["fingerprint"],
-            row["dead"],
-            row["first_at"],
-            row["last_at"],
-            row["last_id"],
-            tuple(row["queues"]),
-            tuple(row["endings"]),
-            row["sample"],
+            **{name: row[name] for name in DeadGroup.__dataclass_fields__}
+            | {"queues": tuple(row["queues"]), "statuses": tuple(row["endings"])}
         )
         for row in rows
     )
-    rest = None if last["last_id"] is None else Place(last["first_at"], last["last_id"])
+    rest = None if last["last_id"] is None else Position(last["first_at"], last["last_id"])
     return DeadGroups(groups, last["dead"], rest)
 
 
@@ -265,30 +242,27 @@ async def step(
     conditions: Conditions,
     *,
     quantity: int = 1000,
-    place: Place | None = None,
-    budget: timedelta = timedelta(seconds=1),
+    position: Position | None = None,
+    budget: timedelta = _SECOND,
 ) -> Step:
-    """Do one step of an action on all dead messages that match; `until` must be among them."""
-    (row,) = await source.fetch(
-        act.value, conditions.as_json(), quantity, *_at(place), budget
-    )  # fmt: skip
-    rest = None if row["is_over"] else Place(row["place_at"], row["place_id"])
+    """Do one step of an action on all dead messages that match; needs the condition `until`."""
+    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *_at(position), budget)
+    rest = None if row["is_over"] else Position(row["position_at"], row["position_id"])
     return Step(row["found"], row["done"], rest)
 
 
-def _at(place: Place | None) -> tuple[datetime | None, int | None]:
-    return (None, None) if place is None else (place.at, place.id)
+def _at(position: Position | None) -> tuple[datetime | None, int | None]:
+    return (None, None) if position is None else (position.at, position.id)
 
 
 async def clock(source: Source) -> datetime:
-    """What time it is for the database: `until`, for who begins with the first step."""
-    ((now,),) = await source.fetch(statements.CLOCK)
+    """The time of the database: `until` of the first step."""
+    [[now]] = await source.fetch(statements.CLOCK)
     found: datetime = now
     return found
 
 
 async def relatives(source: Source, message_id: int) -> list[Relative]:
-    """The messages that one waits for, that wait for it, and that are repetitions."""
-    return [
-        Relative(**columns(row)) for row in await source.fetch(statements.RELATIVES, message_id)
-    ]
+    """The messages that a message runs after, that run after it, its retries and originals."""
+    rows = await source.fetch(statements.RELATIVES, message_id)
+    return [Relative(**columns(row)) for row in rows]

@@ -1,4 +1,4 @@
-"""Every statement that looks at how an installation is; behaviour is in the functions called."""
+"""The statements of the monitor; behaviour is in the functions that they call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ select * from messages.throughput(
   since => $1, until => $2, step => $3, queue => $4, by_queue => $5, most => $6)
 """
 WORKERS: Final = "select * from messages.workers(most => $1)"
-HOLDERS: Final = "select * from messages.holders(most => $1)"
+HOLDERS: Final = "select * from messages.activity(most => $1, holding => true)"
 ACTIVITY: Final = "select * from messages.activity(most => $1)"
 CRON_ENTRIES: Final = "select * from messages.cron_entries()"
 LAGS: Final = "select * from notifyq.subscription_lags(most => $1)"
@@ -40,7 +40,7 @@ from notifyq.dead_groups(
 """
 _STEP: Final = """
 select * from {}(
-  conditions => $1, quantity => $2, place_at => $3, place_id => $4, budget => $5)
+  conditions => $1, quantity => $2, position_at => $3, position_id => $4, budget => $5)
 """
 DEAD_MATCHING: Final = _STEP.format("notifyq.count_dead_matching")
 DEAD_RETRY_MATCHING: Final = _STEP.format("messages.dead_retry_matching")

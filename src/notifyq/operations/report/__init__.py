@@ -1,4 +1,4 @@
-"""`notifyq report`: what became of the messages of some days, as a page or a picture."""
+"""`notifyq report`: statistics of the messages of some days, as a page or a picture."""
 
 from __future__ import annotations
 

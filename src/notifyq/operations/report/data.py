@@ -1,4 +1,4 @@
-"""What a report is about: the numbers of its range of time, as the roll-ups have them."""
+"""The numbers of a report, read from the roll-ups."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
 
 STATUSES = ("success", "rejected", "failed", "lock_expired")
-LARGEST_FIRST = 20
-"""How many errors and workers are listed."""
+_MOST_LISTED = 20
+"""Errors and workers that are listed."""
 
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
@@ -28,7 +28,7 @@ _MOST_STEPS = 190
 
 @dataclass(frozen=True)
 class Group:
-    """Messages counted together: of a step of time, of a queue, or all."""
+    """Statistics of messages: of a time step, of a queue, or of all."""
 
     at: datetime | None
     queue: str | None
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Failure:
-    """Errors that have a fingerprint in common."""
+    """Errors with the same fingerprint."""
 
     fingerprint: str
     errors: int
@@ -60,8 +60,8 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Labour:
-    """What one worker did."""
+class WorkerTotal:
+    """The messages of one worker."""
 
     worker: str
     queues: list[str]
@@ -72,7 +72,7 @@ class Labour:
 
 @dataclass(frozen=True)
 class Growth:
-    """Messages of a queue, compared with the time of the same length before; None: all queues."""
+    """Messages of a queue, compared with the same time before; `queue` None: all queues."""
 
     queue: str | None
     before: int
@@ -80,7 +80,7 @@ class Growth:
 
     @property
     def change(self) -> float | None:
-        """By how much it grew, 0.5 for half as much again; None where nothing was before."""
+        """The growth, 0.5 for 50 % more; None without earlier messages."""
         return self.now / self.before - 1 if self.before else None
 
 
@@ -102,7 +102,7 @@ class Report:
     by_status: list[Group]
     queues: list[Group]
     failures: list[Failure]
-    workers: list[Labour]
+    workers: list[WorkerTotal]
     growth: list[Growth]
 
     @property
@@ -118,7 +118,7 @@ async def gather(
     until: datetime | None = None,
     lake: int | None = None,
 ) -> Report:
-    """Read a report; without since and until, of the last seven days that have messages."""
+    """Read the numbers; by default of the last seven days with messages."""
     [known] = await database.fetch(statements.ROLLUP_RANGE, lake)
     since, until = _limits(since, until, known["last_at"])
     step = next((it for it in _STEPS if (until - since) / it <= _MOST_STEPS), _STEPS[-1])
@@ -153,13 +153,15 @@ async def gather(
                 row["last_at"], row["sample"],
             )
             for row in await database.fetch(
-                statements.ROLLUP_ERRORS, since, until, LARGEST_FIRST, source
+                statements.ROLLUP_ERRORS, since, until, _MOST_LISTED, source
             )
         ],
         workers=[
-            Labour(row["worker"], row["queues"], row["finished"], row["dead"], row["run_total"])
+            WorkerTotal(
+                row["worker"], row["queues"], row["finished"], row["dead"], row["run_total"]
+            )
             for row in await database.fetch(
-                statements.ROLLUP_WORKERS, since, until, LARGEST_FIRST, source
+                statements.ROLLUP_WORKERS, since, until, _MOST_LISTED, source
             )
         ],
         growth=_growth(await groups(None, "queue", before=True), queues),
@@ -169,8 +171,8 @@ async def gather(
 def _limits(
     since: datetime | None, until: datetime | None, last_at: datetime | None
 ) -> tuple[datetime, datetime]:
-    """The range in whole hours, as buckets are no shorter."""
-    # A row from the far future must not move the report there.
+    """The range in whole hours, the shortest buckets of roll-ups."""
+    # A row from the far future must not move the report.
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     latest = until or min(last_at or datetime.now(UTC), tomorrow) + _HOUR
     latest = latest.astimezone(UTC)
@@ -194,7 +196,7 @@ def _group(row: Any) -> Group:
 
 
 def _growth(before: Sequence[Group], now: Sequence[Group]) -> list[Growth]:
-    """All together first, then the queues by how many messages came or went."""
+    """All queues together first, then the queues with the largest changes."""
     was = {group.queue: group.finished for group in before}
     is_ = {group.queue: group.finished for group in now}
     each = [Growth(queue, was.get(queue, 0), is_.get(queue, 0)) for queue in {**is_, **was}]

@@ -1,4 +1,4 @@
-"""The report as one HTML file: charts inside, no script, nothing from elsewhere."""
+"""The report as one HTML file with its charts, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from notifyq import __version__
 from notifyq.errors import ConfigurationError
-from notifyq.operations.report import texts
-from notifyq.operations.report.charts import CHARTS, per_step, slowest
+from notifyq.operations import texts
+from notifyq.operations.report.charts import CHARTS, change, per_step, slowest, when
 from notifyq.operations.report.picture import DARK, LIGHT, svg
 
 if TYPE_CHECKING:
-    from notifyq.operations.report.axes import Colours
+    from notifyq.operations.report.charts import Colours
     from notifyq.operations.report.data import Report
 
-_GROWN = 15
-"""How many queues the table of growth has."""
+_MOST_GROWN = 15
+"""Queues in the table of growth."""
 
 
 def page(report: Report) -> str:
-    """Write the page."""
+    """The page as HTML."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -36,13 +36,12 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        name: getattr(texts, name)
-        for name in ("change", "clean", "cut", "number", "percent", "span", "when")
-    }
+        name: getattr(texts, name) for name in ("clean", "cut", "number", "percent", "span")
+    } | {"change": change, "when": when}
     charts = {}
     if not report.is_empty:
         for chart in CHARTS:
-            # What matplotlib writes has escaped the texts in it.
+            # matplotlib has escaped the texts in its output.
             wide, narrow = (
                 Markup(svg(report, chart, is_narrow=is_narrow))  # noqa: S704
                 for is_narrow in (False, True)
@@ -50,15 +49,15 @@ def page(report: Report) -> str:
             charts[chart.name] = {
                 "name": chart.name,
                 "title": chart.title,
-                "says": texts.clean(chart.says(report)),
+                "description": texts.clean(chart.description(report)),
                 "wide": wide,
                 "narrow": narrow,
             }
     return environment.get_template("page.html").render(
         charts=charts,
         colours={"light": _variables(LIGHT), "dark": _variables(DARK)},
-        grown=report.growth[1 : _GROWN + 1],
-        more_grown=max(0, len(report.growth) - 1 - _GROWN),
+        grown=report.growth[1 : _MOST_GROWN + 1],
+        more_grown=max(0, len(report.growth) - 1 - _MOST_GROWN),
         report=report,
         slowest=slowest(report),
         step=per_step(report),

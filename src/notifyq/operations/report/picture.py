@@ -1,4 +1,4 @@
-"""The charts as pictures: SVG in the colours of the page around it, and one PNG of them all."""
+"""The charts as pictures: SVG with the colours of the page, or one PNG of all charts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from io import BytesIO, StringIO
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
-from notifyq.operations.report.axes import Colours
-from notifyq.operations.report.charts import CHARTS, per_step
-from notifyq.operations.report.texts import change, number, percent, span, when
+from notifyq.operations.report.charts import CHARTS, Colours, change, per_step, when
+from notifyq.operations.texts import number, percent, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,11 +44,11 @@ DARK = Colours(
     p99="#e2effc",
 )
 _NAMES = [field.name for field in fields(Colours)]
-# A colour that nothing else has stands for the variable of the page that takes its place.
-_STANDING = Colours(**{name: f"#fe01{place:02x}" for place, name in enumerate(_NAMES)})
+# Placeholders: each colour occurs nowhere else and is replaced by a variable of the page.
+_PLACEHOLDERS = Colours(**{name: f"#fe01{index:02x}" for index, name in enumerate(_NAMES)})
 _TALL = {"failures": 4.2, "slowest": 5.2}
 _STYLE: dict[str, Any] = {
-    # Else a text with two dollars is set as mathematics.
+    # Or a text with two dollar signs would be set as mathematics.
     "text.parse_math": False,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
@@ -59,7 +58,7 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def _drawing(name: str = "report") -> Iterator[Any]:
-    """Give the class of figures; raise where matplotlib is missing."""
+    """Give a function that makes figures; ConfigurationError without matplotlib."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -74,35 +73,35 @@ def _drawing(name: str = "report") -> Iterator[Any]:
         FigureCanvasAgg(made)
         return made
 
-    # The ids inside of a picture come from the salt: pictures of one page must not share any.
+    # Ids in a picture depend on the salt: the pictures of a page must not share ids.
     style: Any = {**_STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style), warnings.catch_warnings():
-        # Names of queues are in any script; a browser has the letters that our font lacks.
+        # Queue names may use any script; a browser has the characters that our font lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         yield figure
 
 
 def svg(report: Report, chart: Chart, *, is_narrow: bool) -> str:
-    """Draw a chart as SVG whose colours are variables of the page: --ink, --failed, …."""
+    """Draw a chart as SVG whose colours are CSS variables: --ink, --failed, …."""
     size = (4.2 if is_narrow else 9.6, _TALL.get(chart.name, 2.8 if is_narrow else 2.9))
     with _drawing(f"{chart.name}{is_narrow}") as figure:
         drawn = figure(figsize=size, layout="constrained")
         drawn.patch.set_visible(False)
-        chart.draw(drawn.add_subplot(), report, _STANDING, is_narrow)
+        chart.draw(drawn.add_subplot(), report, _PLACEHOLDERS, is_narrow)
         text = StringIO()
         drawn.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     markup = text.getvalue()
     markup = markup[markup.index("<svg") :]
     markup = re.sub(r"<metadata>.*?</metadata>", "", markup, flags=re.DOTALL)
-    # The names of its groups are those of every other picture, and nothing refers to them.
+    # Ids of groups are the same in all pictures, and nothing refers to them.
     markup = re.sub(r'<g id="[^"]*"', "<g", markup)
-    # Its size is that of its place in the page.
+    # The page sets the size.
     markup = re.sub(r'(<svg [^>]*?)width="[^"]*"', r"\1", markup, count=1)
     markup = re.sub(r'(<svg [^>]*?)height="[^"]*"', r"\1", markup, count=1)
     markup = re.sub(r"font-family: [^;\"]*|font: ([\d.]+px) [^;\"]*", _font, markup)
     for name in _NAMES:
-        markup = markup.replace(getattr(_STANDING, name), f"var(--{name.replace('_', '-')})")
+        markup = markup.replace(getattr(_PLACEHOLDERS, name), f"var(--{name.replace('_', '-')})")
     return markup
 
 
@@ -115,8 +114,8 @@ def picture(report: Report) -> bytes:
     with _drawing() as figure:
         made = figure(figsize=(13, 16.5), facecolor="white")
         made.text(0.04, 0.977, "Report of messages", fontsize=20, color=LIGHT.ink, weight="bold")
-        for place, line in enumerate(_head(report)):
-            made.text(0.04, 0.961 - 0.014 * place, line, fontsize=10.5, color=LIGHT.faint)
+        for index, line in enumerate(_head(report)):
+            made.text(0.04, 0.961 - 0.014 * index, line, fontsize=10.5, color=LIGHT.faint)
         if report.is_empty:
             made.set_size_inches(13, 3)
         else:
@@ -147,7 +146,7 @@ def _draw_all(made: Any, report: Report) -> None:
         4, 2, left=0.055, right=0.97, top=0.915, bottom=0.03, hspace=0.34, wspace=0.16,
         height_ratios=(1, 1, 1.5, 1),
     )  # fmt: skip
-    places = {
+    cells = {
         "throughput": grid[0, :],
         "wait": grid[1, 0],
         "run": grid[1, 1],
@@ -157,6 +156,6 @@ def _draw_all(made: Any, report: Report) -> None:
         "growth": grid[3, 1],
     }
     for chart in CHARTS:
-        axes = made.add_subplot(places[chart.name])
+        axes = made.add_subplot(cells[chart.name])
         chart.draw(axes, report, LIGHT, chart.name != "throughput")
         axes.set_title(chart.title, loc="left", fontsize=12, color=LIGHT.ink, weight="bold", pad=12)

@@ -1,4 +1,4 @@
-"""Every statement that a report sends; behaviour is in the functions that they call."""
+"""The statements of a report; behaviour is in the functions that they call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`notifyq top`: queues, workers, dead messages, streams and health at a glance, in a terminal.
+"""`notifyq top`: queues, workers, dead messages, streams and health in a terminal.
 
-Its figures are those of `notifyq.monitor`; the screens need Textual (extra `top`), the rest not.
+The screens need Textual (extra `top`); `once`, `snapshot`, `text` and `views` work without.
 """

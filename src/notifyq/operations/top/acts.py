@@ -1,11 +1,11 @@
-"""What can be changed from `top`: each in a transaction that ends with its row in the audit."""
+"""The changes that `top` can make, each with its row in the audit."""
 
 from __future__ import annotations
 
 import socket
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.operations import monitor
 from notifyq.operations.monitor import Act, Conditions, clock, login, step
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
     from notifyq.operations.masks import Masks
 
-RETRIED = 1000
-"""Dead messages that one answer publishes again, at most."""
+MOST_RETRIED = 1000
+"""Dead messages that one confirmation retries at most."""
 
 
 def _acting(
@@ -29,45 +29,49 @@ def _acting(
 
 
 async def pause(database: Database, queue: str, *, resume: bool) -> str:
-    """Pause a queue, or resume it; say which it is now."""
+    """Pause or resume a queue; return a notice."""
     action, statement = (
         ("queue.resume", sql.RESUME_QUEUE) if resume else ("queue.pause", sql.PAUSE_QUEUE)
     )
     async with _acting(database, action, queue) as act:
-        is_new = await act.connection.fetchval(statement, queue)
-        act.details["changed"] = is_new
-    state = "goes on" if resume else "is paused"
-    return f"{queue} {state}" if is_new else f"{queue} {state}: it was so already"
+        changed = await act.value(statement, queue)
+        act.note(changed=changed)
+    state = "resumed" if resume else "paused"
+    return f"{queue} is {state}" if changed else f"{queue} was {state} already"
 
 
 async def retry_queue(database: Database, queue: str) -> str:
-    """Publish the dead messages of a queue again, the oldest first; say how many."""
+    """Retry dead messages of a queue, the oldest first; return a notice."""
     async with _acting(database, "dead.retry", queue) as act:
-        done = await act.connection.fetchval(sql.REDRIVE, queue, None, None, None, RETRIED, None)
-        act.details["done"] = done
-    return f"{done} dead messages of {queue} are published again"
+        done = await act.value(sql.REDRIVE, queue, None, None, None, MOST_RETRIED, None)
+        act.note(done=done)
+    return f"retried {done} dead messages of {queue}"
 
 
 async def retry_group(database: Database, fingerprint: str, masks: Masks) -> str:
-    """Publish dead messages with that fingerprint again; say how many."""
-    done, place = 0, None
+    """Retry dead messages with that fingerprint; return a notice."""
+    done, position = 0, None
     conditions = Conditions(state="dead", fingerprint=fingerprint, until=await clock(database))
-    said = monitor.masked_details({"fingerprint": fingerprint}, masks)
-    while done < RETRIED:
+    details = monitor.masked_details({"fingerprint": fingerprint}, masks)
+    while done < MOST_RETRIED:
         async with _acting(database, "dead.retry", "those found") as act:
-            took = await step(
-                act.connection, Act.RETRY, conditions, quantity=RETRIED - done, place=place
+            one = await step(
+                act.connection,
+                Act.RETRY,
+                conditions,
+                quantity=MOST_RETRIED - done,
+                position=position,
             )
-            act.note(**said, found=took.found, done=took.done)
-        done, place = done + took.done, took.place
-        if place is None:
-            return f"{done} dead messages are published again"
-    return f"{done} dead messages are published again, and there are more"
+            act.note(**details, found=one.found, done=one.done)
+        done, position = done + one.done, one.position
+        if position is None:
+            return f"retried {done} dead messages"
+    return f"retried {done} dead messages; there are more"
 
 
 async def retry(database: Database, ids: Sequence[int]) -> str:
-    """Publish these dead messages again; say as which."""
+    """Retry these dead messages; return a notice with the new ids."""
     async with _acting(database, "dead.retry", ", ".join(map(str, ids))) as act:
-        new = [row[0] for row in await act.connection.fetch(sql.DEAD_RETRY, list(ids))]
-        act.details["as"] = new
-    return f"published again as {', '.join(map(str, new))}" if new else "it was retried already"
+        new = [row[0] for row in await act.fetch(sql.DEAD_RETRY, list(ids))]
+        act.note(**{"as": new})
+    return f"retried as {', '.join(map(str, new))}" if new else "it was retried already"

@@ -1,4 +1,4 @@
-"""The program behind `notifyq top`: looks at the database by and by, and shows what it saw."""
+"""The application behind `notifyq top`: reads the database regularly and shows the screens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.app import App
 
 from notifyq.config import masked
 from notifyq.errors import NotifyqError
-from notifyq.operations.top.frame import Ask, Looking
+from notifyq.operations.top.frame import LiveScreen, Question
 from notifyq.operations.top.main import Main
 from notifyq.operations.top.text import lasting, printable
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
     from notifyq.operations.top.snapshot import Source
 
-FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+_FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 
 class Top(App[None]):
-    """Screens over one connection; `every` is the time between two looks."""
+    """Shows screens over one connection; reads the database every `every`."""
 
     CSS_PATH = "top.tcss"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[Any]] = [
         ("q,ctrl+c", "quit", "Quit"),
-        ("space", "hurry", "Look now"),
+        ("space", "update_now", "Update"),
     ]
 
     def __init__(
@@ -43,9 +43,9 @@ class Top(App[None]):
         super().__init__()
         self.source = source
         self.read_only = read_only
-        self.said = ""
-        """What the last act came to, until the next key."""
-        self.animation_level = "none"  # each step of one would go over the line
+        self.notice = ""
+        """The result of the last change, until the next key."""
+        self.animation_level = "none"  # animations would send every step over the network
         self._every = every.total_seconds()
         self._wake = asyncio.Event()
         self._away_since: float | None = None
@@ -53,12 +53,12 @@ class Top(App[None]):
         self._name = address(source.database)
 
     def on_mount(self) -> None:
-        """Show the queues, and begin to look."""
+        """Show the queues, and start reading."""
         self.push_screen(Main())
-        self.run_worker(self._look_for_ever(), group="look")
+        self.run_worker(self._read_regularly(), group="read")
 
     def headline(self, title: str) -> Text:
-        """The line on top: what is shown, of which database, and whether it is there."""
+        """The first line: the view, whether the database answers, and its address."""
         if self._away_since is None:
             state = time.strftime("%H:%M:%S")
         else:
@@ -68,65 +68,64 @@ class Top(App[None]):
         line = f"notifyq top  {title}  {state}{mode}  {self._name}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
-    def hurry(self) -> None:
-        """Look again now."""
+    def wake(self) -> None:
+        """Read the database now."""
         self._wake.set()
 
-    def action_hurry(self) -> None:
-        """Look again now, at everything."""
+    def action_update_now(self) -> None:
+        """Read everything now, also what is usually read less often."""
         self.source.forget()
-        self.hurry()
+        self.wake()
 
-    async def _look_for_ever(self) -> None:
+    async def _read_regularly(self) -> None:
         while True:
             self._wake.clear()
-            await self._look()
+            await self._read()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._every):
                     await self._wake.wait()
 
-    async def _look(self) -> None:
-        screens = [it for it in self.screen_stack if isinstance(it, Looking)]
+    async def _read(self) -> None:
+        screens = [it for it in self.screen_stack if isinstance(it, LiveScreen)]
         if not screens:
             return
-        screen = screens[-1]
         try:
-            await screen.look()
-        except FAILURES as error:
+            await screens[-1].fetch()
+        except _FAILURES as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()
             self._failure = str(error) or type(error).__name__
         else:
             self._away_since = None
-        screen.paint()
+        screens[-1].paint()
 
     def act(self, question: str, call: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """Ask, and on a yes do it and say what it came to."""
+        """Confirm and make a change, and show its notice."""
         if self.read_only:
-            self._say("read-only: nothing can be changed here")
+            self._show_notice("read-only: nothing can be changed here")
             return
 
         def answered(is_yes: bool | None) -> None:  # noqa: FBT001  Textual calls it so
             if is_yes:
                 self.run_worker(self._do(call), group="act")
 
-        self.push_screen(Ask(question), answered)
+        self.push_screen(Question(question), answered)
 
     async def _do(self, call: Callable[[], Coroutine[Any, Any, str]]) -> None:
         try:
-            said: str = await self.source.ask(call())
-        except FAILURES as error:
-            said = f"not done: {printable(str(error))}"
+            notice = await self.source.call(call())
+        except _FAILURES as error:
+            notice = f"failed: {printable(str(error))}"
         self.source.forget()
-        self._say(said)
-        self.hurry()
+        self._show_notice(notice)
+        self.wake()
 
-    def _say(self, text: str) -> None:
-        self.said = text
-        if isinstance(self.screen, Looking):
+    def _show_notice(self, text: str) -> None:
+        self.notice = text
+        if isinstance(self.screen, LiveScreen):
             self.screen.paint()
 
 
 def address(database: Database) -> str:
-    """Where the database is, as short as it can be told."""
+    """A short address of the database."""
     return masked(database.dsn).rpartition("@")[2].partition("?")[0].removeprefix("postgresql://")

@@ -1,4 +1,4 @@
-"""One message, or one worker, in full."""
+"""The screens of one message and of one worker."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from notifyq.operations.top.text import lasting, printable
 if TYPE_CHECKING:
     from notifyq.models.message import Attempt, Message
     from notifyq.operations.masks import Masks
-    from notifyq.operations.monitor import Presence
+    from notifyq.operations.monitor import WorkerInfo
 
 _LONGEST = 20_000
 """Characters of a payload, a result or a traceback that are shown."""
+_GONE = "it does not exist any more"
 
 
-class OfMessage(Detail):
-    """A message: where it stands, what it says, what became of its attempts."""
+class MessageScreen(Detail):
+    """A message with its payload and its attempts."""
 
     BINDINGS: ClassVar[list[Any]] = [("r", "retry", "Retry")]
 
@@ -33,7 +34,7 @@ class OfMessage(Detail):
         self._message: Message | ArchivedMessage | None = None
 
     def hints(self) -> str:
-        """The keys that do something here."""
+        """The keys of this screen."""
         retry = "r retry  " if self._is_dead and not self.top.read_only else ""
         return f"arrows scroll  {retry}esc back  ? help  q quit"
 
@@ -42,20 +43,19 @@ class OfMessage(Detail):
         found = self._message
         return isinstance(found, ArchivedMessage) and found.status != "success"
 
-    async def look(self) -> None:
-        """Read it and its attempts."""
+    async def fetch(self) -> None:
+        """Read the message and its attempts."""
         source = self.top.source
         archive = Archive(source.database)
-        self._message = await source.ask(archive.find(self._number))
-        attempts = await source.ask(archive.attempts(self._number)) if self._message else []
-        self.text = (
-            said(self._message, attempts, source.masks)
-            if self._message
-            else "it is not there any more"
-        )
+        self._message = await source.call(archive.find(self._number))
+        if self._message is None:
+            self.text = _GONE
+        else:
+            attempts = await source.call(archive.attempts(self._number))
+            self.text = message_text(self._message, attempts, source.masks)
 
     def action_retry(self) -> None:
-        """Publish it again."""
+        """Retry the message."""
         if self._is_dead:
             database = self.top.source.database
             self.top.act(
@@ -63,8 +63,8 @@ class OfMessage(Detail):
             )
 
 
-def said(message: Message | ArchivedMessage, attempts: list[Attempt], masks: Masks) -> str:
-    """All that is known of a message and may be shown, as lines."""
+def message_text(message: Message | ArchivedMessage, attempts: list[Attempt], masks: Masks) -> str:
+    """All of a message that may be shown."""
     headers = json.dumps(message.headers, default=str) if message.headers else None
     documents = message.message, headers or "null"
     fields: dict[str, Any] = {
@@ -97,8 +97,10 @@ def _value(value: Any) -> str:
     if hasattr(value, "astimezone"):
         try:
             return f"{value.astimezone():%Y-%m-%d %H:%M:%S}"
-        except (OverflowError, ValueError):  # infinity, which is the last instant there is
+        except (OverflowError, ValueError):  # infinity
             return "never"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return printable(str(value))
 
 
@@ -108,7 +110,7 @@ def _pretty(text: str | None, masks: Masks) -> str | None:
 
 
 def _lines(text: str) -> str:
-    """A text of several lines, without what could steer a terminal."""
+    """A text of several lines, without characters that control a terminal."""
     shown = "\n".join(
         "".join(c if c.isprintable() else "?" for c in line)
         for line in text[:_LONGEST].expandtabs(4).splitlines()
@@ -116,33 +118,29 @@ def _lines(text: str) -> str:
     return shown + ("\n…" if len(text) > _LONGEST else "")
 
 
-class OfWorker(Detail):
-    """A worker and the messages that it holds."""
+class WorkerScreen(Detail):
+    """A worker and the messages that it has locked."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"worker {printable(name)}")
         self._worker = name
 
-    async def look(self) -> None:
-        """Find it among the workers."""
+    async def fetch(self) -> None:
+        """Read the worker."""
         source = self.top.source
-        found = await source.ask(monitor.workers(source.database, most=50))
+        found = await source.call(monitor.workers(source.database, most=50))
         mine = next((it for it in found if it.name == self._worker), None)
-        self.text = "it is not there any more" if mine is None else held(mine)
+        self.text = _GONE if mine is None else worker_text(mine)
 
 
-def held(worker: Presence) -> str:
-    """All that is known of a worker, as lines."""
+def worker_text(worker: WorkerInfo) -> str:
+    """All that is known of a worker."""
     fields = {
         "state": worker.state,
         "host": worker.host,
         "process": worker.pid,
         "session": worker.session_pid,
-        "connected": None
-        if worker.is_connected is None
-        else "yes"
-        if worker.is_connected
-        else "no",
+        "connected": worker.is_connected,
         "version": worker.version,
         "running": worker.running,
         "concurrency": worker.concurrency,

@@ -1,4 +1,4 @@
-"""What all screens have in common: three lines above, one below, and looks that never overlap."""
+"""What all screens share: the first and the last line, and regular reads."""
 
 from __future__ import annotations
 
@@ -19,94 +19,98 @@ if TYPE_CHECKING:
     from notifyq.operations.top.snapshot import Source
 
 HELP = """\
-arrows, pgup, pgdn  move             enter  open, look into it
-tab, 1 - 5          another view     esc    back, no filter
-s, S                sort, turn round /      filter by name
-p                   pause or resume the queue (asks)
-r                   retry dead messages (asks)
-space               look now         q      quit
+arrows, pgup, pgdn  move             enter  open
+tab, 1 - 5          other view       esc    back, clear filter
+s, S                sort, reverse    /      filter by name
+p                   pause or resume the queue (confirm)
+r                   retry dead messages (confirm)
+space               update now       q      quit
 
-waiting  can be handed out now; ~ is a guess, where very many are
+waiting  available now; ~ is an estimate
 running  locked by a worker          later  scheduled
 oldest   waits for so long           rate   of the last minute
-dead     within a day, not retried   run95  95 of 100 took no longer
+dead     within 24 h, not retried    run95  95 % took no longer
 """
 
 
 class Host(Protocol):
-    """What screens need of the app."""
+    """What screens use of the application."""
 
     source: Source
     read_only: bool
-    said: str
+    notice: str
 
     def headline(self, title: str) -> Text:
-        """Give the line on top."""
+        """The first line."""
 
-    def hurry(self) -> None:
-        """Look again now."""
+    def wake(self) -> None:
+        """Read the database now."""
 
     def act(self, question: str, call: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """Ask, and on a yes do it and say what it came to."""
+        """Confirm and make a change, and show its notice."""
 
 
-class Looking(Screen[None]):
-    """A screen that the app has look at the database again and again."""
+def line(text: str) -> Text:
+    """One line, cut off where it is too long."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+class LiveScreen(Screen[None]):
+    """A screen that the application updates regularly."""
 
     BINDINGS: ClassVar[list[Any]] = [("escape", "back", "Back"), ("question_mark", "help", "Help")]
 
     @property
     def top(self) -> Host:
-        """The app."""
+        """The application."""
         return cast("Host", self.app)
 
-    async def look(self) -> None:
-        """Ask for what is shown."""
+    async def fetch(self) -> None:
+        """Read what the screen shows."""
 
     def show(self) -> None:
-        """Show it."""
+        """Show what was read."""
 
     def paint(self) -> None:
-        """Show it where there is a screen: it may not be made yet, or gone when an answer comes."""
+        """Show what was read, unless the screen does not exist yet or any more."""
         with suppress(NoMatches):
             self.show()
 
     def hints(self) -> str:
-        """The keys that do something here."""
+        """The keys of this screen."""
         return "esc back  ? help  q quit"
 
     def frame(self, title: str) -> None:
-        """Write the line on top and that at the bottom."""
+        """Write the first and the last line."""
         self.query_one("#head", Static).update(self.top.headline(title))
-        said = self.top.said or self.hints()
-        self.query_one("#hints", Static).update(Text(said, no_wrap=True, overflow="ellipsis"))
+        self.query_one("#hints", Static).update(line(self.top.notice or self.hints()))
 
     def on_mount(self) -> None:
-        """Look at once."""
+        """Read at once."""
         self.paint()
-        self.top.hurry()
+        self.top.wake()
 
     def on_resize(self) -> None:
-        """Use the room there is."""
+        """Use the new size."""
         self.paint()
 
     def on_key(self) -> None:
-        """What was said has been read."""
-        self.top.said = ""
+        """Remove the notice."""
+        self.top.notice = ""
 
     def action_back(self) -> None:
         """Go back."""
         if len(self.app.screen_stack) > 2:
             self.app.pop_screen()
-            self.top.hurry()
+            self.top.wake()
 
     def action_help(self) -> None:
         """Show the keys."""
         self.app.push_screen(Help())
 
 
-class Detail(Looking):
-    """A longer text about one thing, which can be scrolled."""
+class Detail(LiveScreen):
+    """A long text that can be scrolled."""
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -114,7 +118,7 @@ class Detail(Looking):
         self.text = "…"
 
     def compose(self) -> ComposeResult:
-        """Head, text, hints."""
+        """First line, text, last line."""
         yield Static(id="head")
         with VerticalScroll():
             yield Static(id="text", markup=False)
@@ -127,12 +131,12 @@ class Detail(Looking):
 
 
 class Help(ModalScreen[None]):
-    """The keys, and what columns mean."""
+    """The keys, and the meaning of columns."""
 
     BINDINGS: ClassVar[list[Any]] = [("escape,q,question_mark,enter,space", "dismiss", "Back")]
 
     def compose(self) -> ComposeResult:
-        """One text."""
+        """The text."""
         with VerticalScroll(classes="box"):
             yield Static(Text(HELP), markup=False)
 
@@ -141,8 +145,8 @@ class Help(ModalScreen[None]):
         self.dismiss(result)
 
 
-class Ask(ModalScreen[bool]):
-    """A question before something is changed; only `y` is a yes."""
+class Question(ModalScreen[bool]):
+    """Confirms a change; only `y` is a yes."""
 
     BINDINGS: ClassVar[list[Any]] = [
         ("y", "answer(True)", "Yes"),

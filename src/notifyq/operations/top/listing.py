@@ -1,4 +1,4 @@
-"""Messages in a table: those of a queue, of a group of dead ones, of a subscriber."""
+"""Lists of messages: of a queue, of a group of dead messages, of a subscriber."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from notifyq.operations import monitor
 from notifyq.operations.masks import redacted
 from notifyq.operations.monitor import Conditions
 from notifyq.operations.top import acts
-from notifyq.operations.top.details import OfMessage
-from notifyq.operations.top.frame import Looking
+from notifyq.operations.top.details import MessageScreen
+from notifyq.operations.top.frame import LiveScreen
 from notifyq.operations.top.snapshot import Row, Snapshot
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import age, printable
-from notifyq.operations.top.views import View, figure, words
+from notifyq.operations.top.views import Column, View, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from notifyq.operations.monitor import DeadGroup, Found
     from notifyq.operations.top.snapshot import Source
 
-    Ask: TypeAlias = Callable[[Source], Coroutine[Any, Any, list[Row]]]
+    Find: TypeAlias = Callable[[Source], Coroutine[Any, Any, list[Row]]]
 
 _MOST = 200
 """Messages that are listed."""
@@ -41,57 +41,64 @@ _MOST = 200
 MESSAGES = View(
     "Messages",
     (
-        figure("id", lambda _, it: str(it.id), lambda _, it: it.id),
-        words("state", lambda _, it: it.state, None, 0, 14),
-        figure("since", lambda seen, it: age(seen.now, it.at), None),
-        figure("tries", lambda _, it: str(it.attempts), None, 1),
-        words("type", lambda _, it: it.type, None, 2, 16),
-        words("message or error", lambda _, it: it.text, None, 0, 200),
+        Column("id", lambda _, it: str(it.id), lambda _, it: it.id),
+        text("state", "state", most=14),
+        Column("since", lambda seen, it: age(seen.now, it.at)),
+        Column("attempts", lambda _, it: str(it.attempts), rank=1),
+        text("type", "type", 2, 16),
+        text("message or error", "text", most=200),
     ),
     lambda seen: seen.messages,
     lambda it: f"{it.id} {it.state} {it.type} {it.text}",
-    "no message is here",
+    "there are no messages",
     first=-1,
 )
 
 
-def _row(it: Message | ArchivedMessage, masks: Masks) -> Row:
-    dead = isinstance(it, ArchivedMessage)
+def _row(it: Message | ArchivedMessage | Found, masks: Masks) -> Row:
     state = it.status if isinstance(it, ArchivedMessage) else it.state
-    at = it.archived_at if isinstance(it, ArchivedMessage) else it.locked_at or it.created_at
-    text = _text(it.details if dead else None, it.message, masks)
-    return Row(it.id, state, at, it.attempts, printable(it.type), text)
+    archived_at = getattr(it, "archived_at", None)
+    at = archived_at or it.locked_at or it.created_at
+    details = it.details if archived_at else None
+    # The most useful line of a message: its error, or else its payload. With masks only the kind of
+    # the error is shown, because the headers, which may be hidden, are not known here.
+    if masks.are_none:
+        shown = details or it.message
+    else:
+        shown = redacted(details, masks, None) or masks.text(it.message, indent=None)
+    return Row(it.id, state, at, it.attempts, printable(it.type), printable(shown))
 
 
-class Listing(Looking):
-    """A table of messages, of which each can be looked at in full."""
+class Listing(LiveScreen):
+    """A table of messages; `enter` opens one."""
 
     BINDINGS: ClassVar[list[Any]] = [("r", "retry", "Retry")]
 
-    def __init__(self, title: str, ask: Ask) -> None:
+    def __init__(self, title: str, find: Find) -> None:
         super().__init__()
         self._title = title
-        self._ask = ask
+        self._find = find
         self._rows: list[Row] | None = None
         self._now: datetime | None = None
         self.is_of_dead = True
 
     def compose(self) -> ComposeResult:
-        """Head, table, hints."""
+        """First line, table, last line."""
         yield Static(id="head")
         yield Static(id="views")
         yield Table()
         yield Static(id="hints")
 
     def hints(self) -> str:
-        """The keys that do something here."""
+        """The keys of this screen."""
         retry = "r retry  " if self.is_of_dead and not self.top.read_only else ""
         return f"enter open  {retry}esc back  ? help  q quit"
 
-    async def look(self) -> None:
-        """Ask for the messages, and the time."""
-        self._now = await self.top.source.ask(monitor.clock(self.top.source.database))
-        self._rows = await self.top.source.ask(self._ask(self.top.source))
+    async def fetch(self) -> None:
+        """Read the messages and the time."""
+        source = self.top.source
+        self._now = await source.call(monitor.clock(source.database))
+        self._rows = await source.call(self._find(source))
 
     def show(self) -> None:
         """Show the table."""
@@ -100,8 +107,8 @@ class Listing(Looking):
             return
         table = self.query_one(Table)
         found = table.show(MESSAGES, Snapshot(now=self._now, messages=tuple(self._rows)))
-        said = MESSAGES.empty if not found else f"the first {_MOST}" if found >= _MOST else ""
-        self.query_one("#views", Static).update(Text(f"{self.remark()}  {said}"))
+        limit = MESSAGES.empty if not found else f"the first {_MOST}" if found >= _MOST else ""
+        self.query_one("#views", Static).update(Text(f"{self.remark()}  {limit}"))
         if self.focused is None:
             table.focus()
 
@@ -110,13 +117,13 @@ class Listing(Looking):
         return ""
 
     def on_data_table_row_selected(self, _event: DataTable.RowSelected) -> None:
-        """Look at the message in full."""
+        """Open the message."""
         row = self.query_one(Table).current
         if row is not None:
-            self.app.push_screen(OfMessage(row.id))
+            self.app.push_screen(MessageScreen(row.id))
 
     def action_retry(self) -> None:
-        """Publish the message again."""
+        """Retry the message."""
         row = self.query_one(Table).current
         if row is not None and self.is_of_dead:
             database = self.top.source.database
@@ -124,13 +131,13 @@ class Listing(Looking):
             self.top.act(question, lambda: acts.retry(database, [row.id]))
 
 
-class OfQueue(Listing):
-    """The live messages of a queue, or its dead ones."""
+class QueueMessages(Listing):
+    """The live or the dead messages of a queue."""
 
     BINDINGS: ClassVar[list[Any]] = [("tab,left,right", "turn", "Live or dead")]
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"queue {printable(queue)}", self._find)
+        super().__init__(f"queue {printable(queue)}", self._messages)
         self._queue = queue
         self.is_of_dead = False
 
@@ -139,7 +146,7 @@ class OfQueue(Listing):
         return " live  [dead]" if self.is_of_dead else "[live]  dead "
 
     def hints(self) -> str:
-        """The keys that do something here."""
+        """The keys of this screen."""
         return f"tab live or dead  {super().hints()}"
 
     def action_turn(self) -> None:
@@ -147,10 +154,10 @@ class OfQueue(Listing):
         self.is_of_dead = not self.is_of_dead
         self._rows = []
         self.show()
-        self.top.hurry()
+        self.top.wake()
 
-    async def _find(self, source: Source) -> list[Row]:
-        """Ask for the live ones, the oldest first, or the dead ones, the latest first."""
+    async def _messages(self, source: Source) -> list[Row]:
+        """The live messages, the oldest first, or the dead ones, the latest first."""
         archive = Archive(source.database)
         if self.is_of_dead:
             return [_row(it, source.masks) for it in await archive.dead(self._queue, _MOST)]
@@ -173,21 +180,7 @@ def of_group(group: DeadGroup, masks: Masks) -> Listing:
 
     async def find(source: Source) -> list[Row]:
         page = await monitor.search(source.database, conditions, quantity=_MOST)
-        return [_found(it, source.masks) for it in page.messages]
+        return [_row(it, source.masks) for it in page.messages]
 
     name = redacted(group.fingerprint, masks, None)
     return Listing(f"dead: {printable(name)[:60]}", find)
-
-
-def _found(it: Found, masks: Masks) -> Row:
-    at = it.archived_at or it.locked_at or it.created_at
-    text = _text(it.details, it.message, masks)
-    return Row(it.id, it.state, at, it.attempts, printable(it.type), text)
-
-
-def _text(details: str | None, message: str | None, masks: Masks) -> str:
-    """What tells most about a message in one line: its error, else its payload."""
-    if masks.are_none:
-        return printable(details or message)
-    # Its headers, too, may have what is to be hidden: of an error only the kind is shown here.
-    return printable(redacted(details, masks, None) or masks.text(message, indent=None))

@@ -1,4 +1,4 @@
-"""What `top` would show now, for a pipe: as text or as JSON."""
+"""The output of `notifyq top --once`: text or JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from notifyq.operations.masks import redacted
-from notifyq.operations.top.layout import chosen, cut, fitting
-from notifyq.operations.top.text import condition, summary
-from notifyq.operations.top.views import HEALTH, VIEWS
+from notifyq.operations.top.text import status_line, summary
+from notifyq.operations.top.views import HEALTH, VIEWS, chosen, cut, fitting
 
 if TYPE_CHECKING:
     from notifyq.operations.masks import Masks
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def as_text(seen: Snapshot, width: int) -> str:
-    """All views one below the other; that of the database's health as its one line."""
-    lines = [summary(seen), condition(seen)]
+    """All views except health, which is only one line."""
+    lines = [summary(seen), status_line(seen)]
     for view in VIEWS:
         rows = chosen(view, seen)
         if view is HEALTH or not rows:
@@ -37,7 +36,7 @@ def as_text(seen: Snapshot, width: int) -> str:
 
 
 def as_json(seen: Snapshot, masks: Masks) -> dict[str, Any]:
-    """All figures by name."""
+    """All numbers by name."""
     return {
         "at": seen.now,
         "queues": [{**asdict(it), "rate": asdict(seen.rates[it.queue])} for it in seen.backlog],

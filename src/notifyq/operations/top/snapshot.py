@@ -1,4 +1,4 @@
-"""What `top` shows at one moment: a few calls, one after the other, never two at a time."""
+"""Reads what `top` shows, one call after the other over one connection."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import time
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from notifyq.operations import monitor
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable, Sequence
     from datetime import datetime
 
     from notifyq.database.pool import Database
@@ -24,30 +24,32 @@ if TYPE_CHECKING:
         Health,
         Lag,
         Point,
-        Presence,
         Session,
+        WorkerInfo,
     )
 
+Answer = TypeVar("Answer")
+
 WINDOW = 6
-"""Steps of time over which rates are taken: the last minute."""
+"""Time steps of a rate: the last minute."""
 STEP = timedelta(seconds=10)
 _MOST = 50_000
-"""Rows of the archive that are read for rates; of more there are fewer steps."""
+"""Rows of the archive that are read for rates; with more rows the rate has fewer steps."""
 _DEAD_SINCE = timedelta(days=1)
-_SELDOM = 10.0
-"""Seconds between two looks at what changes slowly."""
+_SLOWLY = 10.0
+"""Seconds between two reads of what changes slowly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was finished lately, by second, and how long it took."""
+    """Messages finished per second lately, and how long they took."""
 
     finished: float = 0.0
     dead: float = 0.0
     wait_p95: timedelta | None = None
     run_p95: timedelta | None = None
     course: tuple[float, ...] = ()
-    """Finished a second in each step, the earliest first."""
+    """Finished per second in each time step, the earliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +66,45 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that the views show."""
+    """What the views show."""
 
     now: datetime
-    """By the clock of the server."""
+    """The time of the server."""
     backlog: tuple[Backlog, ...] = ()
     rates: dict[str, Rate] = field(default_factory=dict)
     total: Rate = Rate()
-    workers: tuple[Presence, ...] = ()
+    workers: tuple[WorkerInfo, ...] = ()
     lags: tuple[Lag, ...] = ()
     groups: tuple[DeadGroup, ...] = ()
     health: Health | None = None
     holders: tuple[Session, ...] = ()
     cron: tuple[CronEntry, ...] = ()
     messages: tuple[Row, ...] = ()
-    """Of a list of some."""
+    """Only in lists of messages."""
     took: float = 0.0
-    """Seconds of all calls together."""
+    """Seconds of all calls."""
 
 
 class Source:
-    """One connection, for one call at a time, and what is to be hidden of what it finds."""
+    """The database, one call at a time, and the masks."""
 
     def __init__(self, database: Database, masks: Masks = Masks()) -> None:  # noqa: B008  frozen
         self.database = database
         self.masks = masks
-        self._turn = asyncio.Lock()
-        self._seldom: dict[str, Any] = {}
-        self._seldom_at = 0.0
+        self._lock = asyncio.Lock()
+        self._slow: dict[str, Any] = {}
+        self._slow_at = 0.0
 
-    async def ask(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Have an answer; a call that another one is under way for waits for it."""
-        async with self._turn:
+    async def call(self, call: Awaitable[Answer]) -> Answer:
+        """Make a call, after the one that is running."""
+        async with self._lock:
             return await call
 
-    async def look(self) -> Snapshot:
-        """Look at everything."""
-        async with self._turn:
-            return await self._look()
+    async def snapshot(self) -> Snapshot:
+        """Read everything."""
+        return await self.call(self._read())
 
-    async def _look(self) -> Snapshot:
+    async def _read(self) -> Snapshot:
         database, began = self.database, time.monotonic()
         now = await monitor.clock(database)
         backlog = await monitor.backlog(database)
@@ -117,9 +118,9 @@ class Source:
         )
         workers = await monitor.workers(database, most=1)
         lags = await monitor.lags(database)
-        if time.monotonic() - self._seldom_at >= _SELDOM:
-            self._seldom = await self._look_seldom(now)
-            self._seldom_at = time.monotonic()
+        if time.monotonic() - self._slow_at >= _SLOWLY:
+            self._slow = await self._read_slow(now)
+            self._slow_at = time.monotonic()
         points = [it for it in done.points if it.bucket_at <= now - STEP]
         rates = rates_of(points, [it.queue for it in backlog])
         return Snapshot(
@@ -130,10 +131,10 @@ class Source:
             workers=tuple(workers),
             lags=tuple(lags),
             took=time.monotonic() - began,
-            **self._seldom,
+            **self._slow,
         )
 
-    async def _look_seldom(self, now: datetime) -> dict[str, Any]:
+    async def _read_slow(self, now: datetime) -> dict[str, Any]:
         database = self.database
         dead = await monitor.dead_groups(
             database, Conditions(since=now - _DEAD_SINCE), budget=timedelta(seconds=0.3)
@@ -146,17 +147,17 @@ class Source:
         }
 
     def _masked(self, group: DeadGroup) -> DeadGroup:
-        # By its fingerprint it is acted on, so that stays; shown is the sample.
+        # Actions need the fingerprint as it is; the views show the sample.
         sample = redacted(group.sample or group.fingerprint, self.masks, None)
         return group if self.masks.are_none else replace(group, sample=sample)
 
     def forget(self) -> None:
-        """Look at everything anew next time."""
-        self._seldom_at = 0.0
+        """Read everything next time."""
+        self._slow_at = 0.0
 
 
 def _sum(rates: list[Rate]) -> Rate:
-    # Of the times the worst: those of all messages together are not in those of queues.
+    # Percentiles of queues cannot be combined: the largest is shown.
     return Rate(
         finished=sum(it.finished for it in rates),
         dead=sum(it.dead for it in rates),
@@ -166,7 +167,7 @@ def _sum(rates: list[Rate]) -> Rate:
 
 
 def rates_of(points: Sequence[Point], queues: Sequence[str]) -> dict[str, Rate]:
-    """What the points say of each of these queues."""
+    """The rate of each of these queues."""
     steps = sorted({it.bucket_at for it in points})[-WINDOW:]
     by_queue: dict[str, list[Point]] = {queue: [] for queue in queues}
     for point in points:

@@ -1,4 +1,4 @@
-"""A table that is filled anew every other second and keeps its place meanwhile."""
+"""A table that is filled again regularly while its cursor stays on the same row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from textual.widgets import DataTable
 
-from notifyq.operations.top.layout import chosen, cut, fitting
+from notifyq.operations.top.views import chosen, cut, fitting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ MOST = 500
 
 
 class Table(DataTable[Text]):
-    """Rows of a view under a cursor that stays with its row, whatever comes and goes."""
+    """The rows of a view, with filter and order."""
 
     def __init__(self) -> None:
         super().__init__(cursor_type="row", cell_padding=1)
@@ -45,7 +45,12 @@ class Table(DataTable[Text]):
         with self.app.batch_update():
             self._lay_out(view, columns)
             for row in rows:
-                self.add_row(*(_cell(column, width, seen, row) for column, width in columns))
+                self.add_row(
+                    *(
+                        Text(cut(it.cell(seen, row), width), justify=_side(it), no_wrap=True)
+                        for it, width in columns
+                    )
+                )
             self.shown = rows
             keys = [view.key(it) for it in rows]
             key = None if before is None else view.key(before)
@@ -55,23 +60,19 @@ class Table(DataTable[Text]):
         return found
 
     def next_sort(self, view: View) -> None:
-        """Sort by the next column that can be sorted by."""
-        able = [place for place, it in enumerate(view.columns) if it.order is not None]
+        """Sort by the next column that has an order."""
+        sortable = [index for index, it in enumerate(view.columns) if it.order is not None]
         now = view.first if self.sorted_by is None else self.sorted_by
-        self.sorted_by = next((place for place in able if place > now), able[0])
+        self.sorted_by = next((index for index in sortable if index > now), sortable[0])
         self.flip = False
 
     def _lay_out(self, view: View, columns: Sequence[tuple[Column, int]]) -> None:
-        place = view.first if self.sorted_by is None else self.sorted_by
-        layout = [
-            (
-                f"{it.title}{_mark(it, self.flip)}"
-                if view.columns.index(it) == place
-                else it.title,
-                width,
-            )
-            for it, width in columns
-        ]
+        index = view.first if self.sorted_by is None else self.sorted_by
+        layout = []
+        for it, width in columns:
+            is_sorted = view.columns.index(it) == index
+            mark = "▾" if it.is_number != self.flip else "▴"
+            layout.append((f"{it.title}{mark}" if is_sorted else it.title, width))
         if layout == self._layout:
             self.clear()
             return
@@ -81,13 +82,5 @@ class Table(DataTable[Text]):
             self.add_column(Text(title, justify=_side(column)), width=width)
 
 
-def _mark(column: Column, flip: bool) -> str:  # noqa: FBT001
-    return "▾" if column.is_number != flip else "▴"
-
-
 def _side(column: Column) -> Any:
     return "right" if column.is_number else "left"
-
-
-def _cell(column: Column, width: int, seen: Snapshot, row: Any) -> Text:
-    return Text(cut(column.cell(seen, row), width), justify=_side(column), no_wrap=True)

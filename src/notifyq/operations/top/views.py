@@ -1,27 +1,32 @@
-"""The views of `top`: which rows they have, in which columns, and what is left out when narrow."""
+"""The views of `top`: their rows and columns, and which columns fit into the terminal."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq.operations.top.text import age, count, course, lasting, per_second, printable, size
+from notifyq.operations.texts import size
+from notifyq.operations.top.text import age, count, course, lasting, per_second, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
 
     from notifyq.operations.top.snapshot import Snapshot
 
     Cell = Callable[[Snapshot, Any], str]
     Order = Callable[[Snapshot, Any], Any]
 
-_NEVER = datetime.max.replace(tzinfo=UTC)
+_GAP = 2
+"""Blanks between two columns."""
+_READABLE = 12
+"""Characters that a shortened text keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; `order` is what its rows are sorted by, `rank` how early it makes room."""
+    """A column; `order` sorts its rows, and a column with a higher `rank` disappears earlier."""
 
     title: str
     cell: Cell
@@ -31,27 +36,15 @@ class Column:
     most: int = 60
 
 
-def figure(title: str, cell: Cell, order: Order | None = None, rank: int = 0) -> Column:
-    """A column of numbers."""
-    return Column(title, cell, order, rank)
-
-
-def words(
-    title: str, cell: Cell, order: Order | None = None, rank: int = 0, most: int = 60
-) -> Column:
-    """A column of texts, up to `most` wide."""
-    return Column(title, cell, order, rank, is_number=False, most=most)
-
-
 @dataclass(frozen=True, slots=True)
 class View:
-    """One table; rows are sorted by the column `first` until somebody wants another one."""
+    """A table; its rows are sorted by the column `first` until the user chooses another one."""
 
     name: str
     columns: tuple[Column, ...]
     rows: Callable[[Snapshot], Sequence[Any]]
     key: Callable[[Any], str]
-    """What tells a row from all others, and what a filter looks at."""
+    """Identifies a row, and is what the filter searches."""
     empty: str
     first: int = 0
     is_descending: bool = False
@@ -67,150 +60,145 @@ class Line:
     note: str
 
 
-def _rate(seen: Snapshot, row: Any) -> Any:
-    return seen.rates[row.queue]
+def text(title: str, name: str, rank: int = 0, most: int = 60) -> Column:
+    """A column of texts, or of lists of texts, up to `most` wide."""
+
+    def cell(_: Snapshot, row: Any) -> str:
+        value = getattr(row, name)
+        return printable(value if isinstance(value, str) else ", ".join(value or ()))
+
+    return Column(title, cell, cell, rank, is_number=False, most=most)
+
+
+def number(title: str, name: str, rank: int = 0) -> Column:
+    """A column of numbers."""
+
+    def order(_: Snapshot, row: Any) -> float:
+        value: float = getattr(row, name)
+        return value
+
+    return Column(title, lambda seen, row: count(order(seen, row)), order, rank)
+
+
+def since(title: str, name: str, rank: int = 0) -> Column:
+    """A column of ages."""
+
+    def order(seen: Snapshot, row: Any) -> timedelta:
+        at: datetime | None = getattr(row, name)
+        return seen.now - (at or seen.now)
+
+    return Column(title, lambda seen, row: age(seen.now, getattr(row, name)), order, rank)
+
+
+def _rate(title: str, name: str, write: Callable[[Any], str], rank: int = 0) -> Column:
+    def value(seen: Snapshot, row: Any) -> Any:
+        return getattr(seen.rates[row.queue], name)
+
+    def order(seen: Snapshot, row: Any) -> Any:
+        return value(seen, row) is not None, value(seen, row)
+
+    return Column(title, lambda seen, row: write(value(seen, row)), order, rank)
 
 
 def _state(_seen: Snapshot, row: Any) -> str:
-    said = ["paused"] if row.paused else []
-    said += [f"{row.expired} expired"] if row.expired else []
-    return ", ".join(said)
+    found = ["paused"] if row.paused else []
+    return ", ".join(found + ([f"{row.expired} expired"] if row.expired else []))
+
+
+def _running(_seen: Snapshot, row: Any) -> str:
+    return "/".join("-" if it is None else str(it) for it in (row.running, row.concurrency))
 
 
 QUEUES = View(
     "Queues",
     (
-        words("queue", lambda _, it: it.queue, lambda _, it: it.queue, 0, 28),
-        figure(
+        text("queue", "queue", most=28),
+        Column(
             "waiting",
             lambda _, it: count(it.waiting, exact=it.is_exact),
             lambda _, it: it.waiting,
         ),
-        figure("running", lambda _, it: count(it.locked), lambda _, it: it.locked),
-        figure(
-            "oldest",
-            lambda seen, it: age(seen.now, it.oldest_waiting_at),
-            lambda seen, it: seen.now - (it.oldest_waiting_at or seen.now),
+        number("running", "locked"),
+        since("oldest", "oldest_waiting_at"),
+        _rate("rate", "finished", per_second),
+        number("dead", "dead"),
+        Column("state", _state, _state, 1, is_number=False, most=20),
+        Column(
+            "minute", lambda seen, it: course(seen.rates[it.queue].course), rank=5, is_number=False
         ),
-        figure(
-            "rate",
-            lambda seen, it: per_second(_rate(seen, it).finished),
-            lambda seen, it: _rate(seen, it).finished,
-        ),
-        figure("dead", lambda _, it: count(it.dead), lambda _, it: it.dead),
-        words("state", _state, _state, 1, 20),
-        words("minute", lambda seen, it: course(_rate(seen, it).course), None, 5),
-        figure(
-            "run95",
-            lambda seen, it: lasting(_rate(seen, it).run_p95),
-            lambda seen, it: _rate(seen, it).run_p95 or timedelta(),
-            3,
-        ),
-        figure(
+        _rate("run95", "run_p95", lasting, 3),
+        Column(
             "later",
             lambda _, it: count(it.scheduled, exact=it.is_exact),
             lambda _, it: it.scheduled,
             2,
         ),
-        figure(
-            "wait95",
-            lambda seen, it: lasting(_rate(seen, it).wait_p95),
-            lambda seen, it: _rate(seen, it).wait_p95 or timedelta(),
-            4,
-        ),
+        _rate("wait95", "wait_p95", lasting, 4),
     ),
     lambda seen: seen.backlog,
     lambda it: it.queue,
-    "there is no queue",
+    "there are no queues",
 )
 
 WORKERS = View(
     "Workers",
     (
-        words("worker", lambda _, it: printable(it.name), lambda _, it: it.name, 0, 30),
-        words("state", lambda _, it: it.state, lambda _, it: it.state, 0),
-        figure(
-            "running",
-            lambda _, it: f"{_or_dash(it.running)}/{_or_dash(it.concurrency)}",
-            lambda _, it: it.running or 0,
-        ),
-        figure("held", lambda _, it: count(it.held), lambda _, it: it.held),
-        figure("expired", lambda _, it: count(it.expired), lambda _, it: it.expired, 1),
-        figure(
-            "seen",
-            lambda seen, it: age(seen.now, it.seen_at),
-            lambda seen, it: seen.now - (it.seen_at or seen.now),
-            1,
-        ),
-        figure(
-            "up",
-            lambda seen, it: age(seen.now, it.started_at),
-            lambda seen, it: seen.now - (it.started_at or seen.now),
-            3,
-        ),
-        words(
+        text("worker", "name", most=30),
+        text("state", "state"),
+        Column("running", _running, lambda _, it: it.running or 0),
+        number("held", "held"),
+        number("expired", "expired", 1),
+        since("seen", "seen_at", 1),
+        since("up", "started_at", 3),
+        Column(
             "serves",
             lambda _, it: printable(", ".join((*it.queues, *it.streams))),
             lambda _, it: it.queues,
             2,
-            40,
+            is_number=False,
+            most=40,
         ),
-        words("version", lambda _, it: it.version or "", lambda _, it: it.version or "", 4),
+        text("version", "version", 4),
     ),
     lambda seen: seen.workers,
     lambda it: it.name,
-    "no worker is here",
+    "there are no workers",
 )
 
 DEAD = View(
     "Dead",
     (
-        figure("dead", lambda _, it: count(it.dead), lambda _, it: it.dead),
-        figure(
-            "last",
-            lambda seen, it: age(seen.now, it.last_at),
-            lambda _, it: it.last_at,
-        ),
-        words(
-            "queue",
-            lambda _, it: printable(", ".join(it.queues)),
-            lambda _, it: it.queues,
-            0,
-            20,
-        ),
-        words("ended", lambda _, it: ", ".join(it.statuses), None, 2, 14),
-        words(
+        number("dead", "dead"),
+        Column("last", lambda seen, it: age(seen.now, it.last_at), lambda _, it: it.last_at),
+        text("queue", "queues", most=20),
+        text("ended", "statuses", 2, 14),
+        Column(
             "error",
             lambda _, it: printable(it.sample or it.fingerprint or "(no text)"),
             lambda _, it: it.fingerprint or "",
-            0,
-            200,
+            is_number=False,
+            most=200,
         ),
     ),
     lambda seen: seen.groups,
     lambda it: it.fingerprint or "(no text)",
-    "nothing has died within a day",
+    "no dead messages within 24 hours",
     is_descending=True,
 )
 
 STREAMS = View(
     "Streams",
     (
-        words("stream", lambda _, it: it.stream, lambda _, it: it.stream, 0, 24),
-        words("subscriber", lambda _, it: it.subscriber, lambda _, it: it.subscriber, 0, 24),
-        figure("lag", lambda _, it: lasting(it.lag), lambda _, it: it.lag),
-        figure("pending", lambda _, it: count(it.pending), lambda _, it: it.pending),
-        figure("again", lambda _, it: count(it.retries), lambda _, it: it.retries, 1),
-        figure(
-            "seen",
-            lambda seen, it: age(seen.now, it.last_seen_at),
-            lambda _, it: it.last_seen_at or _NEVER,
-            3,
-        ),
+        text("stream", "stream", most=24),
+        text("subscriber", "subscriber", most=24),
+        Column("lag", lambda _, it: lasting(it.lag), lambda _, it: it.lag),
+        number("pending", "pending"),
+        number("retries", "retries", 1),
+        since("seen", "last_seen_at", 3),
     ),
     lambda seen: seen.lags,
     lambda it: f"{it.stream}/{it.subscriber}",
-    "nobody subscribes to a stream",
+    "there are no subscribers",
 )
 
 
@@ -218,9 +206,9 @@ def _health(seen: Snapshot) -> list[Line]:
     lines = [
         Line(
             f"xmin: {it.cause}",
-            printable(f"pid {it.pid} {it.application or ''}" if it.pid else it.name),
+            f"pid {it.pid} {it.application or ''}" if it.pid else it.name,
             count(it.xmin_age or 0),
-            printable(it.advice),
+            it.advice,
         )
         for it in seen.holders
     ]
@@ -229,12 +217,12 @@ def _health(seen: Snapshot) -> list[Line]:
             it.entry,
             it.schedule,
             it.last_status or ("not yet run" if it.is_active else "off"),
-            f"{it.failed} failed: {printable(it.last_message)}" if it.failed else "",
+            f"{it.failed} failed: {it.last_message}" if it.failed else "",
         )
         for it in seen.cron
     ]
     figures = seen.health.figures if seen.health is not None else ()
-    # Of each table many are nought, which nobody looks for.
+    # Many numbers of tables are zero, which nobody needs to see.
     return lines + [
         Line(it.name, it.subject, _value(it.value, it.unit), "")
         for it in figures
@@ -243,20 +231,24 @@ def _health(seen: Snapshot) -> list[Line]:
 
 
 def _value(value: float, unit: str) -> str:
-    if unit == "bytes":
-        return size(value)
-    if unit == "seconds":
-        return lasting(timedelta(seconds=value))
-    return f"{value:.0%}" if unit == "ratio" else f"{count(value)} {unit}"
+    match unit:
+        case "bytes":
+            return size(value)
+        case "seconds":
+            return lasting(timedelta(seconds=value))
+        case "ratio":
+            return f"{value:.0%}"
+        case _:
+            return f"{count(value)} {unit}"
 
 
 HEALTH = View(
     "Health",
     (
-        words("figure", lambda _, it: it.what, lambda _, it: it.what, 0, 30),
-        words("of", lambda _, it: it.subject, lambda _, it: it.subject, 0, 30),
-        figure("value", lambda _, it: it.value, None),
-        words("note", lambda _, it: it.note, None, 1, 80),
+        text("figure", "what", most=30),
+        text("of", "subject", most=30),
+        Column("value", lambda _, it: it.value),
+        text("note", "note", 1, 80),
     ),
     _health,
     lambda it: f"{it.what} {it.subject}",
@@ -267,5 +259,47 @@ HEALTH = View(
 VIEWS = (QUEUES, WORKERS, DEAD, STREAMS, HEALTH)
 
 
-def _or_dash(number: int | None) -> str:
-    return "-" if number is None else str(number)
+def chosen(
+    view: View, seen: Snapshot, *, wanted: str = "", sort: int | None = None, flip: bool = False
+) -> list[Any]:
+    """The rows of a view that match the filter, in their order."""
+    rows = [it for it in view.rows(seen) if wanted.casefold() in view.key(it).casefold()]
+    index = view.first if sort is None else sort
+    if index < 0 or (order := view.columns[index].order) is None:
+        return rows
+    # The largest numbers come first, and texts in alphabetical order.
+    is_descending = view.is_descending if sort is None else view.columns[index].is_number
+    return sorted(rows, key=lambda it: order(seen, it), reverse=is_descending != flip)
+
+
+def fitting(
+    view: View, seen: Snapshot, rows: Iterable[Any], width: int
+) -> list[tuple[Column, int]]:
+    """The columns that fit into a width, each with its own width."""
+    listed = list(rows)
+    widths = {
+        column.title: min(
+            max([len(column.title) + 1, *(len(column.cell(seen, it)) for it in listed)]),
+            column.most,
+        )
+        for column in view.columns
+    }
+    left = list(view.columns)
+    while (over := sum(widths[it.title] + _GAP for it in left) - width) > 0:
+        # First the longest text is shortened, then the column with the highest rank disappears.
+        long = max(left, key=lambda it: 0 if it.is_number else widths[it.title])
+        room = widths[long.title] - _READABLE
+        least = max(left, key=lambda it: (it.rank, left.index(it)))
+        if not long.is_number and room > 0 and (room >= over or least.rank == 0):
+            widths[long.title] -= min(room, over)
+        elif len(left) > 1:
+            left.remove(least if least.rank > 0 else left[-1])
+        else:
+            widths[left[0].title] = max(1, width - _GAP)
+            break
+    return [(it, widths[it.title]) for it in left]
+
+
+def cut(text: str, width: int) -> str:
+    """A text that is at most that wide."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"

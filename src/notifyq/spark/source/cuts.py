@@ -1,8 +1,8 @@
-"""Where a stream of rows is cut: windows between two snapshots, walked by transaction and id.
+"""Offsets of a streaming read: a window between two snapshots, and a cut in it.
 
-A row is consumed when its transaction is seen by the snapshot `seen`, or when it is in the window
-that ends with `until` and does not lie behind the cut (xid, id). Rows of a window never change, so
-that a batch that is read again has the same ones, however late a transaction commits.
+A row is consumed when the snapshot `seen` sees its transaction, or when it is in the window up to
+`until` and not after the cut (xid, id). The rows of a window never change: a batch that is read
+again has the same rows, however late a transaction commits.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Interval = tuple[int, int]
-"""Numbers of transactions, from the first up to, and without, the second."""
+"""Numbers of transactions, from the first up to, but without, the second."""
 Cut = tuple[int, int]
-"""The number of a transaction, and the id of a row of it."""
+"""The number of a transaction, and the id of one of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far a reader has come; positions are those of messages.current_position()."""
+class Position:
+    """The position of a reader; `seen` and `until` are texts of messages.current_position()."""
 
     seen: str
     until: str
     cut: Cut = (0, 0)
     mark: str = ""
-    """The oldest table that may have held what was yet to be read."""
+    """The oldest table that may have rows that are still to be read."""
 
     @classmethod
     def parse(cls, offset: Mapping[str, Any]) -> Self:
-        """Take what Spark has kept of a place."""
+        """Return the position in an offset of Spark."""
         return cls(
             offset["seen"], offset["until"], (offset["xid"], offset["id"]), offset.get("mark", "")
         )
 
     def offset(self) -> dict[str, Any]:
-        """Give what Spark shall keep."""
+        """Return the offset that Spark stores."""
         xid, number = self.cut
         return {
             "seen": self.seen, "until": self.until, "xid": xid, "id": number, "mark": self.mark
@@ -49,32 +49,32 @@ class Place:
 
     @property
     def is_within(self) -> bool:
-        """Whether a part of the window is consumed, and the rest is not."""
+        """Whether only a part of the window is consumed."""
         return self.cut != (0, 0)
 
     def at(self, cut: Cut) -> Self:
-        """Give the place in the same window behind a cut."""
+        """Return the position after a cut in the same window."""
         return replace(self, cut=cut)
 
     def done(self, mark: str) -> Self:
-        """Give the place behind the window."""
+        """Return the position after the window."""
         return replace(self, seen=self.until, cut=(0, 0), mark=mark)
 
 
 def snapshot(position: str) -> str:
-    """Give the snapshot in a position."""
+    """Return the snapshot in a position."""
     return position.rpartition("/")[2]
 
 
 def beginning(position: str) -> str:
-    """Give the position before everything, of the server of this one: no number is below 3."""
+    """Return the first position of the same server: no transaction has a number below 3."""
     return f"{position.rpartition('/')[0]}/3:3:"
 
 
 def intervals(seen: str, until: str) -> list[Interval]:
-    """Give the transactions that are over in one snapshot and were not in an earlier one.
+    """Return the transactions that ended between two snapshots.
 
-    What still ran is left out, so that nobody has to look at all that it may have written.
+    Transactions that were still running are left out: their rows need not be read.
     """
     before, after = Snapshot.parse(seen), Snapshot.parse(until)
     first = before.xmax
@@ -87,7 +87,7 @@ def intervals(seen: str, until: str) -> list[Interval]:
 
 
 def between(found: Sequence[Interval], after: Cut, upto: Cut | None) -> list[Interval]:
-    """Give the part of intervals that holds rows behind one cut and not behind another."""
+    """Return the part of intervals with rows after one cut and up to another."""
     last = upto[0] if upto else None
     clipped = (
         (max(low, after[0]), high if last is None else min(high, last + 1)) for low, high in found
@@ -95,8 +95,8 @@ def between(found: Sequence[Interval], after: Cut, upto: Cut | None) -> list[Int
     return [(low, high) for low, high in clipped if low < high]
 
 
-def behind(after: Cut, upto: Cut | None) -> list[sql.Composable]:
-    """Tell, of rows of these transactions, those between two cuts."""
+def within_cuts(after: Cut, upto: Cut | None) -> list[sql.Composable]:
+    """Return the conditions of rows after one cut and up to another."""
     conditions: list[sql.Composable] = []
     if after != (0, 0):
         conditions.append(_compare(">", after))
@@ -111,11 +111,11 @@ def _compare(operator: str, cut: Cut) -> sql.Composable:
     )
 
 
-def of(found: Sequence[Interval]) -> sql.Composable:
-    """Tell rows whose transactions are in intervals."""
+def in_intervals(found: Sequence[Interval]) -> sql.Composable:
+    """Return the condition of rows whose transactions are in intervals."""
     if not found:
         return sql.SQL("false")
-    # The one around all is what an index is good for.
+    # An index is scanned by the interval around all.
     around = (found[0][0], found[-1][1])
     if len(found) == 1:
         return _within(around)

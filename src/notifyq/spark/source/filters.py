@@ -1,4 +1,4 @@
-"""Filters of Spark that PostgreSQL applies: those that mean exactly the same on both sides."""
+"""Filter pushdown: the filters of Spark that mean exactly the same in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _ENUMS = {"status": _STATUSES, "state": {"waiting", "scheduled", "locked"}}
 
 
 def condition(given: Any, kinds: Mapping[str, str]) -> sql.Composable | None:
-    """Give what a filter is in SQL; None: Spark has to apply it."""
+    """Return a filter as SQL; None: Spark must apply it."""
     if isinstance(given, Not):
-        # Both sides know three truths, by the same rules.
+        # Both sides have the same three-valued logic.
         inner = condition(given.child, kinds)
         return None if inner is None else sql.SQL("not ({})").format(inner)
     if len(given.attribute) != 1 or given.attribute[0] not in kinds:
         return None
     name = given.attribute[0]
-    # Texts are in another order there, and so are statuses.
+    # PostgreSQL has another order of texts and of statuses.
     if type(given) not in _OPERATORS or (type(given) in _ORDERED and kinds[name] == "string"):
         return None
     return _compare(name, _OPERATORS[type(given)], _values(given), kinds)
@@ -72,7 +72,7 @@ def _compare(
 
 
 def _value(name: str, value: Any, kinds: Mapping[str, str]) -> sql.Composable | None:
-    """Give a literal of the column's type; None: PostgreSQL has no such value."""
+    """Return a literal of the column's type; None: PostgreSQL has no such value."""
     kind = kinds[name]
     if kind == "timestamp":
         is_instant = isinstance(value, datetime) and value.tzinfo is not None
@@ -89,7 +89,7 @@ def _value(name: str, value: Any, kinds: Mapping[str, str]) -> sql.Composable | 
 
 
 def span(filters: list[Any], column: str) -> tuple[datetime | None, datetime | None]:
-    """Give the first and the last instant of a column that filters let through."""
+    """Return the first and last instant of a column that pass the filters."""
     since = until = None
     for given in filters:
         if getattr(given, "attribute", None) != (column,):

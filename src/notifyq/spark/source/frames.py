@@ -1,8 +1,7 @@
-"""Which columns a DataFrame may be published with, and how its batches become staged rows."""
+"""DataFrames to publish: the columns that they may have, and their batches as staged rows."""
 
 from __future__ import annotations
 
-import difflib
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from notifyq.errors import ConfigurationError
-from notifyq.spark import jsontext
-from notifyq.spark.staging import COLUMNS
+from notifyq.spark.publish import jsontext
+from notifyq.spark.publish.staging import COLUMNS
+from notifyq.spark.source.options import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,19 +23,15 @@ _WRITABLE = (
 )  # fmt: skip
 _OPTIONS = ("dsn", "dsn_file", "load", "queue", "stream")
 _OF_SPARK = ("checkpointlocation", "queryname")
-"""Options of a stream that Spark hands on."""
+"""Options of a streaming write that Spark passes on."""
 _MOST = 200
 """Characters of a row that an error shows."""
 _WRONG = (ValueError, OverflowError)
-"""What is raised of a value, by Arrow as well; Python knows no year after 9999."""
+"""Errors of values, also those of Arrow; Python has no year after 9999."""
 _NUMBERS = {"tinyint", "smallint", "int", "bigint"}
 _JSON = ("struct<", "map<", "array<", "variant")
 _TAKES = {
-    "queue": {"string"},
-    "stream": {"string"},
-    "type": {"string"},
-    "key": {"string"},
-    "dedup_key": {"string"},
+    **{name: {"string"} for name in ("queue", "stream", "type", "key", "dedup_key")},
     "priority": _NUMBERS,
     "max_attempts": _NUMBERS,
     "delay": _NUMBERS | {"float", "double"},
@@ -53,11 +49,11 @@ class Shape:
 
     @property
     def targets(self) -> list[str]:
-        """What all rows go into, where that is one."""
+        """The queue or stream of all rows, if there is only one."""
         return [] if self.target is None else [self.target]
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Give a batch as it is staged; a ConfigurationError shows the row that cannot be."""
+        """Return a batch as it is staged; a ConfigurationError shows the row with the error."""
         try:
             return self._staged(batch)
         except ConfigurationError:
@@ -88,7 +84,7 @@ class Shape:
         for name in ("queue", "message"):
             if columns[name].null_count:
                 raise ConfigurationError(
-                    f"column {name} has a null: leave such rows out, or publish the JSON null"
+                    f"column {name} has a null: filter such rows, or publish the JSON null"
                 )
         return pa.RecordBatch.from_pydict(columns)
 
@@ -102,17 +98,16 @@ def shape(schema: Any, options: Mapping[str, str]) -> Shape:
     """Check a schema of Spark and the options of a write."""
     for option in options:
         if option.lower() not in (*_OPTIONS, *_OF_SPARK):
-            raise _unknown("write of the data source notifyq has no option", option, _OPTIONS)
+            raise unknown("a write of the data source notifyq has no option", option, _OPTIONS)
     kinds = {name: schema[name].dataType.simpleString() for name in schema.fieldNames()}
     for name, kind in kinds.items():
         if name not in _WRITABLE:
-            raise _unknown("a message has no column", name, _WRITABLE)
+            raise unknown("a message has no column", name, _WRITABLE)
         _check(name, kind)
     named = [name for name in ("queue", "stream") if name in kinds or options.get(name)]
     if len(named) != 1 or (named[0] in kinds and options.get(named[0])):
         raise ConfigurationError(
-            "where to publish must be said once: by option queue or stream, or by a column of "
-            "one of these names"
+            "give the target exactly once: by option queue or stream, or by a column of that name"
         )
     if "message" not in kinds:
         raise ConfigurationError(
@@ -147,18 +142,12 @@ def _check(name: str, kind: str) -> None:
     if name == "message":
         if kind != "string" and not kind.startswith(_JSON):
             raise ConfigurationError(
-                f"column message is {kind}: give JSON as a string, a struct, a map, an array or a "
-                f"variant, as to_json() makes it"
+                f"column message is {kind}: use a string with JSON, a struct, a map, an array or a "
+                "variant; to_json() makes a string"
             )
     elif name == "headers":
         if kind != "string" and not kind.startswith(("struct<", "map<string,", "variant")):
-            raise ConfigurationError(f"column headers is {kind}: give a JSON object")
+            raise ConfigurationError(f"column headers is {kind}: use a JSON object")
     elif kind not in _TAKES[name] and kind != "void":
         wanted = " or ".join(sorted(_TAKES[name]))
         raise ConfigurationError(f"column {name} is {kind}, not {wanted}: convert it before")
-
-
-def _unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigurationError:
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-    return ConfigurationError(f"{what} {name!r}{hint}")

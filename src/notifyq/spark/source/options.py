@@ -1,4 +1,4 @@
-"""The options of the data source, checked, and the address of the database, which nobody sees."""
+"""The options of the data source; the DSN is never shown."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TABLES = ("archive", "dead", "events", "messages")
 _KNOWN = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")
 _FOLLOWING = (*_KNOWN, "failOnDataLoss", "from", "maxRowsPerBatch")
 _ROWS = 100_000
-"""Of a micro-batch, where nothing is said: done in a second or two, in little memory."""
+"""Rows of a micro-batch by default: it takes a second or two, and little memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read asks for. Its text has no address: plans and errors may show it."""
+    """The options of a read. Its repr has no DSN: plans and errors may show it."""
 
     dsn: str = field(repr=False)
     table: str = "archive"
@@ -36,7 +36,7 @@ class ReadOptions:
 
 
 def address(options: Mapping[str, str]) -> str:
-    """Give the DSN: of option `dsn`, of the file `dsn_file`, or of NOTIFYQ_DSN where Spark runs."""
+    """Return the DSN: option `dsn`, the file of option `dsn_file`, or NOTIFYQ_DSN of the driver."""
     if found := options.get("dsn"):
         return found
     if path := options.get("dsn_file"):
@@ -49,26 +49,26 @@ def address(options: Mapping[str, str]) -> str:
     if found := from_environment("NOTIFYQ_DSN"):
         return found
     raise ConfigurationError(
-        "no database: give option dsn or dsn_file, or set NOTIFYQ_DSN before Spark starts"
+        "no database: set option dsn or dsn_file, or NOTIFYQ_DSN before Spark starts"
     )
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Check the options of a read of what is there."""
+    """Check the options of a batch read."""
     return _read(options, _KNOWN)
 
 
 def described(options: Mapping[str, str]) -> ReadOptions:
-    """Check what both kinds of reads have: Spark asks for columns before it says which it is."""
+    """Check the options of either kind of read: Spark gets the schema before it chooses one."""
     return _read(options, _FOLLOWING)
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
-    """Check the options of a read of what comes."""
+    """Check the options of a streaming read."""
     found = _read(options, _FOLLOWING)
     if found.table == "messages":
         raise ConfigurationError(
-            "live messages come and go and cannot be followed: follow the archive, or a stream"
+            "live messages change and cannot be read as a stream: read the archive, or a stream"
         )
     strict = options.get("failOnDataLoss", "true").lower()
     if strict not in {"true", "false"}:
@@ -76,23 +76,26 @@ def stream_options(options: Mapping[str, str]) -> ReadOptions:
     start = options.get("from", "start")
     if start not in {"start", "now"} and "/" not in start:
         raise ConfigurationError(
-            f"option from: {start!r} is neither start nor now, nor what current_position() gave"
+            f"option from: {start!r} is not start, now, or a result of current_position()"
         )
     rows = _number("maxRowsPerBatch", options.get("maxRowsPerBatch"), most=10**9)
     return replace(found, start=start, rows=rows or _ROWS, is_strict=strict == "true")
 
 
 def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
-    _check_names(options, known)
+    lower = {name.lower() for name in known}
+    for name in options:
+        if name.lower() not in lower:
+            raise unknown("this read of the data source notifyq has no option", name, known)
     table = options.get("table", "events" if "stream" in options else "archive")
     if table not in TABLES:
-        raise ConfigurationError(f"option table: {table!r} is none of {', '.join(TABLES)}")
+        raise ConfigurationError(f"option table: {table!r} is not one of {', '.join(TABLES)}")
     stream = options.get("stream")
     if (table == "events") != (stream is not None):
-        raise ConfigurationError("option stream names the stream of table events, and of no other")
+        raise ConfigurationError("option stream is required for table events, and only there")
     queue = options.get("queue")
     if queue is not None and stream is not None:
-        raise ConfigurationError("option queue: events are in streams")
+        raise ConfigurationError("option queue: events belong to streams, not to queues")
     columns = options.get("columns")
     return ReadOptions(
         dsn=address(options),
@@ -104,18 +107,17 @@ def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
     )
 
 
-def _check_names(options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    lower = {name.lower() for name in known}
-    for name in options:
-        if name.lower() not in lower:
-            close = difflib.get_close_matches(name.lower(), lower, n=1)
-            hint = f": did you mean {close[0]!r}?" if close else f"; it has {', '.join(known)}"
-            raise ConfigurationError(f"the data source notifyq has no option {name!r} here{hint}")
+def unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigurationError:
+    """Return the error of an unknown name, with a similar one if there is one."""
+    names = {it.lower(): it for it in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f": did you mean {names[close[0]]!r}?" if close else f"; there are {', '.join(known)}"
+    return ConfigurationError(f"{what} {name!r}{hint}")
 
 
 def _number(name: str, text: str | None, most: int = 100_000) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
-        raise ConfigurationError(f"option {name}: {text!r} is no number from 1 to {most}")
+        raise ConfigurationError(f"option {name}: {text!r} is not a number from 1 to {most}")
     return int(text)

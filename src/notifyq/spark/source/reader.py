@@ -1,11 +1,10 @@
-"""Reading a table once: parts of equal size, all of them as of the same moment."""
+"""Batch reads: parts of equal size, all of them under one snapshot."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import re
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from notifyq.spark import statements
-from notifyq.spark.connection import connect
-from notifyq.spark.failures import translated
-from notifyq.spark.shares import together
+from notifyq.spark.connection import opened
+from notifyq.spark.engine import groups_of
 from notifyq.spark.source import cuts, tables
 from notifyq.spark.source.filters import condition, span
 from notifyq.spark.source.rows import Part, Read, rows
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from psycopg import Connection
 
+    from notifyq.spark.connection import Session
     from notifyq.spark.source.options import ReadOptions
 
 _DAY = re.compile(r"message_archive_(\d{8})")
@@ -36,7 +34,7 @@ _DAY = re.compile(r"message_archive_(\d{8})")
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A table that rows never move within, and the condition that tells its rows."""
+    """A table whose rows never move, and the condition that selects them."""
 
     name: str
     node: int
@@ -45,10 +43,10 @@ class _File:
 
 
 class TableReader(DataSourceReader):
-    """Reads what the options name, as of the moment when the read is planned."""
+    """Reads the table of the options under the snapshot of its planning."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
-        """Take what to read, and the columns to give."""
+        """Check the columns."""
         self._options = options
         self._columns = check(options.table, schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -57,8 +55,8 @@ class TableReader(DataSourceReader):
         self._until: datetime | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Split what is to be read."""
-        with closing(connect(self._options.dsn)) as session, translated():
+        """Plan the parts of the read."""
+        with opened(self._options.dsn) as session:
             if self._options.table == "messages":
                 return [Part((read,)) for read in self._of_messages(session)]
             [[position]] = session.execute(statements.POSITION).fetchall()
@@ -66,7 +64,7 @@ class TableReader(DataSourceReader):
             if self._options.stream is not None:
                 return self._of_files(common, _segments(session, self._options.stream))
             days = _days(session)
-        wanted = [day for day in days if self._reaches(_date(day.name))]
+        wanted = [day for day in days if self._is_selected(_date(day.name))]
         rest = _outside([_date(day.name) for day in days])
         return self._of_files(common, wanted, self._read([*common, rest]))
 
@@ -83,7 +81,7 @@ class TableReader(DataSourceReader):
         ).as_string(None)
         return Read(tables.query(self._options, self._columns, conditions), unchanged or None)
 
-    def _reaches(self, day: datetime) -> bool:
+    def _is_selected(self, day: datetime) -> bool:
         return (self._since is None or day + timedelta(days=1) > self._since) and (
             self._until is None or day <= self._until
         )
@@ -94,7 +92,7 @@ class TableReader(DataSourceReader):
     def _of_files(
         self, common: Sequence[sql.Composable], files: Sequence[_File], *rest: Read
     ) -> list[InputPartition]:
-        """Split large files and put small ones together; of nothing there is one empty part."""
+        """Split large files and group small ones; an empty read has one empty part."""
         share = max(1, -(-sum(file.pages for file in files) // self._wanted()))
         sized = []
         for file in files:
@@ -103,10 +101,10 @@ class TableReader(DataSourceReader):
                 pages = _pages(first, end if end < file.pages else None)
                 sized.append((end - first, self._read([file.rows, *pages, *common], file)))
         sized += [(0, read) for read in rest]
-        return [Part(tuple(reads)) for reads in together(sized, share)] or [Part(())]
+        return [Part(tuple(reads)) for reads in groups_of(sized, share)] or [Part(())]
 
-    def _of_messages(self, session: Connection[tuple[Any, ...]]) -> Iterator[Read]:
-        """Split by id: a live message moves within its table. One part sees one moment."""
+    def _of_messages(self, session: Session) -> Iterator[Read]:
+        """Split by id: live messages move within their table. Each part has its own snapshot."""
         wanted = self._options.partitions or 1
         [[first, last]] = session.execute(statements.MESSAGE_BOUNDS).fetchall()
         if wanted == 1 or first is None:
@@ -119,10 +117,10 @@ class TableReader(DataSourceReader):
 
 
 class FilteringReader(TableReader):
-    """Hands filters on to PostgreSQL. Spark refuses it where it does not offer filters."""
+    """Passes filters on to PostgreSQL. Spark refuses it where filter pushdown is off."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Take the filters that mean the same there, and give the others back."""
+        """Accept the filters that mean the same in PostgreSQL, and return the others."""
         kinds = columns(self._options.table)
         for given in filters:
             if (found := condition(given, kinds)) is None:
@@ -133,7 +131,7 @@ class FilteringReader(TableReader):
 
 
 def _seen(snapshot: str) -> sql.Composable:
-    # The two comparisons decide for nearly all rows, and cost less.
+    # The comparisons decide for nearly all rows, and are cheaper.
     xmin, xmax, _ = snapshot.split(":")
     return sql.SQL(
         "r.xid < {}::xid8 and (r.xid < {}::xid8 or pg_visible_in_snapshot(r.xid, {}))"
@@ -141,7 +139,7 @@ def _seen(snapshot: str) -> sql.Composable:
 
 
 def _pages(first: int, end: int | None) -> list[sql.Composable]:
-    # The last part has no end: what comes later it leaves out by its transaction.
+    # The last part has no end: the snapshot leaves out rows that are added later.
     return _range("r.ctid", f"({first},0)" if first else None, end and f"({end},0)")
 
 
@@ -153,14 +151,14 @@ def _range(column: str, low: int | str | None, high: int | str | None) -> list[s
     ]
 
 
-def _segments(session: Connection[tuple[Any, ...]], stream: str) -> list[_File]:
+def _segments(session: Session, stream: str) -> list[_File]:
     return [
         _File(f"event_{number}", node, pages, tables.of_segments([number]))
         for number, node, pages in tables.segments(session, stream)
     ]
 
 
-def _days(session: Connection[tuple[Any, ...]]) -> list[_File]:
+def _days(session: Session) -> list[_File]:
     return [
         _File(name, node, pages, _within(_date(name)))
         for name, node, pages in session.execute(statements.ARCHIVE_TABLES).fetchall()
@@ -179,7 +177,7 @@ def _within(day: datetime) -> sql.Composable:
 
 
 def _outside(days: Sequence[datetime]) -> sql.Composable:
-    """Tell rows that were of no day at planning: by time, as they may be moved to one meanwhile."""
+    """Return the condition of rows without a day at planning: they may be moved to one later."""
     if not days:
         return sql.SQL("true")
     return sql.SQL("not ({})").format(sql.SQL(" or ").join(map(_within, days)))

@@ -9,8 +9,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from notifyq.errors import NotifyqError
-from notifyq.spark.connection import arrow_transaction
-from notifyq.spark.failures import translated
+from notifyq.spark.connection import arrow_transaction, translated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Read:
-    """A statement that reads, and what its rows depend on."""
+    """A statement that reads rows, and one that checks their table afterwards."""
 
     query: str
     unchanged: str | None = None
-    """A question, asked afterwards: whether the table is still the one that was planned with."""
+    """Returns whether the table is still the one that the read was planned with."""
 
 
 @dataclass(frozen=True)
 class Part(InputPartition):
-    """One task's share of a read: what it reads in turn."""
+    """The reads of one task, one after the other."""
 
     reads: tuple[Read, ...]
     settings: tuple[str, ...] = ()
@@ -46,5 +45,5 @@ def rows(dsn: str, part: Part, schema: Any) -> Iterator[pa.RecordBatch]:
             [answer] = run(read.unchanged).read_all().to_pylist()
             if not all(answer.values()):
                 raise NotifyqError(
-                    "a table was emptied, dropped or rewritten while it was read: read it again"
+                    "a table was emptied, dropped or rewritten during the read: read it again"
                 )

@@ -1,4 +1,4 @@
-"""The data source `notifyq`: what Spark asks for schemas, readers and writers."""
+"""The data source `notifyq`: it gives Spark schemas, readers and writers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class NotifyqSource(DataSource):
-    """Reads and writes messages and events. See docs/spark.md for its options."""
+    """Reads and writes messages and events. docs/integrations/spark-source.md lists its options."""
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "notifyq"
 
     def schema(self) -> StructType:
-        """Give the columns of what the options name."""
+        """Return the columns of the table of the options."""
         from notifyq.spark.source.options import described
         from notifyq.spark.source.schema import struct
 
@@ -36,24 +36,23 @@ class NotifyqSource(DataSource):
         return struct(options.table, options.columns)
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """Give a reader of what is there."""
+        """Return the reader of a batch."""
         from notifyq.spark.source.options import read_options
         from notifyq.spark.source.reader import FilteringReader, TableReader
 
-        # Spark runs another program where filters are on, and refuses their reader where they
-        # are off.
+        # With filter pushdown, Spark plans in another program; without, it refuses FilteringReader.
         chosen = FilteringReader if _PUSHDOWN in sys.modules else TableReader
         return chosen(read_options(self.options), schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Give a reader of what comes."""
+        """Return the reader of a stream."""
         from notifyq.spark.source.options import stream_options
         from notifyq.spark.source.stream_reader import TableStreamReader
 
         return TableStreamReader(stream_options(self.options), schema)
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001
-        """Give a writer that publishes the rows once for each name."""
+        """Return the writer that publishes the rows once for each name."""
         from notifyq.spark.source.frames import shape
         from notifyq.spark.source.writer import BatchWriter, write_options
 
@@ -62,7 +61,7 @@ class NotifyqSource(DataSource):
         )
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001, N802
-        """Give a writer that publishes each batch of a query once."""
+        """Return the writer that publishes each batch of a query once."""
         from notifyq.spark.source.frames import shape
         from notifyq.spark.source.writer import StreamWriter, write_options
 

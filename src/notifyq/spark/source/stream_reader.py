@@ -1,4 +1,4 @@
-"""Reading as it grows: micro-batches of a stream, or of the archive, each row in exactly one."""
+"""Streaming reads: micro-batches of a stream or of the archive, each row in exactly one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pyspark.sql.streaming.datasource import (
 
 from notifyq.errors import NotifyqError, StreamNotFoundError
 from notifyq.spark import statements
-from notifyq.spark.connection import connect
-from notifyq.spark.failures import translated
+from notifyq.spark.connection import connect, translated
 from notifyq.spark.source import cuts, tables
 from notifyq.spark.source.rows import Part, Read, rows
 from notifyq.spark.source.schema import check
@@ -29,32 +28,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
-    from psycopg import Connection
     from pyspark.sql.datasource import InputPartition
 
-    from notifyq.spark.source.cuts import Cut, Interval, Place
+    from notifyq.spark.connection import Session
+    from notifyq.spark.source.cuts import Cut, Interval, Position
     from notifyq.spark.source.options import ReadOptions
 
 _SMALL = 5_000
-"""Rows for which a second task costs more than it gains."""
+"""Rows of a part: with fewer, another task would cost more than it gains."""
 _FAR = 50_000
-"""Transactions without a row, after which the place is moved on all the same: they would be looked
-through again each time."""
+"""Transactions without a row after which the position moves on: they must not be scanned again."""
 
 
 class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows a stream or the archive. See cuts.py for what its offsets mean."""
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
-        """Take what to read, and the columns to give."""
+        """Check the columns."""
         self._options = options
         self._columns = check(options.table, schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._target: str | None = None
-        self._kept: Connection[tuple[Any, ...]] | None = None
+        self._kept: Session | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names
-        """Begin where option `from` says: with what is kept, with what comes, or at a position."""
+        """Return the position of option `from`: the first row, the current one, or a given one."""
         with self._session() as session:
             first = here = self._position(session)
             if self._options.start == "start":
@@ -63,51 +61,49 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 first = self._options.start
             self._snapshot(session, first)
             mark = self._mark(session, first, is_old=first != here)
-            return cuts.Place(first, first, mark=mark).offset()
+            return cuts.Position(first, first, mark=mark).offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Give option `maxRowsPerBatch`."""
+        """Return option `maxRowsPerBatch`."""
         return ReadMaxRows(self._options.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Remember what is there now: what comes later is left to the next run."""
+        """Store the current position: later rows are left to the next run."""
         with self._session() as session:
             self._target = self._position(session)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Give the place behind the next batch, or the same one where there is nothing to read."""
-        place = cuts.Place.parse(start)
+        """Return the position after the next batch, or the same one if there are no rows."""
+        position = cuts.Position.parse(start)
         with self._session() as session:
-            if not place.is_within:
+            if not position.is_within:
                 until = self._target or self._position(session)
-                place = cuts.Place(place.seen, until, mark=place.mark)
-            self._check_mark(session, place)
-            window = self._window(session, place)
+                position = cuts.Position(position.seen, until, mark=position.mark)
+            self._check_mark(session, position)
+            window = self._window(session, position)
             most = None if isinstance(limit, ReadAllAvailable) else _most(limit)
-            if most is not None and (last := self._walk(session, window, place.cut, most, most)):
-                # A full batch: what follows, if anything, is for the next one.
-                return place.at(last[0]).offset()
-            return self._behind(session, place, window).offset()
+            if most is not None and (last := self._walk(session, window, position.cut, most, most)):
+                # A full batch: later rows are for the next one.
+                return position.at(last[0]).offset()
+            return self._after(session, position, window).offset()
 
-    def _behind(
-        self, session: Connection[tuple[Any, ...]], place: Place, window: Sequence[Interval]
-    ) -> Place:
-        """Give the end of the window if there is a reason to go there, else its beginning."""
-        mark = self._mark(session, place.until)
+    def _after(self, session: Session, position: Position, window: Sequence[Interval]) -> Position:
+        """Return the end of the window if there is a reason to move there, else its beginning."""
+        mark = self._mark(session, position.until)
         if (
-            place.is_within
-            or mark != place.mark
+            position.is_within
+            or mark != position.mark
             or sum(high - low for low, high in window) > _FAR
-            or self._walk(session, window, place.cut, 1, 1)
+            or self._walk(session, window, position.cut, 1, 1)
         ):
-            return place.done(mark)
-        return cuts.Place(place.seen, place.seen, mark=place.mark)
+            return position.done(mark)
+        return cuts.Position(position.seen, position.seen, mark=position.mark)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Split a batch into parts of as many rows."""
-        first, last = cuts.Place.parse(start), cuts.Place.parse(end)
+        """Split a batch into parts of equal size."""
+        first, last = cuts.Position.parse(start), cuts.Position.parse(end)
         upto = last.cut if last.is_within else None
-        batch = cuts.Place(first.seen, last.until, first.cut, first.mark)
+        batch = cuts.Position(first.seen, last.until, first.cut, first.mark)
         with self._session() as session:
             self._check_mark(session, batch)
             window = self._window(session, batch)
@@ -123,12 +119,12 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._kept.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the session where it is: tasks have their own."""
+        """Return the state without the session: tasks have their own."""
         return {**self.__dict__, "_kept": None}
 
     @contextmanager
-    def _session(self) -> Iterator[Connection[tuple[Any, ...]]]:
-        """Give the session of the driver, a new one where the server has ended it."""
+    def _session(self) -> Iterator[Session]:
+        """Give the session of the driver; reopen it if the server has ended it."""
         if self._kept is not None:
             try:
                 self._kept.execute("")
@@ -142,23 +138,21 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._kept.execute(setting)
             yield self._kept
 
-    def _position(self, session: Connection[tuple[Any, ...]]) -> str:
+    def _position(self, session: Session) -> str:
         [[position]] = session.execute(statements.POSITION).fetchall()
         return str(position)
 
-    def _snapshot(self, session: Connection[tuple[Any, ...]], position: str) -> str:
-        """Give the snapshot of a position, which has to be of this database."""
+    def _snapshot(self, session: Session, position: str) -> str:
+        """Return the snapshot of a position; it must be a position of this database."""
         [[snapshot]] = session.execute(statements.SNAPSHOT_OF, (position,)).fetchall()
         return str(snapshot)
 
-    def _window(self, session: Connection[tuple[Any, ...]], place: Place) -> list[Interval]:
+    def _window(self, session: Session, position: Position) -> list[Interval]:
         return cuts.intervals(
-            self._snapshot(session, place.seen), self._snapshot(session, place.until)
+            self._snapshot(session, position.seen), self._snapshot(session, position.until)
         )
 
-    def _mark(
-        self, session: Connection[tuple[Any, ...]], position: str, *, is_old: bool = False
-    ) -> str:
+    def _mark(self, session: Session, position: str, *, is_old: bool = False) -> str:
         if self._options.stream is None:
             found = session.execute(statements.ARCHIVE_MARK, (is_old,)).fetchone()
         else:
@@ -169,22 +163,24 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise StreamNotFoundError(f"there is no stream {self._options.stream!r}")
         return str(found[0]) if found else ""
 
-    def _check_mark(self, session: Connection[tuple[Any, ...]], place: Place) -> None:
-        if not self._options.is_strict or not place.mark:
+    def _check_mark(self, session: Session, position: Position) -> None:
+        if not self._options.is_strict or not position.mark:
             return
         if self._options.stream is None:
-            answer = session.execute(statements.HAS_ARCHIVE_MARK, (place.mark,))
+            answer = session.execute(statements.HAS_ARCHIVE_MARK, (position.mark,))
         else:
-            answer = session.execute(statements.HAS_STREAM_MARK, (self._options.stream, place.mark))
+            answer = session.execute(
+                statements.HAS_STREAM_MARK, (self._options.stream, position.mark)
+            )
         [[is_there]] = answer.fetchall()
         if not is_there:
             raise NotifyqError(
-                "what this query had yet to read may have been dropped, as it was older than the "
-                "retention: go on without it by option failOnDataLoss=false, or begin anew with "
-                "another checkpoint"
+                "rows that this query had not read yet may have been dropped by retention: set "
+                "option failOnDataLoss=false to continue without them, or start again with another "
+                "checkpoint"
             )
 
-    def _conditions(self, session: Connection[tuple[Any, ...]]) -> list[sql.Composable]:
+    def _conditions(self, session: Session) -> list[sql.Composable]:
         conditions = tables.chosen(self._options)
         if self._options.stream is not None:
             found = tables.segments(session, self._options.stream)
@@ -193,21 +189,21 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _walk(
         self,
-        session: Connection[tuple[Any, ...]],
+        session: Session,
         window: Sequence[Interval],
         after: Cut,
         share: int,
         quantity: int | None,
         upto: Cut | None = None,
     ) -> list[Cut]:
-        """Give the rows that end each share of the next rows, of which there may be many."""
+        """Return the last row of each share of the next rows, `quantity` at most."""
         found = cuts.between(window, after, upto)
         statement = sql.SQL(statements.WALK).format(
             lows=sql.Literal([str(low) for low, _ in found]),
             highs=sql.Literal([str(high) for _, high in found]),
             table=tables.table(self._options),
             condition=sql.SQL(" and ").join(
-                [*self._conditions(session), *cuts.behind(after, upto)]
+                [*self._conditions(session), *cuts.within_cuts(after, upto)]
             ),
             quantity=sql.Literal(quantity),
             share=sql.Literal(share),
@@ -216,7 +212,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parts(
         self,
-        session: Connection[tuple[Any, ...]],
+        session: Session,
         window: Sequence[Interval],
         after: Cut,
         upto: Cut | None,
@@ -226,13 +222,13 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._walk(session, window, after, _SMALL, None, upto)
         most = self._options.partitions or 2 * (os.cpu_count() or 1)
         step = max(1, -(-len(ends) // most))
-        # The last part ends where the batch does: there may be rows behind the last full share.
+        # The last part ends with the batch: there may be rows after the last full share.
         inner = ends[step - 1 : -1 : step]
         for low, high in zip([after, *inner], [*inner, upto], strict=True):
             conditions = [
                 *self._conditions(session),
-                cuts.of(cuts.between(window, low, high)),
-                *cuts.behind(low, high),
+                cuts.in_intervals(cuts.between(window, low, high)),
+                *cuts.within_cuts(low, high),
             ]
             query = tables.query(self._options, self._columns, conditions)
             yield Part((Read(query),), settings=statements.BY_INDEX)

@@ -1,20 +1,18 @@
-"""What can be read: the tables behind the options, and the conditions that these mean."""
+"""The tables behind the options of a read, and the conditions that the options mean."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
 from notifyq.errors import StreamNotFoundError
 from notifyq.spark import statements
-from notifyq.spark.source.schema import expression
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from psycopg import Connection
-
+    from notifyq.spark.connection import Session
     from notifyq.spark.source.options import ReadOptions
 
 _NAMES = {
@@ -26,18 +24,18 @@ _NAMES = {
 
 
 def table(options: ReadOptions) -> sql.Composable:
-    """Give the table, by which partitions are found as well."""
+    """Return the name of the table; it has the rows of all its partitions."""
     return sql.SQL(_NAMES[options.table])
 
 
 def query(
     options: ReadOptions, columns: Sequence[str], conditions: Sequence[sql.Composable]
 ) -> str:
-    """Give the statement that reads the columns of the rows for which all conditions hold."""
+    """Return the statement that reads the columns of the rows that meet all conditions."""
     return (
         sql.SQL(statements.READ)
         .format(
-            columns=sql.SQL(", ".join(map(expression, columns)) or "null"),
+            columns=statements.selected(columns),
             table=table(options),
             condition=sql.SQL(" and ").join(conditions),
         )
@@ -46,7 +44,7 @@ def query(
 
 
 def chosen(options: ReadOptions) -> list[sql.Composable]:
-    """Give what the options say of each row."""
+    """Return the conditions of the options."""
     conditions: list[sql.Composable] = [sql.SQL("true")]
     if options.table == "dead":
         conditions.append(sql.SQL("r.status <> 'success'"))
@@ -55,8 +53,8 @@ def chosen(options: ReadOptions) -> list[sql.Composable]:
     return conditions
 
 
-def segments(session: Connection[tuple[Any, ...]], stream: str) -> list[tuple[int, int, int]]:
-    """Give the segments of a stream: id, file and pages of each."""
+def segments(session: Session, stream: str) -> list[tuple[int, int, int]]:
+    """Return id, file number and pages of each segment of a stream."""
     found = session.execute(statements.STREAM_TABLES, (stream,)).fetchall()
     if not found:
         raise StreamNotFoundError(f"there is no stream {stream!r}")
@@ -64,7 +62,7 @@ def segments(session: Connection[tuple[Any, ...]], stream: str) -> list[tuple[in
 
 
 def of_segments(numbers: Sequence[int]) -> sql.Composable:
-    """Tell rows that are in segments, of which others are not even opened."""
+    """Return the condition of rows in these segments; tables of others are not even opened."""
     if not numbers:
         return sql.SQL("false")
     return sql.SQL("r.segment in ({})").format(sql.SQL(", ").join(map(sql.Literal, numbers)))

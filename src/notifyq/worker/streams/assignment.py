@@ -1,21 +1,26 @@
-"""The places of subscriptions: which of them this worker has, and what is going on there.
+"""Which member slots of subscriptions this worker holds.
 
-A place is an advisory lock of the listening session, so it ends with the session, and another
-worker takes it: within a second or so, for those without a place keep trying.
+A slot is an advisory lock of the listening session. It ends with the session, and another worker
+takes it within about a second, as workers without a slot keep trying.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
 from notifyq.database import advisory_locks
+from notifyq.database import statements as sql
+from notifyq.errors import NotifyqError
 from notifyq.telemetry import SubscriptionLeft, SubscriptionTaken
 from notifyq.worker.streams.member import Member
 from notifyq.worker.streams.rebalance import Rebalancer
-from notifyq.worker.streams.transaction_lock import TransactionLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,38 +29,42 @@ if TYPE_CHECKING:
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.notify.session import Session
     from notifyq.notify.suppression import Suppression
-    from notifyq.telemetry import Sink
+    from notifyq.telemetry import TelemetryHandler
+
+log = logging.getLogger("notifyq.worker")
 
 _TRY_EVERY = 0.7
-"""Seconds between two tries for places that others have."""
-_ALONE = 1.0
-"""Seconds without a session after which another worker may serve what this one does."""
+"""Seconds between two tries for slots that others have."""
+_SESSION_LOST = 1.0
+"""Seconds without a session after which another worker may serve the same members."""
+_PING_EVERY = 5.0
+"""Seconds between two checks that an open transaction is alive."""
 
 
 class Assignment:
-    """The places of all subscriptions of a worker, and its tries to get them."""
+    """The members of all subscriptions of a worker, and its tries to get their slots."""
 
     def __init__(
         self,
         subscribers: Sequence[Subscriber[Any]],
-        promises: Suppression,
-        sink: Sink,
+        suppression: Suppression,
+        telemetry: TelemetryHandler,
         database: Database,
     ) -> None:
         self._all = [
-            Member(subscriber, number, database, sink)
+            Member(subscriber, number, database, telemetry)
             for subscriber in subscribers
             for number in range(1, subscriber.members + 1)
         ]
-        self._promises = promises
-        self._sink = sink
-        self._vigil = TransactionLock(database)
+        self._suppression = suppression
+        self._telemetry = telemetry
+        self._transaction = TransactionLock(database)
         self._session: Session | AnyConnection | None = None
         self._session_seen = time.monotonic()
         self._try_at = 0.0
-        self._shares = {
+        self._rebalancers = {
             subscriber.subscription: Rebalancer(
-                [it for it in self._all if it.subscriber is subscriber], promises
+                [it for it in self._all if it.subscriber is subscriber], suppression
             )
             for subscriber in subscribers
             if subscriber.members > 1
@@ -66,32 +75,32 @@ class Assignment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no other worker has any of them."""
-        return all(place.is_taken for place in self._all)
+        """Whether this worker holds all of them."""
+        return all(member.is_held for member in self._all)
 
     @property
     def next_try(self) -> float:
         """When `take` has something to do again, in monotonic seconds."""
         if self._session is None:
             return time.monotonic() + _TRY_EVERY
-        looks = [share.next_look for share in self._shares.values()]
-        return min([math.inf if self.is_complete else self._try_at, *looks])
+        counts = [it.next_count for it in self._rebalancers.values()]
+        return min([math.inf if self.is_complete else self._try_at, *counts])
 
     async def take(self) -> list[Member]:
-        """Try for those that are missing, and return what was got; leave others their share."""
+        """Try for missing slots and return the members gained; leave surplus ones to others."""
         now = time.monotonic()
-        if self._promises.is_deaf:
-            await self._vigil.keep()
+        if self._suppression.is_pooled:
+            await self._transaction.keep()
         if not self._has_session(now):
             return []
-        taken = await self._try() if now >= self._try_at and not self.is_complete else []
-        for share in self._shares.values():
-            place = await share.surplus()
-            if place is not None and place.task is None:
-                await self.give_up([place])
-            elif place is not None:
-                place.is_owed = True
-        return taken
+        gained = await self._try() if now >= self._try_at and not self.is_complete else []
+        for rebalancer in self._rebalancers.values():
+            surplus = await rebalancer.surplus()
+            if surplus is not None and surplus.task is None:
+                await self.leave([surplus])
+            elif surplus is not None:
+                surplus.is_surplus = True
+        return gained
 
     async def _try(self) -> list[Member]:
         pause = _TRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311  nothing secret
@@ -99,107 +108,172 @@ class Assignment:
         wanted = self._wanted()
         if not wanted:
             return []
-        choices = [place.lock for place in wanted], list(wanted.values())
-        if self._promises.is_deaf:
-            granted = await self._vigil.call(advisory_locks.LEAD_IN_TRANSACTION, *choices)
+        choices = [member.lock for member in wanted], list(wanted.values())
+        if self._suppression.is_pooled:
+            granted = await self._transaction.call(advisory_locks.LEAD_IN_TRANSACTION, *choices)
         else:
-            granted = await self._promises.call(advisory_locks.LEAD_ONE_OF_EACH, *choices)
+            granted = await self._suppression.call(advisory_locks.LEAD_ONE_OF_EACH, *choices)
         if granted is None:
             return []
-        taken = []
-        for place in wanted:
-            if place.lock in granted:
-                taken.append(place)
-                self._taken(place)
-            elif place.was_taken:
-                place.was_taken = False
-                place.break_off()
-                self._report(SubscriptionLeft, place)
-        return taken
+        gained = []
+        for member in wanted:
+            if member.lock in granted:
+                gained.append(member)
+                self._gained(member)
+            elif member.was_held:
+                member.was_held = False
+                member.cancel()
+                self._report(SubscriptionLeft, member)
+        return gained
 
-    def holds(self, place: Member) -> bool:
-        """Whether a place is still ours: its session may have been lost since it was taken."""
-        return place.is_taken and self._present is self._session
+    def holds(self, member: Member) -> bool:
+        """Whether this worker still holds a slot: its session may have been lost meanwhile."""
+        return member.is_held and self._present is self._session
 
     @property
     def _present(self) -> Session | AnyConnection | None:
-        return self._vigil.session if self._promises.is_deaf else self._promises.session
+        return (
+            self._transaction.session if self._suppression.is_pooled else self._suppression.session
+        )
 
     def _has_session(self, now: float) -> bool:
         session = self._present
         if session is not self._session:
-            # The locks have ended with the session that had them.
-            for place in self._all:
-                place.was_taken |= place.is_taken
-                place.is_taken = False
+            # The locks have ended with their session.
+            for member in self._all:
+                member.was_held |= member.is_held
+                member.is_held = False
             self._session, self._try_at = session, 0.0
         if session is not None:
             self._session_seen = now
-        elif now - self._session_seen > _ALONE:
-            self.break_off()
+        elif now - self._session_seen > _SESSION_LOST:
+            self.cancel()
         return session is not None
 
     def _wanted(self) -> dict[Member, int]:
-        """What was ours, and of each subscription one place more: others want some, too.
+        """The members to try for: those held before, and one more of each subscription.
 
-        Of those with the same number one is wanted, whichever is free.
+        Of the members with the same number one is wanted, the first that is free.
         """
         wanted = {}
         choices: dict[tuple[str, str], int | None] = {}
-        for number, place in enumerate(random.sample(self._all, len(self._all))):
-            if place.is_taken:
+        for number, member in enumerate(random.sample(self._all, len(self._all))):
+            if member.is_held:
                 continue
-            if place.was_taken:
-                wanted[place] = number
+            if member.was_held:
+                wanted[member] = number
                 continue
-            subscription = place.subscriber.subscription
+            subscription = member.subscriber.subscription
             if subscription not in choices:
-                share = self._shares.get(subscription)
-                may_grow = share is None or share.may_grow()
+                rebalancer = self._rebalancers.get(subscription)
+                may_grow = rebalancer is None or rebalancer.may_grow()
                 choices[subscription] = number if may_grow else None
             if (choice := choices[subscription]) is not None:
-                wanted[place] = choice
+                wanted[member] = choice
         return wanted
 
-    def _taken(self, place: Member) -> None:
-        if not place.was_taken:
-            place.is_inherited = place.may_owe = True
-            if share := self._shares.get(place.subscriber.subscription):
-                share.has_grown(place)
-            self._report(SubscriptionTaken, place)
-        place.is_taken = place.was_taken = True
-        place.is_owed = False
+    def _gained(self, member: Member) -> None:
+        if not member.was_held:
+            member.is_inherited = member.may_have_retries = True
+            if rebalancer := self._rebalancers.get(member.subscriber.subscription):
+                rebalancer.gained(member)
+            self._report(SubscriptionTaken, member)
+        member.is_held = member.was_held = True
+        member.is_surplus = False
 
-    def break_off(self) -> None:
-        """Break off the batches in hand."""
-        for place in self._all:
-            place.break_off()
+    def cancel(self) -> None:
+        """Cancel the batches that run."""
+        for member in self._all:
+            member.cancel()
 
-    async def give_up(self, places: Iterable[Member]) -> None:
-        """Leave places to other workers."""
-        left = [place for place in places if place.is_taken]
+    async def leave(self, members: Iterable[Member]) -> None:
+        """Leave slots to other workers."""
+        left = [member for member in members if member.is_held]
         if not left:
             return
-        for place in left:
-            place.is_taken = place.was_taken = place.is_owed = False
-            if share := self._shares.get(place.subscriber.subscription):
-                share.has_left(place)
-        if not self._promises.is_deaf:  # else they end with the transaction
-            await self._promises.call(advisory_locks.UNLEAD, [place.lock for place in left])
-        for place in left:
-            self._report(SubscriptionLeft, place)
+        for member in left:
+            member.is_held = member.was_held = member.is_surplus = False
+            if rebalancer := self._rebalancers.get(member.subscriber.subscription):
+                rebalancer.left(member)
+        if not self._suppression.is_pooled:  # then they end with the transaction
+            await self._suppression.call(advisory_locks.UNLEAD, [member.lock for member in left])
+        for member in left:
+            self._report(SubscriptionLeft, member)
 
     async def stand_down(self) -> None:
-        """Say that no more places are wanted here."""
-        for share in self._shares.values():
-            await share.stand_down()
+        """Get no more slots from other workers."""
+        for rebalancer in self._rebalancers.values():
+            await rebalancer.stand_down()
 
     async def close(self) -> None:
-        """Give up what is left."""
-        await self._vigil.close()
+        """Release what is left."""
+        await self._transaction.close()
 
     def _report(
-        self, kind: type[SubscriptionTaken] | type[SubscriptionLeft], place: Member
+        self, kind: type[SubscriptionTaken] | type[SubscriptionLeft], member: Member
     ) -> None:
-        stream, name = place.subscriber.subscription
-        self._sink(kind(stream=stream, subscriber=name, member=place.number))
+        stream, name = member.subscriber.subscription
+        self._telemetry(kind(stream=stream, subscriber=name, member=member.number))
+
+
+class TransactionLock:
+    """Locks of an open transaction, for a worker behind a pooler in transaction mode.
+
+    There a session is lent for one transaction: its session locks would belong to all clients and
+    never end. An idle transaction without a snapshot does not hold back vacuum.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._connections = database.dedicated()
+        self._stack = AsyncExitStack()
+        self._ping_at = 0.0
+        self._connection: AnyConnection | None = None
+        self.session: AnyConnection | None = None
+        """The connection that holds the locks."""
+
+    async def keep(self) -> None:
+        """Begin, or check that the connection still answers."""
+        now = time.monotonic()
+        if now < self._ping_at:
+            return
+        self._ping_at = now + _PING_EVERY
+        if self.session is not None and await self.call(sql.VERSION) is not None:
+            return
+        await self._end()
+        try:
+            connection = await self._stack.enter_async_context(self._connections.connection())
+            self._connection = connection
+            await self._stack.enter_async_context(connection.transaction())
+            await connection.fetch(sql.TRANSACTION)
+        except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            log.warning("no member slot of a subscription can be taken: %s", error)
+            await self._end()
+        else:
+            self.session = connection
+
+    async def call(self, statement: str, *args: Any) -> Any:
+        """The one value of a call in the transaction; None without an answer."""
+        if self.session is None:
+            return None
+        try:
+            return await self.session.fetchval(statement, *args, timeout=5)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            log.debug("a call for a member slot was not answered: %s", error)
+            self.session = None
+            self._ping_at = 0.0
+            return None
+
+    async def close(self) -> None:
+        """Release all locks."""
+        await self._end()
+        await self._connections.close()
+
+    async def _end(self) -> None:
+        if self._connection is not None and self.session is None:
+            # It broke, or was cancelled while it began: what is open on it is unknown.
+            with suppress(asyncpg.InterfaceError):  # the pool has released it already
+                self._connection.terminate()
+        self.session = self._connection = None
+        stack, self._stack = self._stack, AsyncExitStack()
+        with suppress(NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await stack.aclose()

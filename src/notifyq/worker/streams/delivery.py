@@ -1,27 +1,25 @@
-"""One batch of a subscription on its way through its subscriber: calls, retries, and its end.
-
-Knows nothing of bells and of who may serve a subscription.
-"""
+"""Takes one batch of a subscription through its subscriber: calls, retries, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from notifyq.database import statements as sql
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
-from notifyq.execution import batch as batches
-from notifyq.execution.call import Cause, HandlerCall, RollBackError
+from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
 from notifyq.telemetry.tracebacks import in_line, log_failure
-from notifyq.worker.streams.batch_result import BatchResult, chains_of, delay_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,16 +29,48 @@ if TYPE_CHECKING:
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.models.event import Event
     from notifyq.models.message import Message
-    from notifyq.telemetry import Sink
-    from notifyq.worker.streams.batch_result import Again
+    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.worker")
 
 _Outcomes = list[tuple["Event", Outcome]]
+_Again = dict[int, tuple[timedelta, str]]
+"""By id of an event: after what time it is delivered again, and why."""
+_BASE, _MOST = 2.0, 300.0
+"""Seconds of the backoff where a subscriber has none for an error: the first, the longest."""
+
+
+@dataclass(slots=True)
+class _Result:
+    """What becomes of the events of a batch; the events that it does not name have succeeded."""
+
+    retried: _Again = field(default_factory=dict)
+    """Delivered again in a later batch."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Archived as dead, for this reason."""
+    again: _Again = field(default_factory=dict)
+    """Handled once more before the batch is finished."""
+    is_released: bool = False
+    """Whether the batch was cancelled."""
+
+    def next(self, event: Event) -> Event:
+        """The event as it is handled next time."""
+        if event.id not in self.again:
+            return event
+        return replace(event, retries=event.attempts, reason=self.again[event.id][1])
+
+    async def write(self, connection: AnyConnection, batch: Batch) -> None:
+        """Write what is retried and what has failed, in the transaction that is open."""
+        if retried := self.retried:
+            delays = [delay for delay, _ in retried.values()]
+            reasons = [reason for _, reason in retried.values()]
+            await connection.fetch(sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons)
+        if failed := self.failed:
+            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), list(failed.values()))
 
 
 class _Call(HandlerCall):
-    """One call for an event; what the function returns is of no interest."""
+    """One call for an event; what the function returns is ignored."""
 
     __slots__ = ("event",)
 
@@ -53,112 +83,115 @@ class _Call(HandlerCall):
 
 
 class Delivery:
-    """Handles batches of one subscription, one at a time; `stop` and `cancel` are for others."""
+    """Handles one batch of a subscription; `cancel` may be called meanwhile."""
 
     def __init__(
-        self, subscriber: Subscriber[Any], database: Database, tools: Runtime, sink: Sink
+        self,
+        subscriber: Subscriber[Any],
+        database: Database,
+        runtime: Runtime,
+        telemetry: TelemetryHandler,
     ) -> None:
         self._subscriber = subscriber
         self._database = database
-        self._tools = tools
-        self._sink = sink
-        self._calls: set[_Call | batches.BatchCall[_Call]] = set()
+        self._runtime = runtime
+        self._telemetry = telemetry
+        self._calls: set[_Call | BatchCall[_Call]] = set()
         self.cancelled = asyncio.Event()
         self.errors: list[str] = []
-        """Of each attempt that did not succeed."""
+        """One for each attempt that did not succeed."""
         self.due_in: float | None = None
-        """Seconds until the first event comes again of those that were put back."""
+        """Seconds until the first retry of its events."""
 
     def cancel(self) -> None:
-        """Break off what runs: its batch is left as it is, and comes again."""
+        """Cancel what runs: the batch is left as it is, and is delivered again."""
         self.cancelled.set()
         for call in self._calls:
             call.stop(Cause.STOP)
 
     async def handle(self, batch: Batch) -> bool:
-        """Handle a batch to its end. False: it was broken off, or another session finished it."""
+        """Handle a batch to its end. False: it was cancelled, or another session finished it."""
         began = time.monotonic()
         handle = self._in_transaction if self._subscriber.is_transactional else self._at_once
-        verdict = await handle(batch)
-        if verdict is None:
+        result = await handle(batch)
+        if result is None:
             return False
-        if verdict.retried:
-            self.due_in = min(delay for delay, _ in verdict.retried.values()).total_seconds()
-        self._sink(
+        if result.retried:
+            self.due_in = min(delay for delay, _ in result.retried.values()).total_seconds()
+        self._telemetry(
             BatchFinished(
                 stream=batch.stream,
                 subscriber=batch.subscriber,
                 batch_id=batch.id,
-                events=len(batch) - len(verdict.retried) - len(verdict.failed),
-                retried=len(verdict.retried),
-                failed=len(verdict.failed),
+                events=len(batch) - len(result.retried) - len(result.failed),
+                retried=len(result.retried),
+                failed=len(result.failed),
                 run=time.monotonic() - began,
             )
         )
         return True
 
-    async def _at_once(self, batch: Batch) -> BatchResult | None:
-        verdict = BatchResult()
+    async def _at_once(self, batch: Batch) -> _Result | None:
+        result = _Result()
         todo = batch.events
         while todo:
             outcomes = await self._round(batch, todo, None)
-            verdict.again.clear()
-            self._judge(outcomes, verdict)
-            if verdict.is_released or not await self._pause(verdict.again):
+            result.again.clear()
+            self._apply(outcomes, result)
+            if result.is_released or not await self._pause(result.again):
                 return None
-            ended = {event.id for event, _ in outcomes} - verdict.again.keys()
-            todo = [verdict.next(event) for event in todo if event.id not in ended]
-        return verdict if await self._settle(batch, verdict) else None
+            ended = {event.id for event, _ in outcomes} - result.again.keys()
+            todo = [result.next(event) for event in todo if event.id not in ended]
+        return result if await self._settle(batch, result) else None
 
-    async def _in_transaction(self, batch: Batch) -> BatchResult | None:
+    async def _in_transaction(self, batch: Batch) -> _Result | None:
         todo = batch.events
         while True:
-            verdict = BatchResult()
+            result = _Result()
             try:
-                if await self._commit(batch, todo, verdict):
-                    return verdict
+                if await self._commit(batch, todo, result):
+                    return result
             except BatchNotFoundError:
                 return None
             except Exception as error:
                 if is_away(error) or isinstance(error, DatabaseUnavailableError):
                     raise
-                # Which of them it was for, as with a constraint that is checked in the end, nobody
-                # can tell.
-                verdict = BatchResult()
-                self._judge(
-                    [(it, _Call(self._subscriber, it).raised(error)) for it in todo], verdict
+                # Which event caused it is unknown, as with a deferred constraint: all have failed.
+                result = _Result()
+                self._apply(
+                    [(it, _Call(self._subscriber, it).raised(error)) for it in todo], result
                 )
-                if not verdict.again:
-                    return verdict if await self._settle(batch, verdict) else None
-            if verdict.is_released or not await self._pause(verdict.again):
+                if not result.again:
+                    return result if await self._settle(batch, result) else None
+            if result.is_released or not await self._pause(result.again):
                 return None
-            # All of it anew: what was written for those that succeeded is gone.
-            todo = [verdict.next(event) for event in todo]
+            # All events again: the writes of those that succeeded are rolled back.
+            todo = [result.next(event) for event in todo]
 
-    async def _commit(self, batch: Batch, todo: list[Event], verdict: BatchResult) -> bool:
+    async def _commit(self, batch: Batch, todo: list[Event], result: _Result) -> bool:
         """Handle events and finish their batch in one transaction. False: it is rolled back."""
-        if self._tools.transactions is None:
-            raise RuntimeError("there is no place for transactions")
+        if self._runtime.transactions is None:
+            raise RuntimeError("the subscriber has no transactions")
         with suppress(RollBackError):
-            async with self._tools.transactions.open() as connection:
+            async with self._runtime.transactions.open() as connection:
                 lent = batch.within(connection)
-                self._judge(await self._round(lent, todo, connection), verdict)
-                if not verdict.again and not verdict.is_released:
-                    await verdict.write(connection, lent)
+                self._apply(await self._round(lent, todo, connection), result)
+                if not result.again and not result.is_released:
+                    await result.write(connection, lent)
                     if lent.is_finished or await lent.finish():
                         return True
-                    verdict.is_released = True
-                raise RollBackError(Released())
+                    result.is_released = True
+                raise RollBackError
         return False
 
     async def _round(
         self, batch: Batch, events: list[Event], connection: AnyConnection | None
     ) -> _Outcomes:
-        """Call the function for these events; the outcomes of those that it was called for."""
+        """Call the function for these events; return outcomes of those that it was called for."""
         if self._subscriber.batch is not None:
             return await self._call_together(batch, events, connection)
         outcomes: _Outcomes = []
-        chains = chains_of(events, by_key=self._subscriber.ordered)
+        chains = _chains_of(events, by_key=self._subscriber.ordered)
         work = partial(self._work, chains, connection, outcomes)
         if self._subscriber.concurrency == 1:
             await work()
@@ -169,10 +202,7 @@ class Delivery:
         return outcomes
 
     async def _work(
-        self,
-        chains: Iterator[list[Event]],
-        connection: AnyConnection | None,
-        outcomes: _Outcomes,
+        self, chains: Iterator[list[Event]], connection: AnyConnection | None, outcomes: _Outcomes
     ) -> None:
         for chain in chains:
             for event in chain:
@@ -181,50 +211,50 @@ class Delivery:
                     return
                 outcome = await self._call(event, connection)
                 outcomes.append((event, outcome))
-                if self._subscriber.ordered and self._comes_again(event, outcome):
-                    break  # those behind it wait for it
+                if self._subscriber.ordered and self._is_retried(event, outcome):
+                    break  # the events after it wait for it
 
     async def _call(self, event: Event, connection: AnyConnection | None) -> Outcome:
         call = _Call(self._subscriber, event)
         with self._running(call):
             if connection is None:
-                return await call.outcome(self._tools)
+                return await call.outcome(self._runtime)
             outcome: Outcome = Released()
             with suppress(RollBackError):
                 async with connection.transaction():
-                    outcome = await call.outcome(self._tools, connection)
+                    outcome = await call.outcome(self._runtime, connection)
                     if not isinstance(outcome, Success):
-                        raise RollBackError(outcome)
+                        raise RollBackError
             return outcome
 
     async def _call_together(
         self, batch: Batch, events: list[Event], connection: AnyConnection | None
     ) -> _Outcomes:
-        call = batches.BatchCall[_Call](self._bound(batch), opened=0)
+        call = BatchCall[_Call](self._bound(batch))
         call.members += [_Call(self._subscriber, event) for event in events]
         outcomes: dict[_Call, Outcome] = {}
         with self._running(call):
             if connection is None:
-                outcomes = await call.outcomes(self._tools)
+                outcomes = await call.outcomes(self._runtime)
             else:
                 with suppress(RollBackError):
                     async with connection.transaction():
-                        outcomes = await call.outcomes(self._tools, connection)
+                        outcomes = await call.outcomes(self._runtime, connection)
                         if not any(isinstance(it, Success) for it in outcomes.values()):
-                            raise RollBackError(Released())
+                            raise RollBackError
         return [(member.event, outcome) for member, outcome in outcomes.items()]
 
     def _bound(self, batch: Batch) -> Subscriber[Any]:
-        """The subscriber with the batch, where its function takes that."""
-        given = [place for place, kind in self._subscriber.resources if kind is Batch]
+        """The subscriber, bound to the batch where its function takes it."""
+        given = [parameter for parameter, kind in self._subscriber.resources if kind is Batch]
         if not given:
             return self._subscriber
         function = partial(self._subscriber.function, **dict.fromkeys(given, batch))
         return replace(self._subscriber, function=function)
 
     @contextmanager
-    def _running(self, call: _Call | batches.BatchCall[_Call]) -> Iterator[None]:
-        """Have a call stopped after its timeout, or by `cancel`."""
+    def _running(self, call: _Call | BatchCall[_Call]) -> Iterator[None]:
+        """Stop a call after its timeout, or at `cancel`."""
         timer = None
         if (timeout := self._subscriber.timeout) is not None:
             loop = asyncio.get_running_loop()
@@ -237,36 +267,36 @@ class Delivery:
             if timer is not None:
                 timer.cancel()
 
-    def _time_out(self, call: _Call | batches.BatchCall[_Call]) -> None:
+    def _time_out(self, call: _Call | BatchCall[_Call]) -> None:
         if call.stop(Cause.TIMEOUT) and not self._subscriber.is_async:
             first = call if isinstance(call, _Call) else call.members[0]
-            self._sink(HandlerStuck(queue=first.event.stream, message_id=first.event.id))
+            self._telemetry(HandlerStuck(queue=first.event.stream, message_id=first.event.id))
 
-    def _judge(self, outcomes: _Outcomes, verdict: BatchResult) -> None:
+    def _apply(self, outcomes: _Outcomes, result: _Result) -> None:
         for event, outcome in outcomes:
             match outcome:
                 case Released():
-                    verdict.is_released = True
+                    result.is_released = True
                 case Rejected():
                     log.warning("%s is rejected: %s", self._named(event), in_line(outcome.reason))
                     self.errors.append(f"event {event.id}: {outcome.reason}")
-                    verdict.failed[event.id] = outcome.reason
+                    result.failed[event.id] = outcome.reason
                 case Failed():
-                    self._judge_failed(event, outcome, verdict)
+                    self._apply_failed(event, outcome, result)
 
-    def _judge_failed(self, event: Event, outcome: Failed, verdict: BatchResult) -> None:
+    def _apply_failed(self, event: Event, outcome: Failed, result: _Result) -> None:
         self.errors.append(f"event {event.id}: {outcome.details}")
         attempt = f" in attempt {event.attempts} of {self._subscriber.max_attempts}"
-        if not self._comes_again(event, outcome):
+        if not self._is_retried(event, outcome):
             log_failure(log, self._named(event), outcome, attempt, is_last=True)
-            verdict.failed[event.id] = outcome.details
+            result.failed[event.id] = outcome.details
             return
-        delay = delay_of(event, outcome)
+        delay = _delay_of(event, outcome)
         attempt += f", next try in {delay.total_seconds():.1f} s"
         log_failure(log, self._named(event), outcome, attempt, is_last=False)
-        comes = verdict.again if self._subscriber.ordered else verdict.retried
-        comes[event.id] = delay, outcome.details
-        self._sink(
+        retried = result.again if self._subscriber.ordered else result.retried
+        retried[event.id] = delay, outcome.details
+        self._telemetry(
             EventRetried(
                 stream=event.stream,
                 subscriber=self._subscriber.name,
@@ -279,15 +309,15 @@ class Delivery:
     def _named(self, event: Event) -> str:
         return f"stream {event.stream!r}: event {event.id} for {self._subscriber.name!r}"
 
-    def _comes_again(self, event: Event, outcome: Outcome) -> bool:
+    def _is_retried(self, event: Event, outcome: Outcome) -> bool:
         return (
             isinstance(outcome, Failed)
             and not outcome.gives_up
             and event.attempts < self._subscriber.max_attempts
         )
 
-    async def _pause(self, again: Again) -> bool:
-        """Wait before the next call for those that failed. False: it was broken off."""
+    async def _pause(self, again: _Again) -> bool:
+        """Wait before the next call for events that failed. False: it was cancelled."""
         if again:
             delay = max(delay for delay, _ in again.values()).total_seconds()
             with suppress(TimeoutError):
@@ -295,13 +325,32 @@ class Delivery:
                     await self.cancelled.wait()
         return not self.cancelled.is_set()
 
-    async def _settle(self, batch: Batch, verdict: BatchResult) -> bool:
-        """Write down what became of the events, and finish. False: another session has."""
+    async def _settle(self, batch: Batch, result: _Result) -> bool:
+        """Write what became of the events, and finish. False: another session did."""
         try:
-            if not (verdict.retried or verdict.failed):
+            if not (result.retried or result.failed):
                 return batch.is_finished or await batch.finish()
             async with self._database.connection() as connection, connection.transaction():
-                await verdict.write(connection, batch)
+                await result.write(connection, batch)
                 return batch.is_finished or await batch.within(connection).finish()
         except BatchNotFoundError:
             return False
+
+
+def _delay_of(event: Event, failed: Failed) -> timedelta:
+    """After what time a failed event is delivered again."""
+    if failed.after is not None:
+        return failed.after
+    seconds = min(_MOST, _BASE * 2.0 ** min(event.attempts - 1, 20))
+    return timedelta(seconds=seconds * random.uniform(0.5, 1))  # noqa: S311  nothing secret
+
+
+def _chains_of(events: list[Event], *, by_key: bool) -> Iterator[list[Event]]:
+    """Lists of events to handle one after the other; events without a key share one list."""
+    if not by_key:
+        yield from ([event] for event in events)
+        return
+    chains: dict[str | None, list[Event]] = {}
+    for event in events:
+        chains.setdefault(event.key, []).append(event)
+    yield from chains.values()

@@ -1,19 +1,20 @@
 """The sections of the dashboard, in the order of the navigation.
 
-A page is added so:
+To add a page:
 
 1. A module here makes `section = Section("queues", "Queues", key="q")`.
-2. `@section.page("/queues", "queues")` over `async def queues(view: View) -> Response` serves it;
-   that of the navigation is named as its section. `view.render("queues.html", rows=rows)` answers.
-3. `@section.action("/queues/pause", "pause_queue")` serves a form: only POST, with the form's
-   token, from a page of ours, by who may write. It works inside of
-   `async with view.acting("queue.pause", name) as act:` on `act.connection`, which writes the audit
-   row in the same transaction, and answers with `view.back("Paused.")`.
-4. Its template extends `base.html` and takes forms, tables and badges from `parts.html`.
-5. The module is listed here, in `pyproject.toml`, and its pages in `tests/operations/dashboard`.
+2. `@section.page("/queues", "queues")` on `async def queues(view: View) -> Response` registers it;
+   the navigation leads to the page named as its section. `view.render("queues.html", rows=rows)`
+   responds.
+3. `@section.action("/queues/alter", "alter_queue")` registers a form: a POST with the token of the
+   form, from a page of this dashboard, by a user who may write. It uses `act.connection` within
+   `async with view.acting("queue.alter", name) as act:`, which writes the audit row in the same
+   transaction, and responds with `view.back("Changed.")`.
+4. Its template extends `base.html` and uses forms, tables and badges from `parts.html`.
+5. The module is listed here and in `pyproject.toml`, and tested in `tests/operations/dashboard`.
 
-Names of queues and others go to the query (`view.url("queue", name=...)`), since they may have
-slashes. Figures come from `notifyq.monitor`, and what may hold a payload through `view.masks`.
+Names of objects are query parameters (`view.url("queue", name=...)`) because they may contain
+slashes. Values come from `notifyq.operations.monitor`; payloads pass `view.masks`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING
 from notifyq.operations.dashboard.pages import (
     audit,
     dead,
-    entrance,
     health,
+    login,
     message,
     messages,
     overview,
@@ -48,5 +49,5 @@ SECTIONS: tuple[Section, ...] = (
     workers.section,
     health.section,
     audit.section,
-    entrance.section,
+    login.section,
 )

@@ -1,9 +1,9 @@
-"""The audit: what people have done, and who they were."""
+"""The audit: changes that people have made."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.monitor import audit_entries
@@ -20,22 +20,20 @@ _MOST = 100
 
 @section.page("/audit", "audit")
 async def audit(view: View) -> Response:
-    """The latest actions, and those before."""
-    actor, action, subject = (view.query(name) or None for name in ("actor", "action", "subject"))
+    """The latest changes, and earlier ones."""
     rows = await audit_entries(
         view.database,
         before=view.number("before"),
-        actor=actor,
-        action=action,
-        subject=subject,
+        actor=view.query("actor") or None,
+        action=view.query("action") or None,
+        subject=view.query("subject") or None,
         most=_MOST + 1,
         masks=view.masks,
     )
     following = view.here(before=rows[_MOST - 1].id) if len(rows) > _MOST else ""
     return view.render(
-        "audit.html", title="Audit", rows=rows[:_MOST], following=following, said=_said
+        "audit.html",
+        title="Audit",
+        rows=[(row, json.dumps(row.details, ensure_ascii=False)) for row in rows[:_MOST]],
+        following=following,
     )
-
-
-def _said(details: Any) -> str:
-    return json.dumps(details, ensure_ascii=False)

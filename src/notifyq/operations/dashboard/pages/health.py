@@ -1,4 +1,4 @@
-"""Health: how the database is, what keeps it busy, and what to do about that."""
+"""Health: findings of the checks, sessions in the way, tables and pg_cron."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
 section = Section("health", "Health", key="h")
 
-_OWN = {"notifyq dashboard", "notifyq dashboard bell", "notifyq doctor"}
-_ORDER = {Level.FAIL: 0, Level.WARN: 1, Level.SKIPPED: 2, Level.OK: 3}
+_OWN = {"notifyq dashboard", "notifyq dashboard notification", "notifyq doctor"}
+_KINDS = {Level.FAIL: "bad", Level.WARN: "warn", Level.SKIPPED: "quiet", Level.OK: "good"}
+"""The badges of levels, the worst first."""
 
 
 @section.page("/health", "health")
 async def health(view: View) -> Response:
-    """Findings, sessions in the way, tables, the notifications, pg_cron."""
-    database, cache = view.database, view.desk.cache
+    """Findings, sessions, tables, notifications and pg_cron."""
+    database, cache = view.database, view.dashboard.cache
     figures, holders, activity, cron, found = await asyncio.gather(
         cache.get("health", 5, lambda: monitor.health(database)),
         cache.get("holders", 2, lambda: monitor.holders(database, most=20)),
         cache.get("activity", 2, lambda: monitor.activity(database, most=20)),
         cache.get("cron", 5, lambda: monitor.cron_entries(database)),
-        checked(view.desk),
+        checked(view.dashboard),
     )
-    findings = sorted(found.findings, key=lambda it: _ORDER[it[1].level]) if found else []
+    order = list(_KINDS)
+    findings = sorted(found.findings, key=lambda it: order.index(it[1].level)) if found else []
     return view.render(
         "health.html",
         title="Health",
@@ -42,9 +44,11 @@ async def health(view: View) -> Response:
         checked_at=found and found.at,
         is_complete=found is None or found.is_complete,
         findings=findings,
+        urgent=[it for it in findings if it[1].level in {Level.FAIL, Level.WARN}],
+        kinds=_KINDS,
         figures=figures,
         tables=_tables(figures),
-        # What this page itself asks is over when it is seen.
+        # The sessions of this page have ended when it is shown.
         holders=[it for it in holders if it.application not in _OWN],
         activity=[it for it in activity if it.application not in _OWN],
         cron=cron,
@@ -53,11 +57,10 @@ async def health(view: View) -> Response:
 
 
 def _tables(figures: Health) -> list[dict[str, object]]:
-    """The figures of each table as a row, the largest first."""
+    """The numbers of each table as a row, the largest table first."""
     names = ("table_bytes", "index_bytes", "live_rows", "dead_rows", "vacuum_age", "bloat")
     columns = {name: figures.by_subject(name) for name in names}
-    rows: list[dict[str, object]] = [
-        {"name": table, **{name: columns[name].get(table) for name in names}}
-        for table in columns["table_bytes"]
+    tables = sorted(columns["table_bytes"], key=lambda it: -columns["table_bytes"][it])
+    return [
+        {"name": table, **{name: columns[name].get(table) for name in names}} for table in tables
     ]
-    return sorted(rows, key=lambda it: -float(str(it["table_bytes"] or 0)))

@@ -1,37 +1,48 @@
-"""One message: what it says, what became of it, and what can be done about it."""
+"""One message: its payload, its attempts, and the actions on it."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from notifyq.database import sql
-from notifyq.models.message import Attempt, columns
+from notifyq.database import statements as sql
+from notifyq.models.message import Attempt, RecordedStep, columns
+from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
+from notifyq.operations.dashboard.searching import instant
 from notifyq.operations.dashboard.section import Section
-from notifyq.operations.dashboard.timeline import timeline
 from notifyq.operations.masks import HIDDEN, redacted
 from notifyq.operations.monitor import relatives
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
     from notifyq.operations.dashboard.view import View
+    from notifyq.operations.monitor import Relative
 
 section = Section("message")
 
 _SHOWN = 50_000
-"""Characters of a payload that a page shows; the rest is in the download."""
+"""Characters of a payload that a page shows; the download has all."""
+_OF_RELATIVES = {
+    "retry_of": ("Published as the retry of", "quiet"),
+    "retried_as": ("Retried as", "good"),
+    "after": ("A message that it runs after ended:", "quiet"),
+}
 
 
 async def _find(view: View, message_id: int) -> dict[str, Any]:
-    # The archive first and last: a message may move between two looks.
+    # The archive again at the end: a message may move between two reads.
     for statement in (statements.FINISHED, statements.MESSAGE, statements.FINISHED):
         if rows := await view.database.fetch(statement, message_id):
             return columns(rows[0])
     raise HTTPException(
-        404, f"there is no message {message_id}: the archive does not keep it, or it never was"
+        404, f"there is no message {message_id}: the archive does not keep it, or it never existed"
     )
 
 
@@ -40,11 +51,16 @@ async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
     row = await _find(view, id_)
-    found, attempts = await asyncio.gather(
-        relatives(view.database, id_), view.database.fetch(sql.ATTEMPTS, id_)
+    found, attempts, steps = await asyncio.gather(
+        relatives(view.database, id_),
+        view.database.fetch(sql.ATTEMPTS, id_),
+        view.database.fetch(sql.STEPS, id_),
     )
     tries = [Attempt.from_row(it) for it in attempts]
-    documents = (row["message"], row["headers"])
+
+    def error(text: str | None) -> str | None:
+        return redacted(text, view.masks, row["message"], row["headers"])
+
     return view.render(
         "message.html",
         title=f"Message {id_}",
@@ -56,36 +72,78 @@ async def message(view: View) -> Response:
         payload=_shown(view, row["message"]),
         headers=_shown(view, row["headers"]),
         result=_shown(view, row["result"]),
-        details=redacted(row["details"], view.masks, *documents),
-        attempts=[
-            (
-                it,
-                redacted(it.details, view.masks, *documents),
-                redacted(it.traceback, view.masks, *documents),
-            )
-            for it in tries
-        ],
+        details=error(row["details"]),
+        attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
+        steps=[(it, view.masks.text(it.value)) for it in map(RecordedStep.from_row, steps)],
         relatives=found,
-        events=timeline(row, tries, found),
+        events=_timeline(row, tries, found),
     )
 
 
 def _shown(view: View, text: str | None) -> tuple[str, bool] | None:
-    """A JSON text to be shown, and whether it was cut off."""
+    """A JSON text as it is shown, and whether it was cut off."""
     if text is None:
         return None
     written = view.masks.text(text) or ""
     return written[:_SHOWN], len(written) > _SHOWN
 
 
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Something that happened, or will happen."""
+
+    at: datetime
+    what: str
+    kind: str = "quiet"
+    """good, warn, bad or quiet."""
+    by: str | None = None
+    """The worker."""
+    link: int | None = None
+    """A related message."""
+
+
+def _timeline(
+    row: Mapping[str, Any], attempts: Sequence[Attempt], relatives: Sequence[Relative]
+) -> list[_Moment]:
+    """Everything that is known about a message, in the order of time."""
+    found = [_Moment(row["created_at"], "Published")]
+    found += [
+        _Moment(it.happened_at, *_OF_RELATIVES[it.kind], link=it.id)
+        for it in relatives
+        if it.happened_at is not None and it.kind in _OF_RELATIVES
+    ]
+    if row["available_at"] > row["created_at"] and not attempts:
+        found.append(_Moment(row["available_at"], "Due"))
+    for one in attempts:
+        kind = "bad" if one.retry_at is None else "warn"
+        ended = f"Attempt {one.number}: {one.status.replace('_', ' ')}"
+        found.append(_Moment(one.locked_at, f"Attempt {one.number} began", by=one.handled_by))
+        found.append(_Moment(one.ended_at, ended, kind, one.handled_by))
+        if one.retry_at is not None:
+            found.append(_Moment(max(one.retry_at, one.ended_at), "Due again"))
+    if row["locked_at"] not in {None, *(one.locked_at for one in attempts)}:
+        text = f"Attempt {row['attempts']} began"
+        found.append(_Moment(row["locked_at"], text, by=row["worker"]))
+    if row["lock_expires_at"] is not None:
+        found.append(_Moment(row["lock_expires_at"], "The lock expires, unless extended", "warn"))
+    if row["archived_at"] is not None:
+        kind = "good" if row["state"] == "success" else "bad"
+        text = f"Finished: {row['state'].replace('_', ' ')}"
+        # The same statement writes the last attempt an instant later.
+        ended_at = max([row["archived_at"], *(one.ended_at for one in attempts[-1:])])
+        found.append(_Moment(ended_at, text, kind, row["worker"]))
+    # The sort is stable: moments at the same instant keep the order above.
+    return sorted(found, key=lambda it: it.at)
+
+
 @section.page("/messages/{id:id}/payload", "message_payload")
 async def payload(view: View) -> Response:
-    """The payload as a file, with what is hidden hidden."""
+    """The payload as a file, with masked values hidden."""
     id_ = view.integer(str(view.request.path_params["id"]))
     rows = await view.database.fetch(statements.PAYLOAD, id_)
     if not rows:
         raise HTTPException(404, f"there is no message {id_}")
-    # It may have many megabytes: meanwhile others are answered.
+    # In a thread: a payload of many megabytes must not block other requests.
     text = await asyncio.to_thread(view.masks.text, rows[0][0])
     return Response(
         text or HIDDEN,
@@ -98,97 +156,129 @@ def _id(view: View) -> int:
     return view.integer(view.form.get("id", ""))
 
 
-async def _act(
-    view: View, action: str, statement: str, *args: Any, done: str, lost: str
-) -> Response:
-    """Do something to one message; `lost` is said where somebody else was first."""
-    changed = await view.change(f"message.{action}", _id(view), statement, *args)
-    return view.back(done) if changed else view.back(error=lost)
+def _simple(verb: str, name: str, statement: str, done: str, lost: str) -> None:
+    """Register a change of one message; `lost` is shown if the statement changed nothing."""
+
+    async def handler(view: View) -> Response:
+        id_ = _id(view)
+        changed = await view.change(f"message.{verb}", id_, statement)
+        return view.back(done.format(id_)) if changed else view.back(error=lost.format(id_))
+
+    section.action(f"/message/{verb.replace('_', '-')}", name)(handler)
 
 
-@section.action("/message/cancel", "cancel_message")
-async def cancel(view: View) -> Response:
-    """Archive a message that nobody handles yet as rejected."""
-    return await _act(
-        view, "cancel", sql.CANCEL, done=f"Cancelled message {_id(view)}.",
-        lost=f"Message {_id(view)} was not cancelled: a worker has it by now, or it is finished.",
-    )  # fmt: skip
+_simple(
+    "cancel", "cancel_message", sql.CANCEL, "Cancelled message {}.",
+    "Message {} was not cancelled: a worker has locked it, or it is finished.",
+)  # fmt: skip
+_simple(
+    "run_now", "run_message_now", statements.RUN_NOW, "Message {} is due now.",
+    "Message {} is not scheduled any more. Nothing was changed.",
+)  # fmt: skip
+_simple(
+    "unblock", "unblock_message", sql.UNBLOCK, "Message {} no longer waits for others.",
+    "Message {} does not wait for others. Nothing was changed.",
+)  # fmt: skip
 
 
-@section.action("/message/run-now", "run_message_now")
-async def run_now(view: View) -> Response:
-    """Make a scheduled message due now."""
-    return await _act(
-        view, "run_now", statements.RUN_NOW, done=f"Message {_id(view)} is due now.",
-        lost=f"Message {_id(view)} is not scheduled any more: nothing was changed.",
-    )  # fmt: skip
+@section.action("/message/stop", "stop_message")
+async def stop(view: View) -> Response:
+    """Cancel a message that a worker handles."""
+    id_ = _id(view)
+    if not view.is_confirmed:
+        return view.confirm(
+            f"Stop message {id_}?",
+            [
+                "It is rejected, and its worker cancels the handler. What the handler "
+                "has done outside of the database stays done.",
+            ],
+            action=view.url("stop_message"),
+            button="Stop",
+            fields={"id": id_},
+        )
+    if await view.change("message.cancel", id_, statements.STOP):
+        return view.back(f"Stopped message {id_}.")
+    return view.back(error=f"Message {id_} was not stopped: it is finished.")
 
 
-@section.action("/message/unblock", "unblock_message")
-async def unblock(view: View) -> Response:
-    """Make a message due that waits for others."""
-    return await _act(
-        view, "unblock", sql.UNBLOCK,
-        done=f"Message {_id(view)} waits for no other message any more.",
-        lost=f"Message {_id(view)} waits for no other message: nothing was changed.",
-    )  # fmt: skip
+@section.action("/message/amend", "amend_message")
+async def amend(view: View) -> Response:
+    """Change a message that no worker handles; empty fields stay as they are."""
+    id_ = _id(view)
+    text, priority, at = (
+        view.form.get(name, "").strip() for name in ("payload", "priority", "available_at")
+    )
+    try:
+        if text:
+            check_json(text)
+    except ValueError as error:
+        return view.back(error=f"The payload is not JSON: {error}.")
+    changes = {
+        "payload": text or None,
+        "priority": view.integer(priority, "priority") if priority else None,
+        "available_at": instant(at, "available_at") if at else None,
+    }
+    given = [name for name, value in changes.items() if value is not None]
+    if not given:
+        return view.back("Nothing was changed.")
+    async with view.acting("message.amend", id_, changes=given) as act:
+        changed = await act.value(sql.AMEND, id_, *changes.values(), None)
+        act.note(changed=changed)
+    if changed:
+        return view.back(f"Changed message {id_}.")
+    return view.back(error=f"Message {id_} was not changed: a worker has it, or it is finished.")
 
 
 @section.action("/message/release", "release_message")
 async def release(view: View) -> Response:
-    """Take the lock from a worker, if it is the one that was seen."""
+    """Release the lock of a worker, if it is still the same lock."""
     id_, token = _id(view), view.integer(view.form.get("lock_token", ""), "lock_token")
     if not view.is_confirmed:
         return view.confirm(
-            f"Take message {id_} from its worker?",
+            f"Release message {id_} from its worker?",
             [
-                "It is handed out again at once, to any worker, and this attempt does not count.",
-                "The worker that has it is not stopped: if it is still at work, the message is "
-                "handled twice. Do this for workers that are gone and will not come back in time.",
+                "Any worker can claim it again at once, and this attempt does not count.",
+                "The current worker is not stopped: if it still handles the message, the message "
+                "is handled twice. Release messages of workers that are gone.",
             ],
             action=view.url("release_message"),
             button="Release",
             fields={"id": id_, "lock_token": token},
         )
-    return await _act(
-        view, "release", sql.RELEASE_MANY, [id_], [token],
-        done=f"Message {id_} was released: it waits again.",
-        lost=f"Message {id_} was not released: that lock is over, the worker has ended it or "
-        "lost it.",
-    )  # fmt: skip
+    if await view.change("message.release", id_, sql.RELEASE_MANY, [id_], [token]):
+        return view.back(f"Released message {id_}: it waits again.")
+    return view.back(
+        error=f"Message {id_} was not released: its worker has settled it or lost the lock."
+    )
 
 
 @section.action("/message/retry", "retry_message")
 async def retry(view: View) -> Response:
-    """Publish a dead message again, once."""
+    """Retry a dead message, once."""
     id_ = _id(view)
-    again = None
     async with view.acting("dead.retry", id_) as act:
-        again = await act.connection.fetchval(sql.DEAD_RETRY, [id_])
-        act.details["as"] = again
+        again = await act.value(sql.DEAD_RETRY, [id_])
+        act.note(**{"as": again})
     if again is None:
-        return view.back(
-            error=f"Message {id_} was not published again: somebody did so before, or it is gone."
-        )
-    return view.back(f"Published message {id_} again, as {again}.")
+        return view.back(error=f"Message {id_} was not retried: it is gone, or retried already.")
+    return view.back(f"Retried message {id_} as {again}.")
 
 
 @section.action("/message/discard", "discard_message")
 async def discard(view: View) -> Response:
-    """Delete a dead message for good."""
+    """Delete a dead message."""
     id_ = _id(view)
     if not view.is_confirmed:
         return view.confirm(
             f"Delete dead message {id_}?",
-            ["It is removed from the archive for good, with the history of its attempts."],
+            ["It is permanently removed from the archive, with the history of its attempts."],
             action=view.url("discard_message"),
             button="Delete",
             fields={"id": id_},
         )
-    deleted = 0
     async with view.acting("dead.delete", id_) as act:
-        deleted = await act.connection.fetchval(sql.DEAD_DELETE, [id_])
-        act.details["deleted"] = deleted
+        deleted = await act.value(sql.DEAD_DELETE, [id_])
+        act.note(deleted=deleted)
     if not deleted:
         return view.back(error=f"Message {id_} was not deleted: it is gone, or not dead.")
     return view.redirect(view.url("dead"), f"Deleted dead message {id_}.")

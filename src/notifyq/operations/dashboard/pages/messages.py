@@ -8,7 +8,7 @@ import asyncpg
 from starlette.exceptions import HTTPException
 
 from notifyq.errors import InvalidArgumentError
-from notifyq.operations.dashboard.searching import NAMES, conditions_of, place_of, problem_of
+from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.masks import redacted
 from notifyq.operations.monitor import Conditions, Page, search
@@ -41,21 +41,19 @@ _MORE = ("type", "key", "dedup_key", "worker", "subscriber", "error", "payload",
 
 @section.page("/messages", "messages")
 async def messages(view: View) -> Response:
-    """What is found by the conditions in the address."""
+    """The messages that match the conditions in the address."""
     given = {name: view.query(name) for name in (*NAMES, "like", "id")}
+    position = view.query("position")
     status, problem = 200, ""
     conditions, page = Conditions(), Page((), None)
     try:
         if jump := given.pop("id").lstrip("#"):
             return view.redirect(view.url("message", id=view.integer(jump)))
         conditions = await conditions_of(view, given)
-        page = await search(
-            view.database, conditions, quantity=50, place=place_of(view, view.query("place"))
-        )
+        page = await search(view.database, conditions, position=position_of(view, position))
     except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
-        # The form is kept: whoever has typed a long condition corrects it.
+        # The form keeps the input, which the user can correct.
         status, problem = problem_of(error)
-    found = [(it, _details(view, it)) for it in page.messages]
     fields = {name: text for name, text in given.items() if text and text != "any"}
     return view.render(
         "messages.html",
@@ -68,20 +66,19 @@ async def messages(view: View) -> Response:
         read_as=conditions.payload if conditions.payload != given["payload"] else None,
         fingerprint=conditions.fingerprint if view.masks.are_none else None,
         is_open=any(given[name] for name in _MORE),
-        found=found,
+        found=[(it, _details(view, it)) for it in page.messages],
         fields=fields,
         is_dead=conditions.state in _DEAD,
-        place=page.place,
-        following=view.here(place=str(page.place)) if page.place else "",
-        # What has to be looked for is not looked for again and again.
-        is_live=not problem
-        and not {*fields, *(["place"] if view.query("place") else [])} - {"state", "queue"},
+        position=page.position,
+        following=view.here(position=str(page.position)) if page.position else "",
+        # Slow searches are not repeated automatically.
+        is_live=not problem and not position and fields.keys() <= {"state", "queue"},
     )
 
 
 def _details(view: View, message: Found) -> str:
-    """What tells most about a message in one line: its error, else its payload."""
+    """The most useful line of a message: its error, or else its payload."""
     if message.details:
-        # Headers are not at hand, and may have what is to be hidden: the message's page has them.
+        # The headers, which may be masked, are not known here, but on the page of the message.
         return redacted(message.details, view.masks, None) or ""
     return view.masks.text(message.message, indent=None) or ""

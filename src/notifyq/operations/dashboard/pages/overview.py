@@ -1,4 +1,4 @@
-"""The overview: how it goes, at a glance, and how it went."""
+"""The overview: the live values, and charts of the last hours."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from notifyq.operations import monitor
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.charts import Chart, Series, steps
 from notifyq.operations.dashboard.checks import checked, state
-from notifyq.operations.dashboard.figures import behind, lags, totals
+from notifyq.operations.dashboard.live import behind, lags, totals
 from notifyq.operations.dashboard.section import Section
-from notifyq.operations.dashboard.templating import number, percent, short, span
+from notifyq.operations.texts import number, percent, short, span
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -29,9 +29,7 @@ RANGES = {
     "24h": (timedelta(hours=24), timedelta(minutes=15)),
     "7d": (timedelta(days=7), timedelta(hours=2)),
 }
-"""How far back one may look, each with the time that a step of the charts has."""
-
-_LABELS = {status: status.value.replace("_", " ") for status in Status}
+"""The ranges of the charts, each with its time step."""
 
 
 @section.page("/", "overview")
@@ -40,12 +38,10 @@ async def overview(view: View) -> Response:
     chosen = view.query("range", "1h")
     chosen = chosen if chosen in RANGES else "1h"
     queue = view.query("queue") or None
-    cache, database = view.desk.cache, view.database
+    cache, database = view.dashboard.cache, view.database
     rows = await cache.get(("backlog", queue), 1, lambda: monitor.backlog(database, queue))
     subscribers = await cache.get("lags", 2, lambda: lags(database))
     names = await cache.get("names", 5, lambda: database.fetch(statements.QUEUE_LIST, None))
-    past = await read_past(view, chosen, queue)
-    findings = await checked(view.desk, wait=1)
     return view.render(
         "overview.html",
         title="Overview",
@@ -54,25 +50,25 @@ async def overview(view: View) -> Response:
         queue=queue,
         queues=[row["name"] for row in names],
         figures=totals(rows) | behind(subscribers),
-        past=past,
-        health=state(findings),
+        past=await _past(view, chosen, queue),
+        health=state(await checked(view.dashboard, wait=1)),
     )
 
 
-async def read_past(view: View, chosen: str, queue: str | None) -> dict[str, Any]:
-    """What was finished in a range, with its charts."""
+async def _past(view: View, chosen: str, queue: str | None) -> dict[str, Any]:
+    """The messages that were finished in a range, with charts."""
     length, step = RANGES[chosen]
 
-    async def ask() -> tuple[datetime, Throughput]:
+    async def read() -> tuple[datetime, Throughput]:
         until = datetime.now(UTC)
         found = await monitor.throughput(
             view.database, since=until - length, until=until, step=step, queue=queue
         )
         return until, found
 
-    # The last step of a long range hardly moves: it need not be read every few seconds.
+    # Long steps change slowly and need not be read every few seconds.
     seconds = min(60.0, max(2.0, step.total_seconds() / 10))
-    until, found = await view.desk.cache.get(("past", chosen, queue), seconds, ask)
+    until, found = await view.dashboard.cache.get(("past", chosen, queue), seconds, read)
     starts = steps(until - length, until, step)
     whole = [point for point in found.points if point.status is None]
     finished = sum(point.finished for point in whole)
@@ -82,15 +78,13 @@ async def read_past(view: View, chosen: str, queue: str | None) -> dict[str, Any
     return {
         "charts": [
             _throughput(found.points, starts, step, finished, dead),
-            _times("wait", "Time waited", whole, starts, step),
-            _times("run", "Time run", whole, starts, step),
+            _times("wait", whole, starts, step),
+            _times("run", whole, starts, step),
         ],
-        "finished": finished,
-        "rate": percent(dead / finished) if finished else percent(None),
+        "rate": percent(dead / finished if finished else None),
         "rate_kind": "bad" if dead * 10 > finished else "warn" if dead * 100 > finished else "",
         "per_second": number(round(finished / length.total_seconds(), 2)),
         "read_from_at": found.read_from_at,
-        "step": span(step),
     }
 
 
@@ -107,11 +101,12 @@ def _throughput(
     return Chart(
         name="throughput",
         title="Finished",
-        says=f"{number(finished)} messages finished, {number(dead)} of them dead; by {span(step)}.",
+        description=f"{number(finished)} messages finished, {number(dead)} of them dead; each step "
+        f"is {span(step)}.",
         starts=starts,
         step=step,
         series=tuple(
-            Series(status.value, _LABELS[status], values)
+            Series(status.value, status.value.replace("_", " "), values)
             for status in Status
             if any(values := tuple(counts.get((status, start), 0) for start in starts))
         ),
@@ -120,9 +115,7 @@ def _throughput(
     )
 
 
-def _times(
-    kind: str, title: str, whole: list[Point], starts: tuple[datetime, ...], step: timedelta
-) -> Chart:
+def _times(kind: str, whole: list[Point], starts: tuple[datetime, ...], step: timedelta) -> Chart:
     by_start = {point.bucket_at: point for point in whole}
 
     def values(name: str) -> tuple[float | None, ...]:
@@ -133,8 +126,8 @@ def _times(
     most = max((it for it in series[1].values if it), default=None)
     return Chart(
         name=kind,
-        title=title,
-        says=f"At worst 95 of 100 {'waited' if kind == 'wait' else 'ran'} up to {span(most)}."
+        title=f"{kind.capitalize()} time",
+        description=f"The highest 95th percentile of a step is {span(most)}."
         if most
         else "No messages.",
         starts=starts,

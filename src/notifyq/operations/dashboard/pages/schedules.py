@@ -1,10 +1,10 @@
-"""Schedules: when each fires, and how it went."""
+"""Schedules: when each fires, and its last run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.operations.dashboard.section import Section
 
 if TYPE_CHECKING:
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from notifyq.operations.dashboard.view import View
 
 section = Section("schedules", "Schedules", key="c")
+section.switch("schedule.enable", sql.ENABLE_SCHEDULE, "Enabled")
+section.switch("schedule.disable", sql.DISABLE_SCHEDULE, "Disabled")
 
 
 @section.page("/schedules", "schedules")
@@ -31,24 +33,6 @@ async def run(view: View) -> Response:
     """Publish the message of a schedule now."""
     name = view.form.get("name", "")
     async with view.acting("schedule.run", name) as act:
-        id_ = await act.connection.fetchval(sql.RUN_SCHEDULE, name)
-        act.details["message"] = id_
+        id_ = await act.value(sql.RUN_SCHEDULE, name)
+        act.note(message=id_)
     return view.back(f"{name} has run: it published message {id_}.")
-
-
-@section.action("/schedules/enable", "enable_schedule")
-async def enable(view: View) -> Response:
-    """Let a schedule fire again."""
-    return await _switch(view, "enable", sql.ENABLE_SCHEDULE)
-
-
-@section.action("/schedules/disable", "disable_schedule")
-async def disable(view: View) -> Response:
-    """Stop a schedule until it is enabled again."""
-    return await _switch(view, "disable", sql.DISABLE_SCHEDULE)
-
-
-async def _switch(view: View, verb: str, statement: str) -> Response:
-    name = view.form.get("name", "")
-    changed = await view.change(f"schedule.{verb}", name, statement)
-    return view.back(f"{verb.capitalize()}d {name}." if changed else f"{name} was {verb}d already.")

@@ -1,4 +1,4 @@
-"""Streams: how far their subscribers are, and where they go on."""
+"""Streams: how far their subscribers are, and moving them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
-from notifyq.database import sql
+from notifyq.database import statements as sql
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.section import Section
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from notifyq.operations.dashboard.view import View
 
 section = Section("streams", "Streams", key="s")
+section.switch("stream.pause", sql.PAUSE_STREAM, "Paused")
+section.switch("stream.resume", sql.RESUME_STREAM, "Resumed")
 
 
 @section.page("/streams", "streams")
@@ -29,7 +31,6 @@ async def streams(view: View) -> Response:
         view.database.fetch(statements.OPEN_BATCHES, name),
         view.database.fetch(sql.FORWARDS, name),
     )
-    into = {(it["stream"], it["subscriber"]): it for it in forwards}
     return view.render(
         "streams.html",
         title="Streams",
@@ -37,44 +38,28 @@ async def streams(view: View) -> Response:
             (row, [it for it in subscriptions if it["stream"] == row["stream"]]) for row in rows
         ],
         open_batches=batches,
-        forwards=into,
+        forwards={(it["stream"], it["subscriber"]): it for it in forwards},
     )
-
-
-@section.action("/streams/pause", "pause_stream")
-async def pause(view: View) -> Response:
-    """Hand out no more of a stream."""
-    name = view.form.get("name", "")
-    changed = await view.change("stream.pause", name, sql.PAUSE_STREAM)
-    return view.back(f"Paused {name}." if changed else f"{name} was paused already.")
-
-
-@section.action("/streams/resume", "resume_stream")
-async def resume(view: View) -> Response:
-    """Hand out a stream again."""
-    name = view.form.get("name", "")
-    changed = await view.change("stream.resume", name, sql.RESUME_STREAM)
-    return view.back(f"Resumed {name}." if changed else f"{name} was not paused.")
 
 
 @section.action("/streams/seek", "seek_stream")
 async def seek(view: View) -> Response:
-    """Have a subscriber go on elsewhere: what is open is dropped, what lies between is skipped."""
+    """Move a subscriber: its open batch is dropped, and events in between may be skipped."""
     stream, subscriber = view.form.get("stream", ""), view.form.get("subscriber", "")
-    place = view.form.get("place", "").strip()
-    if not place:
-        raise HTTPException(400, "say where to: start, now, an instant or the number of a tick")
+    position = view.form.get("position", "").strip()
+    if not position:
+        raise HTTPException(400, "the position is missing: start, now, an instant or a tick")
     if not view.is_confirmed:
         return view.confirm(
-            f"Move {subscriber} of {stream} to {place}?",
+            f"Move {subscriber} of {stream} to {position}?",
             [
-                "With the next batch it goes on there: events between are seen again, or never.",
-                "A batch that it has open is dropped, and so are events that it was to see again.",
+                "The next batch begins there: events in between are delivered again, or skipped.",
+                "Its open batch and its pending retries are dropped.",
             ],
             action=view.url("seek_stream"),
             button="Move",
-            fields={"stream": stream, "subscriber": subscriber, "place": place},
+            fields={"stream": stream, "subscriber": subscriber, "position": position},
         )
-    async with view.acting("stream.seek", f"{stream} {subscriber}", to=place) as act:
-        await act.connection.execute(sql.SEEK, stream, subscriber, place)
-    return view.back(f"{subscriber} of {stream} goes on at {place}.")
+    async with view.acting("stream.seek", f"{stream} {subscriber}", to=position) as act:
+        await act.connection.execute(sql.SEEK, stream, subscriber, position)
+    return view.back(f"{subscriber} of {stream} continues at {position}.")

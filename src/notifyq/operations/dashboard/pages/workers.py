@@ -1,4 +1,4 @@
-"""Workers: who is there, what each is doing, and who is gone with messages locked."""
+"""Workers: their state, and the messages that they have locked."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 section = Section("workers", "Workers", key="w")
 
-KINDS = {
-    "working": "good", "idle": "good", "stopping": "warn", "silent": "warn", "gone": "bad",
+_KINDS = {
+    "gone": "bad", "unresponsive": "warn", "stopping": "warn", "working": "good", "idle": "good",
     "unknown": "quiet",
 }  # fmt: skip
-"""How a state is shown."""
+"""The badges of states, those first that need attention."""
 
 
 @section.page("/workers", "workers")
 async def workers(view: View) -> Response:
     """All workers, those first that need attention."""
     found = await monitor.workers(view.database)
-    order = ["gone", "silent", "stopping", "working", "idle", "unknown"]
+    order = list(_KINDS)
     found.sort(key=lambda it: (order.index(it.state) if it.state in order else 9, it.name))
-    return view.render("workers.html", title="Workers", workers=found, kinds=KINDS)
+    return view.render("workers.html", title="Workers", workers=found, kinds=_KINDS)

@@ -1,9 +1,9 @@
-// Everything works without this: it adds live figures, local times, keys and colours.
+// Pages work without this script; it adds live values, local times, keyboard shortcuts and themes.
 (() => {
   "use strict";
   const body = document.body;
   const get = (id) => document.getElementById(id);
-  const say = (text) => { get("said").textContent = text; };
+  const announce = (text) => { get("status").textContent = text; };
 
   // ---- times
   const pad = (n, width = 2) => String(n).padStart(width, "0");
@@ -24,13 +24,13 @@
     }
   }
   for (const it of document.querySelectorAll(".no-script")) it.hidden = true;
-  // Where the sections do not fit, the one that is open is in sight.
+  // In a narrow window, scroll to the current section.
   document.querySelector(".sections [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (zone) get("zone").textContent = zone;
   localTimes(document);
 
-  // ---- colours
+  // ---- theme
   const theme = get("theme");
   theme?.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -40,12 +40,13 @@
     html.dataset.theme = next;
     const path = body.dataset.root || "/";
     document.cookie = `notifyq_theme=${next}; path=${path}; max-age=31536000; samesite=strict`;
-    theme.querySelector("button").setAttribute("aria-label", `Colours: ${next}`);
-    theme.querySelector("button").title = `Colours: ${next}`;
-    say(`Colours: ${next}`);
+    const text = `Theme: ${next}`;
+    theme.querySelector("button").setAttribute("aria-label", text);
+    theme.querySelector("button").title = text;
+    announce(text);
   });
 
-  // ---- live figures
+  // ---- live values
   const shown = get("live");
   const away = get("away");
   let source = null;
@@ -62,18 +63,18 @@
     shown.hidden = false;
   }
 
-  function hear(event) {
+  function receive(event) {
     const found = JSON.parse(event.data);
     if (found.is_away) {
-      away.textContent = `The database is away: ${found.reason || "no answer"}. The figures below are the last known.`;
+      away.textContent = `The database is away: ${found.reason || "no answer"}. The values below are the last known ones.`;
       away.hidden = false;
       setShown("away", "bad");
-      if (!wasAway) say("The database is away");
+      if (!wasAway) announce("The database is away");
       wasAway = true;
       return;
     }
     setShown("live", "good");
-    if (wasAway) { away.hidden = true; say("The database is back"); wasAway = false; }
+    if (wasAway) { away.hidden = true; announce("The database is back"); wasAway = false; }
     for (const it of document.querySelectorAll("[data-figure]")) {
       const value = (found.figures || {})[it.dataset.figure];
       if (value === undefined || it.textContent === value) continue;
@@ -82,13 +83,11 @@
       void it.offsetWidth;
       it.classList.add("changed");
     }
-    if (found.health && body.dataset.health && body.dataset.health !== found.health) say(`Health: ${found.health}`);
-    if (found.health) body.dataset.health = found.health;
     if (revision !== null && revision !== found.revision) refresh();
     revision = found.revision;
   }
 
-  // Regions are read again from their page, where the person is not busy with them.
+  // Regions are loaded again from their page, unless the user works in them.
   const isBusy = (region) => region.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")
     || (getSelection() && !getSelection().isCollapsed && region.contains(getSelection().anchorNode));
   async function refresh() {
@@ -113,10 +112,10 @@
         region.replaceChildren(...next.childNodes);
         localTimes(region);
         for (const id of open) get(id)?.setAttribute("open", "");
-        [...region.querySelectorAll(".scroll")].forEach((it, place) => { it.scrollLeft = sides[place] || 0; });
+        [...region.querySelectorAll(".scroll")].forEach((it, index) => { it.scrollLeft = sides[index] || 0; });
         if (focused) get(focused)?.focus();
       }
-    } catch { /* the stream tells when the server is away */ } finally {
+    } catch { /* the stream reports that the server is away */ } finally {
       fetching = false;
       if (wanted) { wanted = false; refresh(); }
     }
@@ -125,14 +124,14 @@
   function start() {
     if (source || isPaused || document.hidden || !body.dataset.live) return;
     source = new EventSource(body.dataset.live);
-    source.onmessage = hear;
+    source.onmessage = receive;
     source.onerror = () => setShown("reconnecting", "warn");
   }
   function stop() { source?.close(); source = null; }
   function toggle() {
     isPaused = !isPaused;
     sessionStorage.setItem("notifyq-paused", isPaused ? "yes" : "no");
-    if (isPaused) { stop(); setShown("paused", "quiet"); say("Live figures paused"); } else { start(); say("Live figures resumed"); }
+    if (isPaused) { stop(); setShown("paused", "quiet"); announce("Live values paused"); } else { start(); announce("Live values resumed"); }
   }
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
   addEventListener("pagehide", stop);
@@ -140,7 +139,7 @@
   if (isPaused && shown) setShown("paused", "quiet");
   start();
 
-  // ---- forms: one click sends once
+  // ---- forms: two clicks submit once
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.method !== "post" || form.id === "theme") return;
@@ -150,7 +149,7 @@
   addEventListener("pageshow", () => { for (const form of document.forms) delete form.dataset.sent; });
   for (const it of document.querySelectorAll("[data-submit-on-change]")) it.addEventListener("change", () => it.form.requestSubmit());
 
-  // Work that takes several answers goes on by itself.
+  // Long work continues automatically.
   document.querySelector("form[data-go-on]")?.requestSubmit();
 
   // ---- keys

@@ -1,0 +1,224 @@
+-- Ends: wait until other messages have ended, children above all.
+--
+-- A wait locks the messages that it waits for until its transaction commits. So each end either
+-- comes first and is in the archive, or finds the wait.
+--
+-- raises: NQ002 message not found, NQ003 invalid argument, NQ007 no right to the queue, NQ011 lock
+-- lost, NQ012 step of another kind
+
+create or replace function notifyq.check_awaited(message messages.message, ids bigint[])
+  returns void language plpgsql
+as $$
+declare
+  v_later bigint;
+begin
+  if coalesce(cardinality(ids), 0) = 0 or array_position(ids, null) is not null then
+    perform notifyq.raise_invalid('of must have at least one id, and no null');
+  end if;
+  if message.id = any (ids) then
+    perform notifyq.raise_invalid(format('message %s cannot wait for its own end', message.id));
+  end if;
+  select min(m.id) into v_later
+  from messages.message as m
+  join messages.queue as q on q.name = m.queue and q.ordered
+  where m.id = any (ids)
+    and m.queue = message.queue
+    and m.key = message.key
+    and m.id > message.id;
+  if v_later is not null then
+    perform notifyq.raise_invalid(
+      format(
+        'message %s waits for message %s, which waits for it: both have key %L in ordered queue %L',
+        message.id, v_later, message.key, message.queue
+      ),
+      'publish it into another queue, or with another key'
+    );
+  end if;
+end;
+$$;
+
+create or replace function notifyq.add_end_waits(message messages.message, step text, ids bigint[])
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
+as $$
+begin
+  -- Locks those that are live; raises for those that are unknown or not the caller's to see.
+  perform notifyq.predecessors(ids, 'run');
+  insert into notifyq.end_wait (
+    message_id, step, position, after_id, queue, attempts, status, details, result
+  )
+  select message.id, add_end_waits.step, min(u.position), u.id, a.queue, a.attempts, a.status,
+    a.details, a.result
+  from unnest(ids) with ordinality as u (id, position)
+  left join messages.message_archive as a on a.id = u.id
+  group by u.id, a.queue, a.attempts, a.status, a.details, a.result;
+  update notifyq.step as s
+  set pending = (
+    select count(*)
+    from notifyq.end_wait as w
+    where w.message_id = message.id
+      and w.step = add_end_waits.step
+      and w.status is null
+  )
+  where s.message_id = message.id
+    and s.name = add_end_waits.step;
+  update messages.message as m
+  set awaited = true
+  where m.id = any (ids)
+    and not m.awaited;
+  -- A claim at this moment has skipped the locked rows.
+  perform notifyq.notify_queue(q, notifyq.compact_ids((array_agg(m.id order by m.id))[1:1000]))
+  from messages.message as m
+  join messages.queue as q on q.name = m.queue
+  where m.id = any (ids)
+    and m.state = 'waiting'
+  group by q;
+end;
+$$;
+
+create or replace function notifyq.wait_for_ends(
+  id bigint,
+  lock_token bigint,
+  name text,
+  ids bigint[],
+  timeout interval,
+  out state text,
+  out ends jsonb
+)
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_message messages.message := notifyq.hold_lock(wait_for_ends.id, wait_for_ends.lock_token);
+  v_step notifyq.step := notifyq.find_step(v_message, wait_for_ends.name, 'end');
+  v_is_over boolean;
+begin
+  if v_step.number is null then
+    perform notifyq.check_awaited(v_message, wait_for_ends.ids);
+    perform notifyq.check_duration('timeout', wait_for_ends.timeout);
+    v_step.due_at := coalesce(clock_timestamp() + wait_for_ends.timeout, 'infinity');
+    perform notifyq.add_step(v_step);
+    perform notifyq.add_end_waits(v_message, v_step.name, wait_for_ends.ids);
+  end if;
+  if v_step.state is null then
+    -- Another end may be under way: its update of pending comes before or after this.
+    select s.pending = 0 into v_is_over
+    from notifyq.step as s
+    where s.message_id = v_message.id
+      and s.name = v_step.name
+    for update;
+    if not v_is_over and v_step.due_at > clock_timestamp() then
+      perform notifyq.park(v_message, v_step.due_at);
+      state := 'parked';
+      return;
+    end if;
+    update notifyq.step as s
+    set state = case when v_is_over then 'done' else 'timed_out' end,
+      attempt = v_message.attempts,
+      value = (
+        select jsonb_agg(
+          jsonb_build_object(
+            'message_id', w.after_id, 'queue', w.queue, 'attempts', w.attempts,
+            'status', w.status, 'details', w.details, 'result', w.result
+          )
+          order by w.position
+        )
+        from notifyq.end_wait as w
+        where w.message_id = v_message.id
+          and w.step = v_step.name
+      )
+    where s.message_id = v_message.id
+      and s.name = v_step.name
+    returning s.* into v_step;
+    delete from notifyq.end_wait as w
+    where w.message_id = v_message.id
+      and w.step = v_step.name;
+  end if;
+  state := v_step.state;
+  ends := v_step.value;
+end;
+$$;
+comment on function notifyq.wait_for_ends(bigint, bigint, text, bigint[], interval) is
+  'As messages.await_end(), for a worker: one row, with an object for each message.';
+
+create or replace function messages.await_end(
+  id bigint,
+  lock_token bigint,
+  name text,
+  "of" bigint[],
+  timeout interval default null
+)
+  returns setof messages.end_report language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return query
+  select w.state, (e.value ->> 'message_id')::bigint,
+    (e.value ->> 'status')::messages.message_status, e.value ->> 'details',
+    nullif(e.value -> 'result', 'null')
+  from notifyq.wait_for_ends(
+    await_end.id, await_end.lock_token, await_end.name, await_end.of, await_end.timeout
+  ) as w
+  left join lateral jsonb_array_elements(w.ends) with ordinality as e (value, position) on true
+  order by e.position;
+end;
+$$;
+comment on function messages.await_end(bigint, bigint, text, bigint[], interval) is
+  'Wait until all of these messages have ended. One row for each in their order, with how it ended '
+  'first, and state done; timed_out where the deadline came before, with a null status for those '
+  'that have not ended; or one row with state parked: the message has given up its lock and is '
+  'handed out again when they have ended or the timeout is over: return at once. The first call of '
+  'a name fixes the messages and the deadline (timeout null: none). Raises NQ002 for an unknown '
+  'message, NQ003 for one that cannot end before this one does, NQ011 if the lock was lost.';
+
+-- Called for all awaited messages that are archived.
+create or replace function notifyq.note_ends(ids bigint[])
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off set enable_nestloop = on set enable_sort = on
+as $$
+declare
+  v_woken bigint[];
+begin
+  -- In one order everywhere: finishers of several children meet here.
+  perform
+  from notifyq.step as s
+  where (s.message_id, s.name) in (
+    select w.message_id, w.step
+    from notifyq.end_wait as w
+    where w.after_id = any (ids) and w.status is null
+  )
+  order by s.message_id, s.name
+  for update;
+  with ended as (
+    update notifyq.end_wait as w
+    set status = a.status, details = a.details, result = a.result, queue = a.queue,
+      attempts = a.attempts
+    from messages.message_archive as a
+    where w.after_id = any (ids)
+      and w.status is null
+      and a.id = w.after_id
+      and a.id = any (ids)
+    returning w.message_id, w.step
+  ),
+  counted as (
+    update notifyq.step as s
+    set pending = s.pending - e.quantity
+    from (
+      select d.message_id, d.step, count(*) as quantity
+      from ended as d
+      group by d.message_id, d.step
+    ) as e
+    where s.message_id = e.message_id
+      and s.name = e.step
+    returning s.message_id, s.pending
+  )
+  select coalesce(array_agg(c.message_id), '{}') into v_woken
+  from counted as c
+  where c.pending = 0;
+  if v_woken <> '{}' then
+    perform notifyq.wake_parked(v_woken);
+  end if;
+end;
+$$;

@@ -1,0 +1,187 @@
+-- Change: cancel and amend live messages, and end those that nobody claimed in time.
+--
+-- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema
+
+create or replace function messages.cancel(
+  id bigint, running boolean default false, children boolean default false
+)
+  returns boolean language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_level bigint[] := array[id];
+  v_found messages.message[];
+  v_next bigint[];
+  v_is_cancelled boolean := false;
+begin
+  perform notifyq.check_given('running', running is not null);
+  perform notifyq.check_given('children', children is not null);
+  while v_level <> '{}' loop
+    -- A message that is locked here can publish no more children. A worker that is about to claim
+    -- it is not waited for, unless it shall be stopped.
+    if running then
+      perform from messages.message as m where m.id = any (v_level) order by m.id for update;
+    end if;
+    v_found := array(
+      select m
+      from messages.message as m
+      where m.id = any (v_level)
+        and (cancel.running or m.state <> 'locked')
+      order by m.id
+      for update skip locked
+    );
+    exit when v_found = '{}' and not v_is_cancelled;
+    v_next := '{}';
+    if children then
+      v_next := array(
+        select s.child_id
+        from notifyq.step as s
+        where s.message_id = any (array(select f.id from unnest(v_found) as f))
+          and s.child_id is not null
+        union
+        select s.child_id
+        from notifyq.step_archive as s
+        where s.message_id = any (v_level)
+          and s.child_id is not null
+      );
+    end if;
+    perform notifyq.reject_all(v_found, 'cancelled');
+    perform pg_notify('cancelled_message', f.id::text)
+    from unnest(v_found) as f
+    where f.state = 'locked';
+    v_is_cancelled := true;
+    v_level := v_next;
+  end loop;
+  return v_is_cancelled;
+end;
+$$;
+comment on function messages.cancel(bigint, boolean, boolean) is
+  'Archive a live message as rejected, with the details `cancelled`. running: also one that a '
+  'worker has locked; its worker is notified on cancelled_message, and its next call with that '
+  'lock is refused. children: also what the message and its children have published by steps; '
+  'without running, children that are locked go on, with their own. False: the message is locked '
+  'by a worker, finished or unknown; nothing changed.';
+
+create or replace function messages.amend(
+  id bigint,
+  message jsonb default null,
+  priority integer default null,
+  available_at timestamptz default null,
+  headers jsonb default null
+)
+  returns boolean language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_message messages.message;
+  v_queue messages.queue;
+begin
+  if num_nonnulls(amend.message, amend.priority, amend.available_at, amend.headers) = 0 then
+    perform notifyq.raise_invalid('give message, priority, available_at or headers');
+  end if;
+  select m.* into v_message
+  from messages.message as m
+  where m.id = amend.id
+    and m.state <> 'locked'
+  for update skip locked;
+  if not found then
+    return false;
+  end if;
+  if v_message.root_id is not null
+    and num_nonnulls(amend.message, amend.available_at, amend.headers) > 0
+  then
+    perform notifyq.raise_invalid(
+      format('message %s has recorded steps: only its priority can be changed', amend.id)
+    );
+  end if;
+  if v_message.blockers is not null and amend.available_at is not null then
+    perform notifyq.raise_invalid(
+      format('message %s waits for other messages, so its available_at cannot be set', amend.id),
+      'messages.unblock() ends that'
+    );
+  end if;
+  select q.* into v_queue from messages.queue as q where q.name = v_message.queue;
+  if amend.message is not null then
+    perform notifyq.check_payload(
+      v_queue.name, v_queue.payload_type, v_queue.payload_schema::jsonb, amend.message
+    );
+  end if;
+  if amend.headers is not null and jsonb_typeof(amend.headers) <> 'object' then
+    perform notifyq.raise_invalid('headers must be a JSON object');
+  end if;
+  -- The triggers check the limits, and make it scheduled if it is not due.
+  update messages.message as m
+  set message = coalesce(amend.message, m.message),
+    headers = coalesce(amend.headers, m.headers),
+    priority = coalesce(amend.priority, m.priority),
+    available_at = coalesce(amend.available_at, m.available_at),
+    state = case when amend.available_at is null then m.state else 'waiting' end
+  where m.id = amend.id;
+  if amend.available_at < now() + interval '1 minute' then
+    perform notifyq.notify_queue(v_queue, amend.id::text);
+  end if;
+  return true;
+end;
+$$;
+comment on function messages.amend is
+  'Change a message that no worker has locked: its payload, priority, headers and when it is '
+  'available; null: as before. One with recorded steps can change its priority only. False: it is '
+  'locked, finished or unknown; nothing changed. Raises NQ003 for a message that cannot be changed '
+  'like that, NQ008 for one that becomes too large, NQ030 for a payload against the schema.';
+
+-- Archive messages that were not claimed before they expired. Claims call it first, and see none
+-- of these; maintenance calls it where nobody claims.
+create or replace function notifyq.expire(quantity integer)
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_ids bigint[] := array(
+    select e.message_id
+    from notifyq.expiry as e
+    where e.expires_at <= clock_timestamp()
+    order by e.expires_at
+    limit quantity
+    for update skip locked
+  );
+  v_free messages.message[] := array(
+    select m
+    from messages.message as m
+    where m.id = any (v_ids)
+    order by m.id
+    for update skip locked
+  );
+begin
+  perform notifyq.reject_all(
+    array(select f from unnest(v_free) as f where f.lock_token = 0), 'expired'
+  );
+  -- One that another transaction is about to claim may still come back unclaimed.
+  delete from notifyq.expiry as e
+  where e.message_id = any (v_ids)
+    and not exists (
+      select from messages.message as m
+      where m.id = e.message_id
+        and m.lock_token = 0
+        and m.id <> all (array(select f.id from unnest(v_free) as f))
+    );
+end;
+$$;
+
+-- The instant until which messages must be claimed; raises for one before they are due.
+create or replace function notifyq.expires_at(expires_in interval, due timestamptz)
+  returns timestamptz language plpgsql
+as $$
+begin
+  perform notifyq.check_duration('expires_in', expires_in);
+  perform notifyq.check_positive('expires_in', expires_in);
+  if due >= now() + expires_in then
+    perform notifyq.raise_invalid(
+      'the message would expire before it is available', 'give a longer expires_in'
+    );
+  end if;
+  return now() + expires_in;
+end;
+$$;

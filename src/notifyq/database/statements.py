@@ -1,0 +1,316 @@
+"""Every statement that notifyq sends, except those of advisory_locks.py and probes.py.
+
+They only call functions of the database, which hold the behaviour.
+"""
+
+SCHEMA_VERSION = 1
+"""The version of the schema that these calls need."""
+
+VERSION = "select messages.version()"
+VERSIONS = "select messages.version() as version, notifyq.oldest_client() as serves"
+
+# JSON is sent as text: a caller's connection may have its own codec for jsonb.
+PUBLISH = """
+select messages.publish(
+  queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15, expires_in => $16)
+"""
+# A transaction may wait for the source of its stream: it is not a forgotten one.
+NO_IDLE_TIMEOUT = "set local idle_in_transaction_session_timeout = 0"
+# A handler and its statements may be slow. If its host crashes, its transaction must not block
+# vacuum for two hours.
+TRANSACTION = """
+select set_config('idle_in_transaction_session_timeout', '0', true),
+  set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
+  set_config('tcp_keepalives_count', '3', true)
+"""
+PUBLISH_MANY = """
+select messages.publish_many(
+  queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
+  type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
+  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+  on_failure => $15, expires_in => $16)
+"""
+
+CLAIM = """
+select * from messages.claim(
+  queues => $1, quantity => $2, lock_duration => $3, worker => $4, filter => $5::jsonpath,
+  full_scan => $6, max_attempts => $7, filters => $8::text[]::jsonpath[])
+"""
+FINISH_MANY = """
+select messages.finish_many(
+  ids => $1, lock_tokens => $2, statuses => $3::messages.message_status[], details => $4,
+  results => $5::text[]::jsonb[])
+"""
+RETRY_MANY = """
+select * from messages.retry_many(
+  ids => $1, lock_tokens => $2, delays => $3, details => $4,
+  statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
+  give_ups => $9)
+"""
+SUPPRESS = "select notifyq.suppress(queue => $1, eager => false)"
+UNSUPPRESS = "select notifyq.unsuppress(queues => $1)::text"
+IS_TRANSACTION_OVER = "select notifyq.is_transaction_over(number => $1::text::xid8)"
+TAKE_WAKE_SLOTS = "select notifyq.take_wake_slots(queues => $1)"
+LEAVE_WAKE_SLOTS = "select notifyq.leave_wake_slots(queues => $1, held => $2)"
+NEXT_DUE = "select notifyq.next_due(queues => $1, since => $2)"
+RATE_LIMIT_WAIT = "select notifyq.rate_limit_wait(queues => $1, since => $2)"
+WAKE_ALL = "select notifyq.wake_all(queues => $1, always => $2)"
+RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
+SNOOZE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2, delay => $3)"
+RELEASE_ORPHANS = "select notifyq.release_orphans(worker => $1, known => $2)"
+EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_duration => $3)"
+CANCEL = "select messages.cancel(id => $1)"
+CANCEL_ALSO = "select messages.cancel(id => $1, running => $2, children => $3)"
+AMEND = """
+select messages.amend(
+  id => $1, message => $2::text::jsonb, priority => $3, available_at => $4,
+  headers => $5::text::jsonb)
+"""
+
+DROP_QUEUE = "select messages.drop_queue(name => $1, force => $2)"
+PAUSE_QUEUE = "select messages.pause_queue(name => $1)"
+PAUSE_QUEUE_UNTIL = """
+select messages.pause_queue(
+  name => $1, until => coalesce($2::timestamptz, clock_timestamp() + $3::interval)
+)
+"""
+RESUME_QUEUE = "select messages.resume_queue(name => $1)"
+GRANT_QUEUE = "select messages.grant_queue(queue => $1, role => $2, publish => $3, consume => $4)"
+REVOKE_QUEUE = "select messages.revoke_queue(queue => $1, role => $2)"
+QUEUE_GRANTS = "select * from messages.queue_grants(queue => $1)"
+SET_SHARE = "select messages.set_share(queue => $1, key => $2, weight => $3)"
+SET_LIMIT = """
+select messages.set_limit(queue => $1, key => $2, concurrency => $3, rate => $4)
+"""
+QUEUE_LIMITS = "select * from messages.queue_limits(queue => $1)"
+QUEUE_SHARES = "select * from messages.queue_shares(queue => $1)"
+QUEUE_INFO = "select * from messages.queue_info(queue => $1)"
+
+SCHEDULE = """
+select messages.schedule(
+  name => $1, cron => $2, queue => $3, message => $4::text::jsonb, timezone => $5, type => $6,
+  headers => $7::text::jsonb, priority => $8, key => $9, max_attempts => $10, jitter => $11,
+  overlap => $12, backfill => $13, grace => $14)
+"""
+UNSCHEDULE = "select messages.unschedule(name => $1)"
+ENABLE_SCHEDULE = "select messages.resume_schedule(name => $1)"
+DISABLE_SCHEDULE = "select messages.pause_schedule(name => $1)"
+RUN_SCHEDULE = "select messages.run_schedule(name => $1)"
+SCHEDULE_INFO = "select * from messages.schedule_info(name => $1)"
+CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than => $3)"
+
+# A worker learns of an upgrade by the versions. Schedules fire first, on the left side of the join:
+# they must not wait for the maintenance of another session.
+MAINTAIN = """
+select messages.version() as version, notifyq.oldest_client() as serves, f.fired,
+  notifyq.next_schedule() as next_schedule, m.*
+from notifyq.fire_schedules() as f (fired)
+left join messages.maintain() as m on true
+"""
+FIRE_SCHEDULES = """
+select f.fired, notifyq.next_schedule() as next_schedule
+from notifyq.fire_schedules() as f (fired)
+"""
+DIAGNOSE = "select * from notifyq.diagnose()"
+
+MESSAGE_LIST = """
+select * from messages.message_list(
+  queue => $1, state => $2::messages.message_state, quantity => $3)
+"""
+MESSAGE_FIND = "select * from messages.message_find(id => $1)"
+ARCHIVE_LIST = """
+select * from messages.archive_list(
+  queue => $1, status => $2::messages.message_status, quantity => $3, since => $4)
+"""
+ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
+RECORDED_STEPS = """
+select r.origin, r.name, r.kind, r.state, r.value::text as value
+from notifyq.recorded_steps(id => $1, lock_token => $2) as r"""
+RECORD_STEP = """
+select r.stored::text as stored, r.state, r.is_new
+from notifyq.record_step(
+  id => $1, lock_token => $2, name => $3, value => $4::text::jsonb, failed => $5) as r"""
+RECORD_STEP_IN = """
+select r.stored::text as stored, r.state, r.is_new
+from notifyq.record_step(
+  id => $1, lock_token => $2, name => $3, value => $4::text::jsonb, child_id => $5) as r"""
+SLEEP = "select messages.sleep(id => $1, lock_token => $2, name => $3, until => $4, delay => $5)"
+WAIT_FOR_SIGNAL = """
+select w.state, w.payload::text as payload, w.signal
+from messages.await_any(
+  id => $1, lock_token => $2, name => $3, signals => $4, timeout => $5) as w"""
+WAIT_FOR_ENDS = """
+select w.state, w.ends::text as ends
+from notifyq.wait_for_ends(id => $1, lock_token => $2, name => $3, ids => $4, timeout => $5) as w"""
+SIGNAL = "select messages.signal(name => $1, payload => $2::text::jsonb, id => $3)"
+PARKED = "select p.* from messages.parked(queue => $1, quantity => $2) as p"
+STEPS = """
+select s.name, s.value::text as value, s.attempt, s.created_at, s.kind, s.state
+from messages.steps(id => $1) as s"""
+REPORT_PROGRESS = """
+select messages.progress(id => $1, lock_token => $2, fraction => $3::float8::real, note => $4)"""
+EMIT = "select messages.emit(id => $1, lock_token => $2, chunk => $3::text::jsonb)"
+OUTPUT = """
+select o.number, o.chunk::text as chunk, o.created_at, o.attempt
+from messages.output(id => $1, after => $2) as o"""
+RESULT = "select r.* from messages.result(id => $1) as r"
+AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
+DEPENDENCIES = "select r.* from messages.dependencies(id => $1) as r"
+UNBLOCK = "select messages.unblock(id => $1)"
+ATTEMPTS = "select * from messages.attempts(id => $1)"
+ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
+
+DEAD_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4)"
+DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
+DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
+DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
+REDRIVE = "select messages.redrive($1, $2::messages.message_status, $3, $4, $5, $6)"
+NOTIFY = "select true from pg_notify($1, '')"
+KEEP_ALIVE = """
+select a.pid, a.backend_start, set_config('tcp_keepalives_idle', '10', false),
+  set_config('tcp_keepalives_interval', '5', false), set_config('tcp_keepalives_count', '3', false)
+from pg_stat_activity as a
+where a.pid = pg_backend_pid()
+"""
+END_SESSION = """
+select pg_terminate_backend(a.pid)
+from pg_stat_activity as a
+where a.pid = $1
+  and a.backend_start = $2
+"""
+RUN_BROKER = "call messages.run_broker(idle => interval '0')"
+LOCK_BROKER = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
+WANT_BROKER = "select notifyq.want_broker(role => session_user, wanted => true)"
+BROKER_OF = "select session_user::text as role, current_database()::text as database"
+BROKER_STATUS = "select * from messages.status_broker()"
+STOP_BROKER = "select messages.stop_broker(patience => $1)"
+CURRENT_XACT_ID = "select pg_current_xact_id()::text"
+POSITION = "select messages.current_position()"
+SNAPSHOT_OF = "select notifyq.snapshot_of($1)"
+KNOWN_POSITION = "select messages.known_position($1)"
+# One statement, so one snapshot: the position belongs to the rows.
+DEAD_SINCE = """
+select messages.current_position() as position, d.*
+from (select) as once
+left join messages.dead_since(seen => $1, queue => $2) as d on true
+"""
+DEAD_FROM = """
+select messages.current_position() as position, d.*
+from (select) as once
+left join messages.dead_since(queue => $2) as d on d.archived_at >= $1
+"""
+RECEIVE = "select * from messages.receive(source => $1, messages => $2::text::jsonb)"
+# One row of arrays: values that only go on to another database need no decoding.
+RELAY_CLAIM = """
+select array_agg(c.id) as ids, array_agg(c.lock_token) as tokens, array_agg(b.us) as created,
+  array_agg(c.queue) as queues, array_agg(c.message::text) as messages,
+  array_agg(c.priority) as priorities, array_agg(c.type) as types,
+  array_agg(c.headers::text) as headers, array_agg(c.key) as keys,
+  array_agg(coalesce(c.dedup_key, c.given_up_key)) as dedup_keys,
+  array_agg(c.dedup_scope) as dedup_scopes, array_agg(c.max_attempts) as max_attempts,
+  array_agg(c.attempts) as attempts, max(b.age) as age
+from (select r.* from notifyq.relay_claim(queues => $1, quantity => $2, lock_duration => $3,
+  worker => $4, filter => $5::jsonpath, full_scan => $6) as r order by r.id) as c,
+  lateral (select
+    case when isfinite(c.created_at) then (extract(epoch from c.created_at) * 1000000)::bigint
+      else 0 end as us,
+    case when isfinite(c.available_at) then
+      extract(epoch from clock_timestamp() - c.available_at)::float8 end as age) as b
+"""
+RELAY_FINISH = """
+select notifyq.relay_finish(
+  target => $1, source => $2, \"position\" => $3, ids => $4, lock_tokens => $5, created => $6,
+  statuses => $7::messages.message_status[], details => $8, results => $9::text[]::jsonb[])
+"""
+RELAY_SOURCE = "select notifyq.relay_source()"
+RELAY_TARGET = "select notifyq.relay_target()"
+RELAY_MARKS = "select notifyq.relay_marks(target => $1, source => $2, within => $3)"
+RELAY_FORGET = "select notifyq.relay_forget(target => $1)"
+RECEIVE_MANY = """
+select r.* from notifyq.receive_many(source => $1, positions => $2, queues => $3,
+  messages => $4::text[]::jsonb[], priorities => $5, types => $6, headers => $7::text[]::jsonb[],
+  keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
+  remember => $13) as r
+"""
+IS_FOREIGN = "select notifyq.is_foreign(notifyq.current_origin())"
+ADOPT = "select messages.adopt()"
+
+DROP_STREAM = "select messages.drop_stream(name => $1, force => $2)"
+PAUSE_STREAM = "select messages.pause_stream(name => $1)"
+RESUME_STREAM = "select messages.resume_stream(name => $1)"
+STREAM_INFO = "select * from messages.stream_info(stream => $1)"
+SUBSCRIBE = 'select messages.subscribe(stream => $1, subscriber => $2, "position" => $3)'
+UNSUBSCRIBE = "select messages.unsubscribe(stream => $1, subscriber => $2)"
+FORWARD = 'select messages.forward($1, $2, $3, "position" => $4, filter => $5::text::jsonpath)'
+UNFORWARD = "select messages.unforward(stream => $1, subscriber => $2, keep => $3)"
+FORWARDS = "select * from messages.forwards(stream => $1)"
+SEEK = 'select messages.seek(stream => $1, subscriber => $2, "position" => $3)'
+TICK = "select messages.tick(stream => $1)"
+SUBSCRIPTION_INFO = "select * from messages.subscription_info(stream => $1, subscriber => $2)"
+NEXT_BATCH = "select messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5)"
+# One round trip. The offset keeps batch_events() from being called without a batch.
+NEXT_EVENTS = """
+select b.id as batch, e.*
+from messages.next_batch($1, $2, quantity => $3, member => $4, takeover => $5) as b (id)
+left join lateral (
+  select v.* from messages.batch_events(batch => b.id) as v where b.id is not null offset 0
+) as e on true
+"""
+# It outlives its transaction: none is open while the caller works on the fetched events.
+HOLD_EVENTS = """
+declare notifyq_events cursor with hold for select * from messages.batch_events(batch => $1)
+"""
+FETCH_EVENTS = "fetch 1000 from notifyq_events"
+CLOSE_EVENTS = "close notifyq_events"
+RETRY_EVENT = "select messages.retry_event(batch => $1, event => $2, delay => $3, reason => $4)"
+FAIL_EVENT = "select messages.fail_event(batch => $1, event => $2, reason => $3)"
+RETRY_EVENTS = """
+select messages.retry_event(batch => $1, event => u.event, delay => u.delay, reason => u.reason)
+from unnest($2::bigint[], $3::interval[], $4::text[]) as u (event, delay, reason)
+"""
+FAIL_EVENTS = """
+select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
+from unnest($2::bigint[], $3::text[]) as u (event, reason)
+"""
+FINISH_BATCH = "select messages.finish_batch(batch => $1)"
+RELEASE_BATCH = "select messages.release_batch(batch => $1)"
+RECOVER_BATCH = """
+select messages.recover_batch($1, $2, max_attempts => $3, member => $4, keeps_order => $5)
+"""
+NEXT_RETRY = "select notifyq.next_retry(stream => $1, subscriber => $2)"
+# One statement, so one snapshot: the position belongs to the rows.
+EVENTS_SINCE = """
+select messages.current_position() as position, e.*
+from (select) as once
+left join messages.events_since(stream => $2, seen => $1) as e on true
+"""
+SUPPRESS_STREAM = "select notifyq.suppress_stream(stream => $1, eager => false)"
+UNSUPPRESS_STREAMS = "select notifyq.unsuppress_streams(streams => $1)::text"
+NOTIFY_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
+PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
+LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
+
+NEW_EVENT = "new_event"
+NEW_MESSAGE = "new_message"
+DEAD_MESSAGE = "dead_message"
+FINISHED_MESSAGE = "finished_message"
+CANCELLED_MESSAGE = "cancelled_message"
+MESSAGE_OUTPUT = "message_output"
+
+SESSION = """
+select count(*)
+from pg_stat_activity as a
+where a.application_name = $1
+  and a.datname = current_database()
+  and a.client_addr is not distinct from inet_client_addr()
+"""
+
+WORKER_HEARTBEAT = """
+select notifyq.worker_heartbeat(
+  worker => $1, queues => $2, streams => $3, concurrency => $4, running => $5,
+  is_stopping => $6, host => $7, pid => $8, version => $9)
+"""
+REMOVE_WORKER = "select notifyq.remove_worker(worker => $1)"

@@ -1,0 +1,26 @@
+"""The annotations of functions that users pass."""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING, Any
+
+from notifyq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The resolved annotations of a function."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise ConfigurationError(
+            f"{name(function)} has an annotation that cannot be resolved: {error}"
+        ) from error
+
+
+def name(function: Callable[..., Any]) -> str:
+    """Module and name of a function, for errors."""
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

@@ -1,0 +1,173 @@
+"""Runs all checks in their order, and applies fixes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from notifyq import schema
+from notifyq.database.pool import connect, explained, explaining
+from notifyq.database.retry import is_lost, is_misfit
+from notifyq.errors import AccessDeniedError
+from notifyq.operations import monitor
+from notifyq.operations.doctor import (
+    access,
+    activity,
+    drift,
+    install,
+    maintenance,
+    server,
+    storage,
+    streams,
+)
+from notifyq.operations.doctor.finding import Context, fail, skipped
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+
+    from notifyq.operations.doctor.finding import Finding
+
+    Check = Callable[[Context], Awaitable[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "server": server.check_version,
+    "primary": server.check_standby,
+    "durability": server.check_durability,
+    "session": server.check_session,
+    "timeouts": server.check_timeouts,
+    "connections": server.check_connections,
+    "clock": server.check_clock,
+    "collation": server.check_collation,
+    "notifications": access.check_notifications,
+    "pooler": access.check_pooler,
+    "tls": access.check_tls,
+    "password": access.check_password,
+    "schema": install.check_schema,
+    "install": install.check_objects,
+    "origin": install.check_origin,
+    "roles": install.check_roles,
+    "public": install.check_public,
+    "owner": install.check_owner,
+    "functions": drift.check_functions,
+    "grants": drift.check_grants,
+    "parameters": drift.check_options,
+    "tables": drift.check_tables,
+    "autovacuum": storage.check_autovacuum,
+    "partitions": storage.check_partitions,
+    "wal": storage.check_wal,
+    "frozen": storage.check_frozen,
+    "cron": maintenance.check_cron,
+    "maintenance": maintenance.check_maintenance,
+    "schedules": maintenance.check_schedules,
+    "backlog": maintenance.check_backlog,
+    "workers": maintenance.check_workers,
+    "subscribers": streams.check_subscribers,
+    "segments": streams.check_segments,
+    "forwards": streams.check_forwards,
+    "lakes": streams.check_lakes,
+    "notify-queue": activity.check_notification_queue,
+    "snapshots": activity.check_snapshots,
+    "prepared": activity.check_prepared,
+    "idle": activity.check_idle,
+    "long": activity.check_long,
+    "locks": activity.check_locks,
+}
+"""All checks by name, in their order."""
+
+_RIGHTS = {
+    **dict.fromkeys(
+        ("autovacuum", "schema", "functions", "grants"),
+        "one of the roles notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin",
+    ),
+    **dict.fromkeys(
+        ("workers", "schedules", "subscribers", "lakes"), "notifyq_reader or notifyq_admin"
+    ),
+    **dict.fromkeys(
+        ("tables", "partitions", "snapshots", "idle", "long", "locks", "install", "origin",
+         "maintenance", "backlog", "segments", "forwards"),
+        "notifyq_worker, notifyq_reader or notifyq_admin",
+    ),
+    "cron": "usage of schema cron",
+}  # fmt: skip
+
+
+async def examine(
+    dsn: str, source: str = "--dsn", listen_dsn: str | None = None, only: Collection[str] = ()
+) -> AsyncIterator[tuple[str, Finding]]:
+    """Run the checks one after the other and yield the name and the finding of each.
+
+    `source` names where the DSN comes from, `listen_dsn` where processes listen, and `only` the
+    checks to run, all by default. Raises like `connect` if the server does not answer.
+    """
+    connection = await connect(dsn, name="notifyq doctor")
+    try:
+        with explaining(dsn):
+            sees_all = await connection.fetchval(
+                "select pg_has_role(current_user, 'pg_read_all_stats', 'usage')"
+            )
+            context = Context(connection, dsn, source, bool(sees_all), listen_dsn)
+            for name, check in CHECKS.items():
+                if not only or name in only:
+                    yield name, await _run(name, check, context)
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _run(name: str, check: Check, context: Context) -> Finding:
+    try:
+        return await check(context)
+    except (asyncpg.InsufficientPrivilegeError, AccessDeniedError):
+        right = _RIGHTS.get(name, "a right that this user lacks")
+        return skipped("this user lacks the right to check this", f"needs {right}")
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        return skipped(
+            "a pooler mixes up prepared statements", "see `notifyq doctor --only pooler`"
+        )
+    except asyncpg.InvalidSchemaNameError:
+        return fail("schema messages is not installed", "run `notifyq init`")
+    except asyncpg.PostgresError as error:
+        if is_lost(error):
+            raise
+        advice = "run `notifyq migrate`" if is_misfit(error) else "see the log of the server"
+        return fail(str(explained(error, context.dsn) or error), advice)
+
+
+def steps(findings: Iterable[Finding]) -> list[str]:
+    """What `apply_fixes` does, each step once, in its order."""
+    fixes = [it.fix for it in findings if it.fix is not None]
+    statements = dict.fromkeys(it for fix in fixes for it in fix.statements)
+    return [*statements, *(["notifyq init"] if any(fix.installs for fix in fixes) else [])]
+
+
+async def apply_fixes(
+    dsn: str, findings: Iterable[Finding], *, origin: str = "doctor"
+) -> AsyncIterator[str]:
+    """Fix the findings and yield each finished step; each has a row in the audit.
+
+    Raises the error of the server if the user lacks a right; earlier steps stay done.
+    """
+    todo = steps(findings)
+    if not todo:
+        return
+    done: list[str] = []
+    connection = await connect(dsn, name="notifyq doctor")
+    try:
+        with explaining(dsn):
+            for step in todo:
+                if step == "notifyq init":
+                    await schema.install(connection)
+                else:
+                    await connection.execute(step)
+                # Audited after the step: vacuum cannot run in the same transaction, and a broken
+                # audit must not prevent its own repair.
+                done.append(step)
+                if await monitor.may_note(connection):
+                    for it in done:
+                        await monitor.note(
+                            connection, "doctor.fix", it, actor=monitor.login(), origin=origin
+                        )
+                    done.clear()
+                yield step
+    finally:
+        await connection.close(timeout=5)

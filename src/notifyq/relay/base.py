@@ -1,0 +1,190 @@
+"""The life of a relay: connect to both databases, move until it is stopped, disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from notifyq.arguments import known_options
+from notifyq.config import RelaySettings
+from notifyq.database import statements as sql
+from notifyq.database.retry import Patience
+from notifyq.errors import ConfigurationError
+from notifyq.notify.wake import Wake
+from notifyq.queues.admin import Admin
+from notifyq.relay.events import (
+    RelayMoved,
+    RelayRefused,
+    RelayResumed,
+    RelayStalled,
+    RelayStarted,
+    RelayStopped,
+)
+from notifyq.relay.target import PASSING, Target, reason_of
+from notifyq.telemetry import Guarded, log_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from notifyq.database.pool import Database
+    from notifyq.notify.listener import Listener
+    from notifyq.relay.message import Transform
+    from notifyq.relay.target import Sent
+    from notifyq.telemetry import TelemetryHandler
+
+log = logging.getLogger("notifyq.relay")
+
+_PROBE, _LONGEST_PROBE = 0.2, 5.0
+"""Seconds between two checks of a target that is down or full: the first pause, the longest."""
+
+
+class RelayOptions(TypedDict, total=False):
+    """Options of every relay."""
+
+    transform: Transform | None
+    once: bool
+    """Return when nothing is left to move."""
+    accept_restored: bool
+    """Accept that the target was restored: lost messages stay lost."""
+    settings: RelaySettings | None
+    telemetry: TelemetryHandler
+
+
+class BaseRelay:
+    """Runs a relay; a subclass moves the messages."""
+
+    def __init__(
+        self,
+        source: Database,
+        target: Database,
+        routes: Iterable[str],
+        *,
+        part: str = "",
+        **options: Unpack[RelayOptions],
+    ) -> None:
+        """Describe the relay; a `part` of the source has receipts of its own."""
+        known_options("a relay", options, RelayOptions.__annotations__)
+        self._source = source
+        self._target_database = target
+        self._routes_text = tuple(routes)
+        self._part = part
+        self._transform = options.get("transform")
+        self._once = options.get("once", False)
+        self._accepts_restored = options.get("accept_restored", False)
+        self._settings = options.get("settings") or RelaySettings.load()
+        self._telemetry = Guarded(options.get("telemetry", log_events))
+        self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.counts: Counter[str] = Counter()
+        """Messages by outcome: moved, known, merged, dropped, failed, refused, lost, released."""
+        self._wake = Wake()
+        self._stops = 0
+        self._is_stalled = False
+        self._failure: BaseException | None = None
+        self._patience = Patience("the start", log, source.settings.retry_for)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stop(self) -> None:
+        """Finish what is being moved, then return from `run()`; called again, return now.
+
+        Any thread may call it.
+        """
+        self._stops += 1
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
+                self._loop.call_soon_threadsafe(self._stop_requested)
+
+    def _stop_requested(self) -> None:
+        self._wake.set()
+        self._patience.stop()
+        self._on_stop()
+
+    async def run(self) -> None:
+        """Move messages until `stop()`; wait without limit for a target that goes down meanwhile.
+
+        At the start it waits for both databases for as long as retries last. Raises
+        LostReceiptsError where the target was restored to an earlier state.
+        """
+        if self._loop is not None:
+            raise ConfigurationError("a relay runs once: make another one")
+        self._loop = asyncio.get_running_loop()
+        if self._stops:
+            return
+        async with AsyncExitStack() as stack:
+            if await self._patience.through(partial(self._open, stack)):
+                self._telemetry(RelayStarted(relay=self.name, routes=self._routes_text))
+                try:
+                    await self._serve()
+                finally:
+                    moved, released = self.counts["moved"], self.counts["released"]
+                    self._telemetry(RelayStopped(relay=self.name, moved=moved, released=released))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Open what stays open until the end; if a step fails, close the others."""
+        async with AsyncExitStack() as opened:
+            for database in (self._source, self._target_database):
+                await opened.enter_async_context(database)
+                await Admin(database).check_schema()
+            source = await self._source.value(sql.RELAY_SOURCE)
+            source = f"{source} {self._part}".strip()
+            target = await self._target_database.value(sql.RELAY_TARGET)
+            self._names: tuple[str, str] = target, source
+            if self._accepts_restored:
+                await self._source.value(sql.RELAY_FORGET, target)
+            remember = self._settings.remember
+            self._target = Target(self._target_database, source, remember)
+            marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
+            await self._target.check(row[0] for row in marks)
+            self._listener = self._make_listener()
+            await opened.enter_async_context(self._listener)
+            stack.push_async_exit(opened.pop_all())
+
+    def _make_listener(self) -> Listener:
+        raise NotImplementedError
+
+    async def _serve(self) -> None:
+        """Move messages until the relay is stopped."""
+        raise NotImplementedError
+
+    def _on_stop(self) -> None:
+        """React to `stop()`, on the event loop of the relay."""
+        raise NotImplementedError
+
+    async def _wait_for_target(self, error: Exception) -> None:
+        """After this error of the target: wait until it answers again."""
+        self._is_stalled = True
+        self._telemetry(RelayStalled(reason=reason_of(error)))
+        since = time.monotonic()
+        pause = _PROBE
+        while self._is_stalled:
+            # Jitter: many relays may wait for one server.
+            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
+            try:
+                await self._target.check()
+            except PASSING:
+                pause = min(2 * pause, _LONGEST_PROBE)
+            else:
+                self._is_stalled = False
+        self._telemetry(RelayResumed(seconds=time.monotonic() - since))
+        self._wake.set()
+
+    def _note_refused(self, source: str, message_id: int, reason: str) -> None:
+        self._telemetry(RelayRefused(source=source, message_id=message_id, reason=reason))
+
+    def _note_moved(
+        self, source: str, quantity: int, sent: Sent, *, lag: float, took: float, **counts: int
+    ) -> None:
+        """Count and report a settled batch."""
+        counts |= {"known": sent.known, "merged": sent.merged}
+        self.counts.update(counts, moved=quantity)
+        self._telemetry(RelayMoved(source=source, quantity=quantity, lag=lag, took=took, **counts))

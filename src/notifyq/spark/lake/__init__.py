@@ -1,0 +1,1 @@
+"""A lake: the archive and streams as Parquet files, and the pipelines that write them."""

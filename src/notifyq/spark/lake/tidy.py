@@ -1,0 +1,118 @@
+"""Tidy: merge small files of a lake, and delete files that no reader needs any more."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from notifyq.errors import LakeError
+from notifyq.spark import statements
+from notifyq.spark.connection import connect, opened
+from notifyq.spark.engine import groups_of
+from notifyq.spark.lake import delta
+from notifyq.spark.lake.files import FileWriter, WrittenFile
+from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake, LakeFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import date
+    from pathlib import Path
+
+_SMALL = 32 * 1024 * 1024
+_LARGEST = 128 * 1024 * 1024
+_ROWS = 131_072
+A_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TidySummary:
+    """What was merged and deleted."""
+
+    replaced: int
+    """Small files that were replaced by larger ones."""
+    written: int
+    deleted: int
+    """Files that had been replaced before, or are not listed."""
+
+
+def tidy(
+    dsn: str, lake: str | Path, *, least_files: int = 4, older_than: timedelta = A_DAY
+) -> TidySummary:
+    """Merge small files of each day and queue of the archive, and delete leftovers.
+
+    Running readers continue with the files that they know: a file is deleted `older_than` after it
+    was replaced, or after a run that was killed wrote it.
+    """
+    target = Lake(dsn, lake)
+    replaced = written = 0
+    with closing(connect(dsn, name="notifyq tidy")) as session:
+        for day in sorted({file.day for file in target.files() if file.day is not None}):
+            with target.held(session):
+                for group in _groups(target.files(), day, least_files):
+                    new = _merged(target, group)
+                    target.commit(session, [new], removed=[file.id for file in group])
+                    replaced += len(group)
+                    written += 1
+    delta.mirror(target)
+    return TidySummary(replaced=replaced, written=written, deleted=_delete(dsn, target, older_than))
+
+
+def _groups(files: list[LakeFile], day: date, least_files: int) -> Iterator[list[LakeFile]]:
+    """Give groups of small files of one queue and day, each enough for a large file."""
+    by_queue: dict[str | None, list[tuple[int, LakeFile]]] = defaultdict(list)
+    for file in files:
+        if file.day == day and file.bytes < _SMALL:
+            by_queue[file.queue].append((file.bytes, file))
+    for small in by_queue.values():
+        if len(small) < least_files:
+            continue
+        yield from (group for group in groups_of(small, _LARGEST) if len(group) > 1)
+
+
+def _merged(lake: Lake, group: list[LakeFile]) -> WrittenFile:
+    rows = sum(file.rows for file in group)
+    batches = lake.dataset(files=group).scanner(
+        columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
+    )
+    first = group[0]
+    with FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
+        for batch in batches.to_batches():
+            file.write(batch)
+        if file.rows != rows:
+            raise LakeError(
+                f"{lake.root} has {file.rows} messages of {first.day} where {rows} were written: "
+                "`notifyq spark export --verify` finds the damaged file"
+            )
+        return file.close()
+
+
+def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
+    with opened(dsn, name="notifyq tidy") as session:
+        removed = session.execute(statements.LAKE_REMOVED, (older_than, lake.id)).fetchall()
+    known = {path for _, path, _ in removed}
+    leftovers = [(id_, path) for id_, path, is_old in removed if is_old]
+    deleted = sum(_unlink(lake.root / path) for _, path in leftovers)
+    before = time.time() - older_than.total_seconds()
+    for folder in (it for it in lake.root.iterdir() if it.is_dir()):
+        found = [it for it in folder.rglob("part-*.parquet") if it.stat().st_mtime < before]
+        current = {file.path for file in lake.files(folder.name)}
+        for path in found:
+            name = path.relative_to(lake.root).as_posix()
+            if name not in current and name not in known:
+                deleted += _unlink(path)
+    # Last: without its row, a replaced file would count as one that was never listed.
+    with opened(dsn, name="notifyq tidy") as session:
+        session.execute(statements.FORGET_FILES, (lake.id, [id_ for id_, _ in leftovers]))
+    return deleted
+
+
+def _unlink(path: Path) -> int:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return 1

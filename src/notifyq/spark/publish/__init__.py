@@ -1,0 +1,1 @@
+"""Pipelines that publish in bulk: files, and archived messages again."""

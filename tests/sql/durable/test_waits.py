@@ -1,0 +1,336 @@
+"""Parked messages: what wakes them, in every order of commits, and what they hold meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from notifyq import (
+    InvalidArgumentError,
+    LockNotHeldError,
+    MessageLimitError,
+    MessageNotFoundError,
+    QueueDeniedError,
+)
+from support.database import Connect, Connection, live, publish, rows, until_blocked, value
+
+Lock = tuple[int, int]
+
+
+async def lock(connection: Connection, queue: str = "default") -> Lock:
+    await publish(connection, 1, queue)
+    return await again(connection, queue)
+
+
+async def again(connection: Connection, queue: str = "default") -> Lock:
+    [row] = await rows(connection, "claim", queues=[queue])
+    return row["id"], row["lock_token"]
+
+
+async def sleep(connection: Connection, held: Lock, delay: str) -> bool:
+    call = "select messages.sleep($1, $2, 'nap', delay => $3::text::interval)"
+    return bool(await connection.fetchval(call, *held, delay))
+
+
+async def wait(connection: Connection, held: Lock, signal: str = "go", **options: Any) -> Any:
+    return await connection.fetchrow(
+        "select * from messages.await_signal($1, $2, 'wait', $3, timeout => $4::text::interval)",
+        *held,
+        signal,
+        options.get("timeout"),
+    )
+
+
+async def test_a_parked_message_has_no_lock_no_attempt_and_no_worker(
+    connection: Connection,
+) -> None:
+    held = await lock(connection)
+    assert await sleep(connection, held, "1 hour") is False
+    row = await live(connection, held[0])
+    assert row is not None
+    assert (row["state"], row["attempts"], row["locked_by"]) == ("scheduled", 0, None)
+    with pytest.raises(LockNotHeldError):
+        await sleep(connection, held, "1 hour")
+    [parked] = await rows(connection, "parked")
+    assert (parked["id"], parked["name"], parked["kind"]) == (held[0], "nap", "sleep")
+    await connection.execute("select messages.run_now($1)", held[0])
+    resumed = await again(connection)
+    # It was woken before its time: the step decides.
+    assert await sleep(connection, resumed, "1 second") is False
+    await connection.execute("update notifyq.step set due_at = now() - interval '1 hour'")
+    await connection.execute("select messages.run_now($1)", held[0])
+    resumed = await again(connection)
+    assert await sleep(connection, resumed, "9 hours") is True
+    assert (await rows(connection, "message_list"))[0]["attempts"] == 1
+
+
+@asynccontextmanager
+async def uncommitted(connection: Connection, **options: Any) -> AsyncIterator[None]:
+    async with connection.transaction(**options):
+        yield
+
+
+async def is_woken(connection: Connection, held: Lock) -> bool:
+    """Whether the message is handed out again, if need be by maintenance."""
+    await connection.execute("select messages.maintain()")
+    await connection.execute("select messages.maintain()")
+    found = await rows(connection, "claim", queues=["default"])
+    return [row["id"] for row in found] == [held[0]]
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
+@pytest.mark.parametrize("kind", ["to all", "to one"])
+@pytest.mark.parametrize("order", ["signal commits last", "wait commits last", "signal first"])
+async def test_no_signal_is_missed(
+    connection: Connection, connect: Connect, order: str, kind: str, isolation: Any
+) -> None:
+    sender = await connect()
+    held = await lock(connection)
+    id_ = held[0] if kind == "to one" else None
+
+    async def send() -> int:
+        return int(await sender.fetchval("select messages.signal('go', '7', $1)", id_))
+
+    if order == "signal first":
+        assert await send() == 0
+        assert (await wait(connection, held))["state"] == "received"
+        return
+    if order == "signal commits last":
+        async with uncommitted(sender, isolation=isolation):
+            assert await send() == 0
+            if kind == "to one":
+                # The sender has written its message: the wait comes after its commit.
+                pass
+            else:
+                assert (await wait(connection, held))["state"] == "parked"
+        if kind == "to one":
+            assert (await wait(connection, held))["state"] == "received"
+            return
+    else:
+        async with uncommitted(connection, isolation=isolation):
+            assert (await wait(connection, held))["state"] == "parked"
+            if kind == "to all":
+                assert await send() == 0
+        if kind == "to one":
+            assert await send() == 1
+    assert await is_woken(connection, held)
+    row = await rows(connection, "message_find", id=held[0])
+    resumed = (held[0], row[0]["lock_token"])
+    found = await wait(connection, resumed)
+    assert (found["state"], found["payload"]) == ("received", 7)
+    # Recorded: the next call gets the same.
+    assert (await wait(connection, resumed))["payload"] == 7
+
+
+async def test_signals_to_one_message_queue_up_before_one_to_all(connection: Connection) -> None:
+    held = await lock(connection)
+    await connection.execute("select messages.signal('go', '0')")
+    for n in (1, 2):
+        await connection.execute("select messages.signal('go', $1, $2)", n, held[0])
+    found = [
+        await connection.fetchval(
+            "select payload from messages.await_any($1, $2, $3, '{stop,go}')", *held, str(n)
+        )
+        for n in range(4)
+    ]
+    assert found == [1, 2, 0, 0]
+    with pytest.raises(MessageNotFoundError, match="no live message 77"):
+        await connection.execute("select messages.signal('go', 'null', 77)")
+    with pytest.raises(MessageLimitError, match="a signal takes 1048576"):
+        await connection.execute("select messages.signal('big', $1)", "x" * 1_048_577)
+    with pytest.raises(InvalidArgumentError, match="1 to 200 bytes"):
+        await connection.execute("select messages.signal('')")
+
+
+async def test_a_deadline_is_fixed_by_the_first_call_and_a_late_signal_counts(
+    connection: Connection,
+) -> None:
+    held = await lock(connection)
+    assert (await wait(connection, held, timeout="1 hour"))["state"] == "parked"
+    await connection.execute("update notifyq.step set due_at = now() - interval '1 minute'")
+    await connection.execute("select messages.run_now($1)", held[0])
+    await connection.execute("select messages.signal('go', '1')")
+    resumed = await again(connection)
+    assert (await wait(connection, resumed, timeout="9 hours"))["state"] == "received"
+    other = await lock(connection)
+    assert (await wait(connection, other, "never", timeout="0"))["state"] == "timed_out"
+
+
+async def test_signals_to_all_do_not_enter_queues_with_grants(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('vault')")
+    held = await lock(connection, "vault")
+    await connection.execute("select messages.grant_queue('vault', 'pg_monitor', true, true)")
+    await connection.execute("select messages.signal('go')")
+    assert (await wait(connection, held))["state"] == "parked"
+    await connection.execute("set role notifyq_publisher")
+    try:
+        with pytest.raises(QueueDeniedError):
+            await connection.execute("select messages.signal('go', '1', $1)", held[0])
+    finally:
+        await connection.execute("reset role")
+    call = "select messages.signal('go', '1', $1)"
+    assert await connection.fetchval(call, held[0]) == 1
+
+
+async def end_of(connection: Connection, held: Lock, *ids: int, **options: Any) -> list[Any]:
+    return await connection.fetch(
+        "select * from messages.await_end($1, $2, 'end', $3, $4::text::interval)",
+        *held,
+        list(ids),
+        options.get("timeout"),
+    )
+
+
+async def test_the_first_ends_of_all_are_stored(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('child')")
+    parent = await lock(connection)
+    children = await publish(connection, 3, "child")
+    found = await end_of(connection, parent, *children)
+    assert [row["state"] for row in found] == ["parked"]
+    for number, child in enumerate(children):
+        assert await rows(connection, "claim", queues=["default"]) == []
+        got = await again(connection, "child")
+        assert got[0] == child
+        status = "failed" if number == 1 else "success"
+        await value(connection, "finish", id=child, lock_token=got[1], status=status, result=number)
+    await connection.execute("delete from messages.message_archive")
+    resumed = await again(connection)
+    found = await end_of(connection, resumed, *children)
+    assert [(row["state"], row["message_id"], row["status"]) for row in found] == [
+        ("done", children[0], "success"),
+        ("done", children[1], "failed"),
+        ("done", children[2], "success"),
+    ]
+    assert found[2]["result"] == 2
+
+
+async def test_waits_for_an_end_that_cannot_come_are_refused(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('line', ordered => true)")
+    first = await value(connection, "publish", queue="line", message=1, key="k")
+    later = await value(connection, "publish", queue="line", message=2, key="k")
+    held = await again(connection, "line")
+    assert held[0] == first
+    with pytest.raises(InvalidArgumentError, match="waits for message"):
+        await end_of(connection, held, later)
+    with pytest.raises(InvalidArgumentError, match="its own end"):
+        await end_of(connection, held, first)
+    with pytest.raises(InvalidArgumentError, match="at least one id"):
+        await end_of(connection, held)
+    with pytest.raises(MessageNotFoundError):
+        await end_of(connection, held, 9999)
+
+
+async def test_an_end_beside_the_wait_for_it_is_not_missed(
+    connection: Connection, connect: Connect
+) -> None:
+    await connection.execute("select messages.create_queue('child')")
+    worker, observer = await connect(), await connect()
+    parent = await lock(connection)
+    child = await lock(worker, "child")
+    async with connection.transaction():
+        assert (await end_of(connection, parent, child[0]))[0]["state"] == "parked"
+        finishing = asyncio.ensure_future(worker.execute("select messages.finish($1, $2)", *child))
+        await until_blocked(observer, worker)
+    await finishing
+    resumed = await again(connection)
+    assert (await end_of(connection, resumed, child[0]))[0]["status"] == "success"
+
+
+async def test_what_a_parked_message_holds(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('one', concurrency => 1)")
+    held = await lock(connection, "one")
+    await publish(connection, 1, "one")
+    assert await rows(connection, "claim", queues=["one"]) == []
+    assert (await wait(connection, held))["state"] == "parked"
+    # Its slot is free, and it takes one again when it is woken.
+    other = await again(connection, "one")
+    await connection.execute("select messages.signal('go')")
+    assert await rows(connection, "claim", queues=["one"]) == []
+    await value(connection, "finish", id=other[0], lock_token=other[1])
+    assert (await again(connection, "one"))[0] == held[0]
+
+    await connection.execute("select messages.create_queue('line', ordered => true)")
+    for n in (1, 2):
+        await value(connection, "publish", queue="line", message=n, key="k")
+    held = await again(connection, "line")
+    await sleep(connection, held, "1 hour")
+    assert await rows(connection, "claim", queues=["line"]) == []
+
+    await connection.execute("select messages.create_queue('full', capacity => 1)")
+    held = await lock(connection, "full")
+    await sleep(connection, held, "1 hour")
+    await publish(connection, 1, "full")
+    info = await rows(connection, "queue_info", queue="full")
+    assert (info[0]["scheduled"], info[0]["parked"]) == (0, 1)
+
+
+async def test_the_end_of_a_parked_message_ends_its_waits(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('gone')")
+    for queue in ("default", "gone"):
+        held = await lock(connection, queue)
+        assert (await wait(connection, held))["state"] == "parked"
+        await connection.execute("select messages.signal('mine', '1', $1)", held[0])
+    [row] = await rows(connection, "parked", queue="default")
+    assert await value(connection, "cancel", id=row["id"])
+    await connection.execute("select messages.drop_queue('gone', force => true)")
+    for table in ("step", "signal_wait", "end_wait", "signal"):
+        assert await connection.fetchval(f"select count(*) from notifyq.{table}") == 0, table
+
+
+async def test_ten_thousand_parked_messages_cost_a_claim_nothing(connection: Connection) -> None:
+    await publish(connection, 10_000)
+    await connection.execute("select messages.claim(quantity => 10000)")
+    await connection.execute(
+        "select messages.await_signal(m.id, m.lock_token, 'wait', 'go') from messages.message as m"
+    )
+    assert await connection.fetchval("select count(*) from messages.parked(quantity => 20000)") == (
+        10_000
+    )
+    [id_] = await publish(connection, 1)
+    plan = "explain (analyze, buffers, format json) select * from messages.claim()"
+    [report] = json.loads(await connection.fetchval(plan))
+    blocks = report["Plan"]["Shared Hit Blocks"] + report["Plan"]["Shared Read Blocks"]
+    assert blocks < 500
+    row = await live(connection, id_)
+    assert row is not None
+    assert row["state"] == "locked"
+    # One statement wakes all.
+    assert await connection.fetchval("select messages.signal('go')") == 10_000
+    assert await connection.fetchval("select count(*) from messages.parked()") == 0
+
+
+async def test_a_signal_that_a_live_message_may_receive_is_kept(connection: Connection) -> None:
+    held = await lock(connection)
+    assert (await wait(connection, held, "later"))["state"] == "parked"
+    other = await lock(connection)
+    await connection.execute("select messages.signal('later')")
+    await connection.execute("select messages.signal('later', '1', $1)", other[0])
+    old = "update notifyq.signal set forget_at = now() - interval '1 s'"
+    count = "select count(*) from notifyq.signal where forget_at > now()"
+    await connection.execute(old)
+    await connection.execute("select messages.maintain()")
+    assert await connection.fetchval(count) == 2
+    for id_, token in (await again(connection), other):
+        await value(connection, "finish", id=id_, lock_token=token)
+    await connection.execute(old)
+    await connection.execute("select messages.maintain()")
+    assert await connection.fetchval("select count(*) from notifyq.signal") == 0
+
+
+async def test_old_signals_and_outputs_are_forgotten(connection: Connection) -> None:
+    held = await lock(connection)
+    await connection.execute("select messages.signal('old')")
+    await connection.execute("select messages.emit($1, $2, '1')", *held)
+    await connection.execute("select messages.progress($1, $2, 0.5)", *held)
+    await value(connection, "finish", id=held[0], lock_token=held[1])
+    await connection.execute("select messages.maintain()")
+    assert await connection.fetchval("select count(*) from messages.output($1)", held[0]) == 1
+    assert await connection.fetchval("select count(*) from notifyq.message_progress") == 0
+    await connection.execute("update notifyq.signal set forget_at = now() - interval '1 s'")
+    await connection.execute("update notifyq.message_output set forget_at = now() - interval '1 s'")
+    await connection.execute("select messages.maintain()")
+    for table in ("signal", "message_output"):
+        assert await connection.fetchval(f"select count(*) from notifyq.{table}") == 0, table
