@@ -68,7 +68,7 @@ end;
 $$;
 comment on function messages.progress(bigint) is
   'How far the handler of a message was when it last reported; no row if it has not, or the '
-  'message ended. For those who may see its result. Raises NQ002 for an unknown message.';
+  'message ended. For roles that may see its result. Raises NQ002 for an unknown message.';
 
 -- Readers listen to message_output. A full notification queue is no reason to fail.
 create or replace function notifyq.notify_output(id bigint)
@@ -127,7 +127,7 @@ end;
 $$;
 comment on function messages.output(bigint, bigint) is
   'The chunks that the handler of a message emitted behind number after, up to 10000. LISTEN '
-  'message_output first: its payload is the id of the message. For those who may see its result. '
+  'message_output first: its payload is the id of the message. For roles that may see its result. '
   'Raises NQ002 for an unknown message.';
 
 create or replace function notifyq.maintain_output(quantity integer)

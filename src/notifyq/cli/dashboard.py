@@ -56,7 +56,7 @@ def dashboard(
     add_user: str | None = typer.Option(
         None, metavar="NAME", help="Prompt for a password, write it to --auth-file, and end."
     ),
-    viewer: bool = flag("--viewer", "With --add-user: a user who may only read."),
+    viewer: bool = flag("--viewer", "With --add-user: a user without the right to write."),
     dsn: DsnOption = None,
 ) -> None:
     """Serve queues, messages, workers and health as web pages.

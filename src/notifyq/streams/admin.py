@@ -1,4 +1,4 @@
-"""Streams and who reads them: what an operator does."""
+"""Streams and their subscriptions: what an operator does."""
 
 from __future__ import annotations
 

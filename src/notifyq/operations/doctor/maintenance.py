@@ -131,7 +131,7 @@ async def check_cron(context: Context) -> Finding:
             return skipped("this user lacks the right to check this", "needs usage of schema cron")
         return warn(
             f"pg_cron {version} has no entry `{_ENTRY}` that this user may see",
-            "run `notifyq init` as a user who may use pg_cron; a superuser sees all entries",
+            "run `notifyq init` as a user with the right to use pg_cron; a superuser sees all entries",
             Fix(installs=True),
         )
     runs_as = await context.row(
@@ -158,7 +158,7 @@ async def _elsewhere(context: Context) -> Finding:
     """Without worker and pg_cron in this database: pg_cron may be in another one."""
     found = "neither pg_cron in this database nor a worker"
     row = await context.row(
-        # Null for users who may not read all settings.
+        # Null for users without the right to read all settings.
         "select (select s.setting from pg_settings as s "
         "where s.name = 'cron.database_name') as home, "
         "format('select cron.schedule_in_database(%L, %L, %L, %L)', "

@@ -34,7 +34,7 @@ async def login(view: View) -> Response:
 
 @section.action("/login", "enter", changes=False, is_open=True)
 async def enter(view: View) -> Response:
-    """Log a user in who has the password."""
+    """Log a user in by the password."""
     dashboard = view.dashboard
     if dashboard.users is None:
         return view.redirect(view.url("overview"))
