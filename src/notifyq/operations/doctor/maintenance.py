@@ -131,7 +131,7 @@ async def check_cron(context: Context) -> Finding:
             return skipped("this user lacks the right to check this", "needs usage of schema cron")
         return warn(
             f"pg_cron {version} has no entry `{_ENTRY}` that this user may see",
-            "run `notifyq init` as a user with the right to use pg_cron; a superuser sees all entries",
+            "run `notifyq init` as a user of pg_cron; a superuser sees all entries",
             Fix(installs=True),
         )
     runs_as = await context.row(

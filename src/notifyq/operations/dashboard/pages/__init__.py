@@ -7,7 +7,7 @@ To add a page:
    the navigation leads to the page named as its section. `view.render("queues.html", rows=rows)`
    responds.
 3. `@section.action("/queues/alter", "alter_queue")` registers a form: a POST with the token of the
-   form, from a page of this dashboard, by a user with the right to write. It uses `act.connection` within
+   form, from a page of this dashboard, by a user allowed to write. It uses `act.connection` within
    `async with view.acting("queue.alter", name) as act:`, which writes the audit row in the same
    transaction, and responds with `view.back("Changed.")`.
 4. Its template extends `base.html` and uses forms, tables and badges from `parts.html`.
