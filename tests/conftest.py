@@ -91,8 +91,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "plpgsql_check: needs a server with plpgsql_check")
     config.stash[_ENGINE] = choose_engine()
-    # Where the tests were started in the background it is ignored, and so would commands.
+    # A signal that is ignored where the tests were started, in the background or under nohup, would
+    # be ignored by the commands that they start, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
 _HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")
+# Not urlsplit(): some versions of Python refuse a list of hosts that has brackets in the middle.
+_PARTS = re.compile(
+    r".*?://(?P<netloc>[^/?#]*)(?P<rest>[^?#]*(?:\?(?P<query>[^#]*))?(?:#.*)?)", re.DOTALL
+)
 _LONGEST_DSN = 10_000
 _MAY_HOLD_PASSWORD = re.compile(
     r"//.*@|^[^\s/@:]+:[^@]*@|//.*[?&][^=]*password|\bpass(word|wd)?\s*=", re.DOTALL | re.IGNORECASE
@@ -313,24 +317,21 @@ def _masked_match(found: re.Match[str]) -> str:
 
 def masked(dsn: str) -> str:
     """The DSN without its passwords, for logs and errors."""
-    if "://" not in dsn:  # no URL: a password may be anywhere in it
+    parts = _PARTS.fullmatch(dsn)
+    if parts is None:  # no URL: a password may be anywhere in it
         return "(a DSN that is no URL)" if "=" in dsn or "@" in dsn else dsn
-    try:
-        parts = urlsplit(dsn)
-        if "@" in parts.path + parts.query + parts.fragment:
-            return "(a DSN whose password needs percent-encoding)"
-        login, at, hosts = parts.netloc.rpartition("@")
-        if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
-            return "(a DSN that cannot be read)"  # `user:password` without a host, most likely
-        if ":" in login:
-            netloc = f"{login.partition(':')[0]}:***{at}{hosts}"
-            dsn = dsn.replace(parts.netloc, netloc, 1)
-        names = [option.partition("=")[0] for option in parts.query.split("&")]
-        for index, name in enumerate(names):
-            if "password" in unquote(name):
-                # The rest may belong to the password: it may contain an & or a #.
-                head, *options = re.split("[?&]", dsn)
-                return f"{head}?{'&'.join([*options[:index], name])}=***"
-    except ValueError:
-        return "(a DSN that cannot be read)"
+    if "@" in parts["rest"]:
+        return "(a DSN whose password needs percent-encoding)"
+    login, at, hosts = parts["netloc"].rpartition("@")
+    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        return "(a DSN that cannot be read)"  # `user:password` without a host, most likely
+    if ":" in login:
+        netloc = f"{login.partition(':')[0]}:***{at}{hosts}"
+        dsn = dsn.replace(parts["netloc"], netloc, 1)
+    names = [option.partition("=")[0] for option in (parts["query"] or "").split("&")]
+    for index, name in enumerate(names):
+        if "password" in unquote(name):
+            # The rest may belong to the password: it may contain an & or a #.
+            head, *options = re.split("[?&]", dsn)
+            return f"{head}?{'&'.join([*options[:index], name])}=***"
     return dsn

@@ -4,7 +4,7 @@
 -- transactions
 
 -- These functions run as the owner, and current_user is the owner: the caller is the role of SET
--- ROLE, else that of the session. A queue without grants is open to every role that may call the functions.
+-- ROLE, else that of the session. A queue without grants is open to all callers of the functions.
 -- Callers first test whether there are any grants at all: most databases have none.
 
 create or replace function notifyq.calling_role()

@@ -57,7 +57,7 @@ begin
         'remove_worker'
       ),
 
-      -- Durable work. A role that may see the result of a message may see its progress and its output.
+      -- Durable work. The right to see a result includes progress and output.
       (
         'worker', 'messages', 'step sleep await_signal await_any await_end emit'
       ),
