@@ -143,6 +143,9 @@ def test_a_password_is_masked_anywhere_in_a_text() -> None:
         "postgresql://host/db?user=me&password=secret",
         "host=h password=secret",
         "me:secret@host/db",
+        "me:secret@host://db",
+        "host=h password=secret options=a://b",
+        "postgresql://me:secret\n@host/db",
         "postgresql://me:secret@[broken/db",
     ):
         assert "secret" not in masked(dsn)

@@ -28,8 +28,10 @@ _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
 _HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")
 # Not urlsplit(): some versions of Python refuse a list of hosts that has brackets in the middle.
+# What stands before :// and is no scheme may hold a password.
 _PARTS = re.compile(
-    r".*?://(?P<netloc>[^/?#]*)(?P<rest>[^?#]*(?:\?(?P<query>[^#]*))?(?:#.*)?)", re.DOTALL
+    r"\s*[A-Za-z][\w+.-]*://(?P<netloc>[^/?#]*)(?P<rest>[^?#]*(?:\?(?P<query>[^#]*))?(?:#.*)?)",
+    re.DOTALL,
 )
 _LONGEST_DSN = 10_000
 _MAY_HOLD_PASSWORD = re.compile(
