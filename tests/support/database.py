@@ -194,8 +194,6 @@ class Notifications:
         received, self._received = self._received, []
         return [notification for notification in received if notification.channel == channel]
 
-    # The former name, until all tests use the new one.
-
     def _receive(self, _: object, __: int, channel: str, payload: object) -> None:
         queue, _separator, spans = str(payload).partition(":")
         self._received.append(Notification(channel, queue, spans))
@@ -218,8 +216,6 @@ class Notices:
         await asyncio.sleep(0)
         texts, self._texts = self._texts, []
         return [text for level, text in texts if severity in {None, level}]
-
-    # The former name, until all tests use the new one.
 
     def _receive(self, _: object, message: asyncpg.PostgresLogMessage) -> None:
         severity = getattr(message, "severity_en", None) or message.severity
