@@ -149,6 +149,7 @@ def test_the_tutorial_works(database: str, server: str, tmp_path: Path) -> None:
     assert results["sent to joan@example.org"] == "live"
     assert results["sent to mary@example.org"] == "success"
     assert results["report sent"] == "success"
+    assert results["receipt 7 for a parcel of 2 kg"] == "success"
 
 
 def check(output: dict[str, str]) -> None:
@@ -160,6 +161,7 @@ def check(output: dict[str, str]) -> None:
     assert "order 7 is picked up" in output["notifyq show 4"]
     assert "morning_report" in output["notifyq schedules"]
     assert "warehouse" in output["notifyq stream lag orders"]
+    assert "parcel:7" in output["notifyq parked"]
     sessions = "".join(text for code, text in output.items() if code.startswith("import"))
     assert "'sent to alan@example.org'" in sessions
     assert ">>> 1\n" in sessions
