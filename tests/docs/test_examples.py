@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from docs.pages import PAGES, Block, blocks, commands, page_id
+from docs.pages import DOCS, PAGES, Block, blocks, commands, page_id
 from notifyq import App
 from notifyq.cli import main as cli
-from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +195,7 @@ def test_the_examples_of_commands_work(
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", prepared)
     monkeypatch.chdir(tmp_path)  # some write files
-    page = ROOT / "tools/docs/commands.md"
+    page = DOCS / "reference/commands.md"
     lines = tmp_path / "lines"
     lines.write_text("1\n2\n")
     ran = 0

@@ -1,8 +1,10 @@
-"""Write python.md, the reference of package notifyq, from the docstrings of what it exports.
+"""Print the reference of package notifyq: the site's page reference/python.md.
 
-python tools/docs/make_api.py          # needs pip install 'notifyq[docs]'; nothing is imported or run
+python tools/docs/make_api.py          # needs pip install 'notifyq[docs]'
 
-Sections and their order are below; a public name that is in none of them is an error.
+The page begins with docs/reference/python.md. The other texts are the docstrings of what the package
+exports, and the comments of the database for what a docstring leaves out. Sections and their order are
+below; a public name that is in none of them is an error.
 """
 
 from __future__ import annotations
@@ -10,25 +12,19 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import griffe
+import make_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    Pages = Mapping[str, str]
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
-
-_INTRODUCTION = """\
-# Python reference
-
-Every public name of package `notifyq`, made from the docstrings by `tools/docs/make_api.py`. To start, read
-[Handlers](../guides/handlers.md), [Publishing](../guides/publish.md) and [Streams](../guides/streams.md). Methods with
-`async` are awaited. Durations are timedeltas or seconds. Causes and cures of errors are in [Errors](errors.md).
-"""
 
 # What has no name in `notifyq` is had as the property of an App that is named.
 SECTIONS = {
@@ -127,19 +123,23 @@ _LONGEST = 92
 _HIDDEN = {"args", "from_row", "differences", "values"}
 
 
-def render() -> str:
-    """Return the text of python.md for the sources beside this folder."""
+def render(sql: str) -> str:
+    """Return the page for the sources beside this folder; `sql` is the reference of the schema."""
     package = griffe.load(
         "notifyq", search_paths=[ROOT / "src"], allow_inspection=False, resolve_aliases=False
     )
-    parts = [_INTRODUCTION.rstrip()]
+    pages = {
+        "sql.md": sql,
+        **{name: (REFERENCE / name).read_text("utf-8") for name in ("python.md", "options.md")},
+    }
+    parts = [pages["python.md"].rstrip()]
     shown: set[str] = set()
     for title, names in SECTIONS.items():
         parts.append(f"## {title}")
         for name in names:
             thing = package[name]
             shown.add(thing.name)
-            parts += _thing(thing)
+            parts += _thing(thing, pages)
     errors = list(_errors(package["errors"]))
     shown |= {error.name for error in errors}
     parts += ["## Errors", *_error_table(errors)]
@@ -148,7 +148,7 @@ def render() -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _thing(thing: griffe.Object) -> Iterator[str]:
+def _thing(thing: griffe.Object, pages: Pages) -> Iterator[str]:
     yield f"### {thing.name}"
     if thing.name in _NOT_OURS:
         yield (
@@ -163,7 +163,7 @@ def _thing(thing: griffe.Object) -> Iterator[str]:
             yield _signature(thing.name, constructor)
         yield _text(thing)
         yield how
-        yield from _members(thing)
+        yield from _members(thing, pages)
     elif isinstance(thing, griffe.Function):
         yield _signature(thing.name, thing)
         yield _text(thing)
@@ -171,7 +171,7 @@ def _thing(thing: griffe.Object) -> Iterator[str]:
         raise ValueError(f"{thing.path} is neither a class nor a function")
 
 
-def _members(thing: griffe.Class) -> Iterator[str]:
+def _members(thing: griffe.Class, pages: Pages) -> Iterator[str]:
     members = {name: it for name, it in _all_members(thing).items() if _is_public(name)}
     if _is_enum(thing):
         values = ", ".join(f"`{_flat(it.value)}`" for it in members.values() if it.is_attribute)
@@ -179,7 +179,8 @@ def _members(thing: griffe.Class) -> Iterator[str]:
     elif _has_fields(thing):
         fields = [it for it in members.values() if isinstance(it, griffe.Attribute)]
         fields = [it for it in fields if "property" not in it.labels]
-        lines = [_field(it, thing) for it in fields if "ClassVar" not in _flat(it.annotation)]
+        fields = [it for it in fields if "ClassVar" not in _flat(it.annotation)]
+        lines = [_field(it, thing, pages) for it in fields]
         yield _table("field | type | default | meaning", lines)
     for it in members.values():
         if isinstance(it, griffe.Function) and "property" not in it.labels:
@@ -222,13 +223,13 @@ def _is_public(name: str) -> bool:
     return not name.startswith("_") and name not in _HIDDEN
 
 
-def _field(it: griffe.Attribute, thing: griffe.Class) -> str:
+def _field(it: griffe.Attribute, thing: griffe.Class, pages: Pages) -> str:
     if str(it.value).startswith("option("):
         return f"`{it.name}` | `{_cell(it.annotation)}` | `None` | {_in_cell(_described(it))}"
     default = f"`{_cell(it.value)}`" if it.value is not None else ""
-    meaning = _flat_text(it) or next(
-        (found for table in _TABLES.get(thing.name, ()) if (found := _meaning(*table, it.name))), ""
-    )
+    tables = _TABLES.get(thing.name, ())
+    found = (_meaning(pages[name], where, it.name) for name, where in tables)
+    meaning = _flat_text(it) or next(filter(None, found), "")
     if not meaning:
         raise ValueError(f"{thing.path}.{it.name}: no docstring and no table has its meaning")
     return f"`{it.name}` | `{_cell(it.annotation)}` | {default} | {meaning}"
@@ -244,11 +245,9 @@ def _described(it: griffe.Attribute) -> str:
     return f"{text[:-1]} ({none}: {more['none']})." if more else str(text)
 
 
-@cache
 def _meaning(page: str, where: str, name: str) -> str:
     """Return the last cell of the row of a table that has this name in its first cell."""
-    text = (REFERENCE / page).read_text(encoding="utf-8")
-    rows = text.split(where)[1].split("\n\n", 3)
+    rows = page.split(where)[1].split("\n\n", 3)
     table = next(part for part in rows if "| --- |" in part)
     for line in table.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
@@ -353,11 +352,5 @@ def _table(head: str, lines: Iterable[str]) -> str:
     return "\n".join(f"| {line} |" for line in (head, rule, *lines))
 
 
-def main() -> None:
-    """Write the page."""
-    (REFERENCE / "python.md").write_text(render(), encoding="utf-8")
-    sys.stdout.write("docs/reference/python.md\n")
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(render(make_sql.page()))

@@ -1,8 +1,8 @@
-"""Write commands.md, every command of `notifyq` with its arguments and options, from their help.
+"""Print the reference of the commands, from their help: the site's page reference/commands.md.
 
 python tools/docs/make_commands.py
 
-The head of the page and the examples of each command are in commands.md beside this file.
+The head of the page and the examples of each command are those of docs/reference/commands.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from notifyq.cli.main import app
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs/reference/commands.md"
+EXAMPLES = Path(__file__).parents[2] / "docs/reference/commands.md"
 
 _EVERYWHERE = {
     "--dsn": "The database.",
@@ -31,13 +30,11 @@ _EVERYWHERE = {
 
 
 def render() -> str:
-    """Return the text of commands.md for the command line that is installed."""
+    """Return the page for the command line that is installed."""
     root: Any = typer.main.get_command(app)
     lines = [f"| `{name}` | {meaning} |" for name, meaning in _EVERYWHERE.items()]
     lines += [f"| {_option(it)} | {_meaning(it)} |" for it in root.params if not it.hidden]
-    head, *sections = re.split(
-        r"^## ", (HERE / "commands.md").read_text("utf-8"), flags=re.MULTILINE
-    )
+    head, *sections = re.split(r"^## ", EXAMPLES.read_text("utf-8"), flags=re.MULTILINE)
     examples = dict(section.split("\n\n", 1) for section in sections)
     parts = [head.rstrip(), "| everywhere | meaning |\n| --- | --- |\n" + "\n".join(lines)]
     for name, command in sorted(root.commands.items()):
@@ -131,11 +128,5 @@ def _table(head: str, lines: Iterable[str]) -> str:
     return "\n".join(f"| {line} |" for line in (head, rule, *rows)) if rows else ""
 
 
-def main() -> None:
-    """Write the page."""
-    PAGE.write_text(render(), encoding="utf-8")
-    sys.stdout.write("docs/reference/commands.md\n")
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(render())

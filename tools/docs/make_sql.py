@@ -1,9 +1,9 @@
-"""Write sql.md, the reference of schema messages, from an installed database.
+"""Print the reference of schema messages: the site's page reference/sql.md.
 
 python tools/docs/make_sql.py          # on a private server that is gone afterwards
 
-The texts are the comments in the database; sections and their order are those of the files in
-db/init.
+The page begins with docs/reference/sql.md. The other texts are the comments in the database; sections
+and their order are those of the files in db/init.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     Connection = asyncpg.Connection[asyncpg.Record]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 INIT = ROOT / "db/init"
 
 _FUNCTIONS = """
@@ -126,10 +125,10 @@ _PLAIN = {
 
 
 async def render(connection: Connection) -> str:
-    """Return the text of sql.md for the schema in this database."""
+    """Return the page for the schema in this database."""
     # Defaults and types are printed by these settings.
     await connection.execute("set intervalstyle = postgres; set search_path = pg_catalog")
-    introduction = (HERE / "sql.intro.md").read_text(encoding="utf-8")
+    introduction = (ROOT / "docs/reference/sql.md").read_text(encoding="utf-8")
     parts = [
         introduction.rstrip(),
         *_functions(await connection.fetch(_FUNCTIONS)),
@@ -228,19 +227,17 @@ async def _make(dsn: str) -> str:
         await connection.close()
 
 
-def main() -> None:
-    """Write the page."""
+def page() -> str:
+    """Return the page for the schema of this folder, installed on a private server."""
     with tempfile.TemporaryDirectory(prefix="notifyq-docs-") as folder:
         # Run by root, the server is another user's and must be able to enter.
         Path(folder).chmod(0o711)
         server = Server(Path(folder) / "server", throwaway=True)
         try:
-            text = asyncio.run(_make(server.start()))
+            return asyncio.run(_make(server.start()))
         finally:
             server.stop()
-    (ROOT / "docs/reference/sql.md").write_text(text, encoding="utf-8")
-    sys.stdout.write("docs/reference/sql.md\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(page())

@@ -1,4 +1,7 @@
-"""What the site needs beside the pages: README and changelog, and the files that pages link to.
+"""What the site needs beside the pages: README, changelog, references, and files that pages link to.
+
+Of the references the repository has the heads only. The rest is made here, from the comments of an
+installed schema, from docstrings, and from the help of the commands.
 
 On a code host a page links to any file of the repository. The site has the pages only, so each
 other file that one of them names becomes a page of its own, which shows its text.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +35,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in _MOVED.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
+    for page, text in _references().items():
+        files.remove(files.src_uris[page])
+        files.append(File.generated(config, page, content=text))
     shown: set[str] = set()
     for file in list(files.documentation_pages()):
         for name in _outside(file.content_string, _home(file.src_uri)):
@@ -42,6 +49,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = f"---\nsearch:\n  exclude: true\n---\n# {name}\n\n~~~~{language}\n{text}~~~~\n"
         files.append(File.generated(config, _shown_as(name), content=page))
     return files
+
+
+def _references() -> dict[str, str]:
+    # mkdocs loads this file as a module without a package.
+    sys.path.insert(0, str(Path(__file__).parent))
+    import make_api
+    import make_commands
+    import make_sql
+
+    sql = make_sql.page()
+    return {
+        "reference/sql.md": sql,
+        "reference/python.md": make_api.render(sql),
+        "reference/commands.md": make_commands.render(),
+    }
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
