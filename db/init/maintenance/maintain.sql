@@ -103,13 +103,113 @@ $$;
 comment on function notifyq.renotify is
   'Notify once for each queue that has a message waiting and is not paused; return how many.';
 
+create or replace function notifyq.duty_query(schema text, function text, arguments bigint[])
+  returns text language plpgsql immutable
+as $$
+begin
+  if cardinality(arguments) = 0 then
+    return format('select %I.%I()', schema, function);
+  elsif cardinality(arguments) = 1 then
+    return format('select %I.%I(%L)', schema, function, arguments[1]);
+  else
+    return format('select %I.%I(%L, %L)', schema, function, arguments[1], arguments[2]);
+  end if;
+end;
+$$;
+
+-- Run one duty of maintenance in a block of its own, and return what it returns. An error is kept in
+-- notifyq.duty_failure, and the duty pauses: 1 second, doubled by each failure, at most a minute. A
+-- run that is cancelled or meets its statement_timeout ends the whole statement, as no block can go on
+-- after that.
+create or replace function notifyq.run_duty(
+  duty text, schema text, function text, variadic arguments bigint[]
+)
+  returns text language plpgsql
+as $$
+declare
+  v_result text;
+  v_code text;
+  v_error text;
+  v_pause interval;
+begin
+  if exists (
+    select from notifyq.duty_failure as f
+    where f.duty = run_duty.duty and f.next_at > clock_timestamp()
+  ) then
+    return null;
+  end if;
+  begin
+    execute notifyq.duty_query(schema, function, arguments) into v_result;
+  exception
+    when others or assert_failure then
+      get stacked diagnostics v_code = returned_sqlstate, v_error = message_text;
+      insert into notifyq.duty_failure as f (duty, next_at, failures, code, error)
+      values (
+        run_duty.duty, clock_timestamp() + interval '1 second', 1, v_code, left(v_error, 1000)
+      )
+      on conflict on constraint duty_failure_duty_pk do update
+      set failed_at = clock_timestamp(),
+        next_at = clock_timestamp() + least(2 ^ least(f.failures, 6), 60) * interval '1 second',
+        failures = least(f.failures, 2147483646) + 1,
+        code = excluded.code,
+        error = excluded.error
+      returning f.next_at - clock_timestamp() into v_pause;
+      raise warning using
+        message = format('notifyq: maintenance cannot %s: %s', duty, v_error),
+        detail = format('SQLSTATE %s, next try in %s s', v_code, ceil(extract(epoch from v_pause)));
+      return null;
+  end;
+  delete from notifyq.duty_failure as f where f.duty = run_duty.duty;
+  return v_result;
+end;
+$$;
+
+-- The duties, in their order: what each does, as words behind "cannot", its function and arguments.
+-- `is_rare`: about twice a minute, as it reads many rows. Schedules and locks come first, because
+-- others take longer. Pauses end late, because workers that park wait for the locks of signals. Days
+-- are dropped last, because that locks the archive until the commit.
+create or replace function notifyq.maintain_duties(fresh bigint)
+  returns table (duty text, schema text, function text, arguments bigint[], is_rare boolean)
+  language sql immutable
+as $$
+  values
+    ('record its position', 'notifyq', 'note_reached', '{}'::bigint[], false),
+    ('fire schedules', 'notifyq', 'fire_schedules', '{}', false),
+    ('reap expired locks', 'messages', 'reap', '{}', false),
+    ('stage due messages', 'messages', 'stage_due', '{}', false),
+    ('reject messages of dropped queues', 'notifyq', 'reject_orphans', '{1000}', false),
+    ('return messages of ended sessions', 'notifyq', 'return_owned', '{1000}', false),
+    ('expire messages', 'notifyq', 'expire', '{10000}', false),
+    ('delete expired dedup keys', 'notifyq', 'forget_keys', '{10000}', false),
+    ('release messages that wait for others', 'notifyq', 'sweep_dependencies', '{1000}', false),
+    ('delete old output', 'notifyq', 'maintain_output', '{10000}', false),
+    ('delete unused keys of limits', 'notifyq', 'sweep_limit_keys', '{10000}', true),
+    ('sweep unlogged queues', 'notifyq', 'sweep_unlogged', '{10000}', true),
+    ('delete old loads', 'notifyq', 'forget_loads', '{100000}', true),
+    ('forget workers', 'notifyq', 'forget_workers', '{1000}', true),
+    ('delete old rows of the audit', 'notifyq', 'forget_audit', '{10000}', true),
+    ('skip lagging subscribers', 'notifyq', 'skip_behind', array[100000, fresh], false),
+    ('forward events', 'notifyq', 'forward_pending', '{10000}', false),
+    ('maintain streams', 'notifyq', 'maintain_streams', array[fresh], false),
+    ('delete staged rows', 'notifyq', 'sweep_loads', '{50000}', false),
+    ('end pauses', 'notifyq', 'end_pauses', '{}', false),
+    ('check signals', 'notifyq', 'maintain_signals', '{10000}', false),
+    ('notify again', 'notifyq', 'renotify', '{}', false),
+    ('delete receipts', 'notifyq', 'forget_receipts', '{20000}', false),
+    ('create days', 'notifyq', 'make_partitions', '{}', false),
+    ('delete by retention', 'notifyq', 'retain', '{}', false),
+    ('drop days', 'notifyq', 'drop_partitions', '{}', false)
+$$;
+
 create or replace function messages.maintain()
   returns messages.maintenance_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_fresh bigint := notifyq.fresh_low();
-  v_report messages.maintenance_report;
+  v_report messages.maintenance_report := (0, 0, 0, 0, 0);
+  v_runs_rare boolean := random() < 0.03;
+  v_duty record;
+  v_done text;
 begin
   -- A row lock: any role of the database could hold an advisory lock permanently.
   perform from notifyq.schema_version as s
@@ -118,36 +218,26 @@ begin
   if not found then
     return null;
   end if;
-  perform notifyq.note_reached();
-  perform notifyq.fire_schedules();
-  v_report.reaped := messages.reap() + notifyq.reject_orphans(1000);
-  perform notifyq.return_owned(1000);
-  perform notifyq.expire(10000);
-  perform notifyq.forget_keys(10000);
-  perform notifyq.sweep_dependencies(1000);
-  perform notifyq.maintain_output(10000);
-  v_report.staged := messages.stage_due();
-  -- About twice a minute, as these read many rows.
-  if random() < 0.03 then
-    perform notifyq.sweep_limit_keys(10000);
-    perform notifyq.sweep_unlogged(10000);
-    perform notifyq.forget_loads(100000);
-    perform notifyq.forget_workers(1000);
-    perform notifyq.forget_audit(10000);
-  end if;
-  perform notifyq.skip_behind(100000, v_fresh);
-  perform notifyq.forward_into(null, 10000, v_fresh);
-  perform notifyq.maintain_streams(v_fresh);
-  perform notifyq.sweep_loads(50000);
-  perform notifyq.end_pauses();
-  -- Late, as workers that park wait for its locks.
-  perform notifyq.maintain_signals(10000);
-  v_report.notified := notifyq.renotify();
-  perform notifyq.forget_receipts(20000);
-  v_report.partitions_made := notifyq.make_partitions();
-  -- Last: dropping a day locks the archive until the commit.
-  perform notifyq.retain();
-  v_report.partitions_dropped := notifyq.drop_partitions();
+  for v_duty in
+    select d.* from notifyq.maintain_duties(notifyq.fresh_low()) as d
+    where v_runs_rare or not d.is_rare
+  loop
+    v_done := coalesce(
+      notifyq.run_duty(
+        v_duty.duty, v_duty.schema, v_duty.function, variadic v_duty.arguments
+      ),
+      '0'
+    );
+    case v_duty.duty
+      when 'reap expired locks', 'reject messages of dropped queues' then
+        v_report.reaped := v_report.reaped + v_done::integer;
+      when 'stage due messages' then v_report.staged := v_done;
+      when 'notify again' then v_report.notified := v_done;
+      when 'create days' then v_report.partitions_made := v_done;
+      when 'drop days' then v_report.partitions_dropped := v_done;
+      else null;
+    end case;
+  end loop;
   return v_report;
 end;
 $$;
@@ -157,7 +247,8 @@ comment on function messages.maintain is
   'stage due messages, skip subscribers that are too far behind, move forwarded events, tick '
   'streams and delete events that all subscribers have read, remove staged rows of finished loads '
   'and old rows of the audit, end pauses that are over, notify again for waiting messages, create '
-  'the coming days of the archive and of the attempts, and drop those past their retention. Null: '
+  'the coming days of the archive and of the attempts, and drop those past their retention. A step '
+  'that fails stops no other; `notifyq doctor` shows its error. Null: '
   'another session is running it. pg_cron calls it, and workers about once a second.';
 
 -- Orphans: messages whose queue, or the session that owned them, is gone.

@@ -48,7 +48,8 @@ create or replace function notifyq.diagnose(
   out expired_for interval,
   out overdue_for interval,
   out waiting_for interval,
-  out misplaced bigint
+  out misplaced bigint,
+  out failing text[]
 )
   returns record language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -86,6 +87,11 @@ begin
   ) as s on true
   where not notifyq.is_paused(q);
   misplaced := (select count(*) from notifyq.message_archive_default);
+  failing := array(
+    select format('cannot %s: %s (SQLSTATE %s, %s times)', f.duty, f.error, f.code, f.failures)
+    from notifyq.duty_failure as f
+    order by f.duty
+  );
 end;
 $$;
 comment on function notifyq.diagnose is
@@ -94,4 +100,5 @@ comment on function notifyq.diagnose is
   'expired_for: how long the oldest expired lock has not been reaped; overdue_for: how long the '
   'oldest due message has not been staged; waiting_for: how long the next message to be claimed '
   'has waited, the longest of all queues that are not paused; misplaced: how many archived '
-  'messages are in no partition of a day. Null where there is none.';
+  'messages are in no partition of a day; failing: the steps of maintenance whose last run failed. '
+  'Null where there is none.';

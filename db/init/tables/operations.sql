@@ -24,6 +24,25 @@ comment on column messages.audit.subject is 'The name of a queue, the id of a me
 comment on column messages.audit.origin is 'The address of a browser, or the tool.';
 comment on column messages.audit.details is 'Counts and changed values; never payloads.';
 
+create table if not exists notifyq.duty_failure (
+  duty text not null,
+  failed_at timestamptz not null default clock_timestamp(),
+  next_at timestamptz not null,
+  failures integer not null,
+  code text not null,
+  error text not null,
+  constraint duty_failure_duty_pk primary key (duty)
+);
+
+comment on table notifyq.duty_failure is
+  'The duties of maintenance whose last run failed; no row for the others.';
+comment on column notifyq.duty_failure.duty is 'The name of the duty, see notifyq.maintain_duties().';
+comment on column notifyq.duty_failure.failed_at is 'When its last run failed.';
+comment on column notifyq.duty_failure.next_at is 'It is not run again before.';
+comment on column notifyq.duty_failure.failures is 'How many runs have failed one after another.';
+comment on column notifyq.duty_failure.code is 'The SQLSTATE of the last error.';
+comment on column notifyq.duty_failure.error is 'The text of the last error.';
+
 create table if not exists notifyq.worker (
   started_at timestamptz not null,
   seen_at timestamptz not null default clock_timestamp(),

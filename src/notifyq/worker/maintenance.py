@@ -29,7 +29,7 @@ _LEAST_PAUSE = 0.05
 
 
 class Maintenance:
-    """Calls messages.maintain() every so often; an advisory lock there admits one caller."""
+    """Calls messages.maintain() every so often; a row lock there admits one caller."""
 
     def __init__(self, database: Database, every: float, telemetry: TelemetryHandler) -> None:
         self._database = database

@@ -34,6 +34,11 @@ _ACTIVATE = (
 async def check_maintenance(context: Context) -> Finding:
     """Whether maintenance reaps expired locks and stages due messages."""
     row = await context.diagnosis()
+    if row["failing"]:
+        return fail(
+            f"maintenance {'; '.join(row['failing'])}",
+            f"remove the cause, then run `{_MAINTAIN}`: what fails pauses for a minute at most",
+        )
     late: timedelta | None = max(
         filter(None, (row["expired_for"], row["overdue_for"])), default=None
     )
