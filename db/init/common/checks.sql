@@ -34,6 +34,14 @@ begin
 end;
 $$;
 
+-- Whether an error with this SQLSTATE concerns the message itself: its size, values, schema or type.
+-- The same message fails again, and others may be accepted.
+create or replace function notifyq.is_refusal(code text)
+  returns boolean language sql immutable
+as $$
+  select code ~ '^(22|23|42804|NQ003|NQ008|NQ030)';
+$$;
+
 -- For arguments that must not be null: null would mean something else.
 create or replace function notifyq.check_given(name text, is_given boolean)
   returns void language plpgsql

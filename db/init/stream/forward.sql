@@ -41,8 +41,10 @@ begin
   from unnest(events) as e
   order by e.id;
 exception
-  when sqlstate 'NQ003' or sqlstate 'NQ008' or data_exception or integrity_constraint_violation then
-    if cardinality(events) > 1 then
+  when others then
+    if not notifyq.is_refusal(sqlstate) then
+      raise;
+    elsif cardinality(events) > 1 then
       perform notifyq.move_events(stream, subscriber, queue, array[e])
       from unnest(events) as e
       order by e.id;

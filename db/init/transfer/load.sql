@@ -200,10 +200,11 @@ begin
     when assert_failure then
       return null;
     -- Errors of the row itself; others end the search.
-    when sqlstate 'NQ001' or sqlstate 'NQ003' or sqlstate 'NQ008' or sqlstate 'NQ030'
-      or data_exception or datatype_mismatch or integrity_constraint_violation
-    then
-      return sqlerrm;
+    when others then
+      if sqlstate = 'NQ001' or notifyq.is_refusal(sqlstate) then
+        return sqlerrm;
+      end if;
+      raise;
   end;
 end;
 $$;

@@ -133,6 +133,28 @@ async def test_an_event_that_the_queue_rejects_is_a_dead_event(
     assert await claimed(forwarding) == ["b" * 5000]
 
 
+@pytest.mark.parametrize(
+    ("options", "good", "bad"),
+    [
+        ({"payload_schema": {"type": "integer"}}, 7, "text"),
+        ({"payload_type": "integer"}, "7", "text"),
+        ({"payload_type": "integer"}, "7", {"n": 1}),
+    ],
+)
+async def test_an_event_that_breaks_the_policy_of_the_queue_is_a_dead_event(
+    forwarding: Connection, options: dict[str, Any], good: Any, bad: Any
+) -> None:
+    await value(forwarding, "alter_queue", name="packing", **options)
+    await rows(forwarding, "publish_many", queue="orders", messages=[good, bad, good])
+    assert await value(forwarding, "notifyq.forward_pending") == 3
+    assert await claimed(forwarding) == [good, good]
+    (dead,) = await rows(forwarding, "dead_list", queue="orders", subscriber="warehouse")
+    assert (dead["status"], dead["message"]) == ("rejected", bad)
+    assert dead["details"].startswith("queue packing rejects it: 'packing' ")
+    (forward,) = await rows(forwarding, "forwards")
+    assert forward["failed_at"] is None
+
+
 async def test_events_wait_while_the_queue_is_full(forwarding: Connection) -> None:
     await value(forwarding, "alter_queue", name="packing", capacity=4)
     await publish(forwarding, 3, "orders")
