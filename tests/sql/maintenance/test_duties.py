@@ -41,7 +41,8 @@ async def broken(connection: Connection, call: tuple[str, str, list[int]], code:
 
 
 async def failures(connection: Connection) -> dict[str, str]:
-    return dict(await connection.fetch("select duty, code from notifyq.duty_failure"))
+    kept = await connection.fetch("select duty, code from notifyq.duty_failure")
+    return {row["duty"]: row["code"] for row in kept}
 
 
 async def calls(connection: Connection) -> dict[str, tuple[str, str, list[int]]]:
