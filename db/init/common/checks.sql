@@ -34,8 +34,8 @@ begin
 end;
 $$;
 
--- Whether an error with this SQLSTATE concerns the message itself: its size, values, schema or type.
--- The same message fails again, and others may be accepted.
+-- Whether an error with this SQLSTATE concerns the message itself: its size, values, schema or
+-- type. The same message fails again, and others may be accepted.
 create or replace function notifyq.is_refusal(code text)
   returns boolean language sql immutable
 as $$

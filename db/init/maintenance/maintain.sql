@@ -117,10 +117,9 @@ begin
 end;
 $$;
 
--- Run one duty of maintenance in a block of its own, and return what it returns. An error is kept in
--- notifyq.duty_failure, and the duty pauses: 1 second, doubled by each failure, at most a minute. A
--- run that is cancelled or meets its statement_timeout ends the whole statement, as no block can go on
--- after that.
+-- Run one duty of maintenance in a block of its own, and return what it returns. An error is kept
+-- in notifyq.duty_failure, and the duty pauses: 1 second, doubled by each failure, at most a
+-- minute. A run that is cancelled or meets its statement_timeout ends the whole statement.
 create or replace function notifyq.run_duty(
   duty text, schema text, function text, variadic arguments bigint[]
 )
@@ -166,11 +165,17 @@ $$;
 
 -- The duties, in their order: what each does, as words behind "cannot", its function and arguments.
 -- `is_rare`: about twice a minute, as it reads many rows. Schedules and locks come first, because
--- others take longer. Pauses end late, because workers that park wait for the locks of signals. Days
--- are dropped last, because that locks the archive until the commit.
-create or replace function notifyq.maintain_duties(fresh bigint)
-  returns table (duty text, schema text, function text, arguments bigint[], is_rare boolean)
-  language sql immutable
+-- others take longer. Signals are checked late, because workers that park wait for their locks.
+-- Days are dropped last, because that locks the archive until the commit.
+create or replace function notifyq.maintain_duties(
+  fresh bigint,
+  out duty text,
+  out schema text,
+  out function text,
+  out arguments bigint[],
+  out is_rare boolean
+)
+  returns setof record language sql immutable
 as $$
   values
     ('record its position', 'notifyq', 'note_reached', '{}'::bigint[], false),

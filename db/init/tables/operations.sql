@@ -36,7 +36,7 @@ create table if not exists notifyq.duty_failure (
 
 comment on table notifyq.duty_failure is
   'The duties of maintenance whose last run failed; no row for the others.';
-comment on column notifyq.duty_failure.duty is 'The name of the duty, see notifyq.maintain_duties().';
+comment on column notifyq.duty_failure.duty is 'Its name in notifyq.maintain_duties().';
 comment on column notifyq.duty_failure.failed_at is 'When its last run failed.';
 comment on column notifyq.duty_failure.next_at is 'It is not run again before.';
 comment on column notifyq.duty_failure.failures is 'How many runs have failed one after another.';
