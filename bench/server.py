@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.errors import NotifyqError
 from notifyq.server import Server, debian_binaries, wheel_binaries
 

@@ -22,7 +22,7 @@ import pytest
 import pytest_asyncio
 
 from notifyq import App
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server

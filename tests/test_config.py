@@ -19,11 +19,10 @@ from notifyq.config import (
     dsn_from_environment,
     dsn_from_file,
     exposure,
-    has_password,
     listen_dsn_from_environment,
-    masked,
 )
 from notifyq.database.pool import Database
+from notifyq.dsn import has_password, masked
 from notifyq.server import development
 from notifyq.server.binaries import default_binaries
 
@@ -142,6 +141,13 @@ def test_a_password_is_masked_anywhere_in_a_text() -> None:
         "postgresql://me:secret@host/db",
         "postgresql://host/db?user=me&password=secret",
         "host=h password=secret",
+        "host=h password = 'a secret' dbname=x",
+        "host=h password='a\\' secret' dbname=x",
+        "host=h password=a\\ secret dbname=x",
+        "host=h password=a secret",
+        "host=h sslpassword=secret",
+        "postgresql+asyncpg://me:secret@host/db",
+        "postgresql+psycopg://host/db?user=me&password=secret",
         "me:secret@host/db",
         "me:secret@host://db",
         "host=h password=secret options=a://b",
@@ -160,6 +166,8 @@ def test_a_password_is_masked_anywhere_in_a_text() -> None:
         "postgresql:///x?host=/run/postgresql",
         "postgresql://[::1]:5432/x",
         "postgresql://me@a,b:2,[::1]:3/x?sslmode=verify-full",
+        "postgresql+asyncpg://me@a/x",
+        "host=h dbname='x y'",
         "nonsense",
     ],
 )
@@ -179,6 +187,9 @@ def test_a_dsn_without_a_password_is_shown_as_it_is(dsn: str) -> None:
         "postgresql://me:s3cr3t{}s3cr3t@/x?host=/run",
         "postgresql://db.example/x?user=me&password=s3cr3t{}s3cr3t",
         "postgresql://db.example/x?p%61ssword=s3cr3t{}s3cr3t",
+        "postgresql+asyncpg://me:s3cr3t{}s3cr3t@db.example:5432/x",
+        "host=db.example password=s3cr3t{}s3cr3t dbname=x",
+        "host=db.example password='s3cr3t{}s3cr3t' dbname=x",
     ],
 )
 def test_no_part_of_a_password_with_odd_characters_is_shown(

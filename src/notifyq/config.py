@@ -7,8 +7,7 @@ import os
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypedDict
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -21,30 +20,9 @@ from pydantic import (
 
 from notifyq.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
-_HOST = re.compile(r"(\[[^]]*\]|[^:]*)(:\d*)?")
-# Not urlsplit(): some versions of Python refuse a list of hosts that has brackets in the middle.
-# What stands before :// and is no scheme may hold a password.
-_PARTS = re.compile(
-    r"\s*[A-Za-z][\w+.-]*://(?P<netloc>[^/?#]*)(?P<rest>[^?#]*(?:\?(?P<query>[^#]*))?(?:#.*)?)",
-    re.DOTALL,
-)
 _LONGEST_DSN = 10_000
-_MAY_HOLD_PASSWORD = re.compile(
-    r"//.*@|^[^\s/@:]+:[^@]*@|//.*[?&][^=]*password|\bpass(word|wd)?\s*=", re.DOTALL | re.IGNORECASE
-)
-_DSN = re.compile(
-    r"""(?:[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]* | \bpostgres(?:ql)?://[^\s'"]*""",
-    re.IGNORECASE | re.VERBOSE,
-)
-_PASSWORD = re.compile(
-    r"""(\b\w*password\s*=\s*)('(?:[^'\\]|\\.)*' | "[^"]*" | [^\s&'",;)]+)""",
-    re.IGNORECASE | re.VERBOSE,
-)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -275,65 +253,3 @@ def exposure(status: os.stat_result) -> str | None:
         return "may be written by others, who could redirect us to another server"
     allowed = 0o040 if status.st_uid == 0 != os.geteuid() else 0
     return "may be read by others" if status.st_mode & 0o044 & ~allowed else None
-
-
-def with_database(dsn: str, name: str) -> str:
-    """The DSN of another database of the same server."""
-    return urlunsplit(urlsplit(dsn)._replace(path=f"/{quote(name, safe='')}"))
-
-
-def with_user(dsn: str, user: str, database: str) -> str:
-    """The DSN of a database of the same server for this user; another user has no password."""
-    parts = urlsplit(dsn)
-    login, _, hosts = parts.netloc.rpartition("@")
-    if unquote(login.partition(":")[0]) != user:
-        login = quote(user, safe="")
-    return with_database(urlunsplit(parts._replace(netloc=f"{login}@{hosts}")), database)
-
-
-def has_password(dsn: str) -> bool:
-    """Whether the DSN may contain a password; a malformed one may."""
-    return masked(dsn) != dsn
-
-
-def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
-    """A text for logs and errors without the passwords of the DSNs in it.
-
-    `arguments` of a command that may be DSNs are replaced as a whole: a password may contain any
-    character, and the end of such a DSN in a text is unknown.
-    """
-    for argument in arguments:
-        for value in (argument.partition("=")[2] if argument.startswith("-") else "", argument):
-            if value and _MAY_HOLD_PASSWORD.search(value):
-                hidden = masked(value) if masked(value) != value else "(a DSN)"
-                for form in (value, repr(value)[1:-1], value.encode("ascii", "replace").decode()):
-                    text = text.replace(form, hidden)
-    text = _DSN.sub(_masked_match, text)
-    return _PASSWORD.sub(r"\1***", text)
-
-
-def _masked_match(found: re.Match[str]) -> str:
-    dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence
-    return masked(dsn) + found[0][len(dsn) :]
-
-
-def masked(dsn: str) -> str:
-    """The DSN without its passwords, for logs and errors."""
-    parts = _PARTS.fullmatch(dsn)
-    if parts is None:  # no URL: a password may be anywhere in it
-        return "(a DSN that is no URL)" if "=" in dsn or "@" in dsn else dsn
-    if "@" in parts["rest"]:
-        return "(a DSN whose password needs percent-encoding)"
-    login, at, hosts = parts["netloc"].rpartition("@")
-    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
-        return "(a DSN that cannot be read)"  # `user:password` without a host, most likely
-    if ":" in login:
-        netloc = f"{login.partition(':')[0]}:***{at}{hosts}"
-        dsn = dsn.replace(parts["netloc"], netloc, 1)
-    names = [option.partition("=")[0] for option in (parts["query"] or "").split("&")]
-    for index, name in enumerate(names):
-        if "password" in unquote(name):
-            # The rest may belong to the password: it may contain an & or a #.
-            head, *options = re.split("[?&]", dsn)
-            return f"{head}?{'&'.join([*options[:index], name])}=***"
-    return dsn

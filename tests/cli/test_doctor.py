@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from notifyq.config import with_database
 from notifyq.database.pool import connect as connect_ours
+from notifyq.dsn import with_database
 from notifyq.operations.doctor import (
     Finding,
     Level,

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from cli.test_doctor_sabotage import found
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.doctor import Finding, Level, activity, apply_fixes, storage
 from notifyq.server import wheel_binaries

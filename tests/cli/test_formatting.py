@@ -87,10 +87,11 @@ def test_cell_is_one_line_of_plain_text() -> None:
     ("dsn", "public", "has"),
     [
         ("postgresql://u:p@h:1/d", "postgresql://u@h:1/d", True),
-        ("postgresql://u:p%40@h/d?a=b", "postgresql://u@h/d?a=b", True),
+        ("postgresql://u:p%40@h/d?sslmode=allow", "postgresql://u@h/d?sslmode=allow", True),
         ("postgresql://u:p@q@h/d", "postgresql://u@h/d", True),
-        ("postgresql://h/d?user=u&password=p", "postgresql://h/d?user=u", True),
+        ("postgresql://h/d?user=u&password=p", "postgresql://u@h/d", True),
         ("postgresql://u@h/d", "postgresql://u@h/d", False),
+        ("host=h dbname=d password='p q'", "postgresql://h/d", True),
         ("", "", False),
     ],
 )

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from notifyq import schema
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from support.database import session
 
 if TYPE_CHECKING:
@@ -119,6 +119,9 @@ def test_option_of_the_address_that_the_server_does_not_know(
     anywhere: Notifyq, shared_database: str
 ) -> None:
     line = anywhere.refused("ping", env={"NOTIFYQ_DSN": f"{shared_database}?no_such_option=1"})
+    assert "the DSN has the option no_such_option, which libpq does not know" in line
+    options = "options=-c%20no_such_option%3D1"
+    line = anywhere.refused("ping", env={"NOTIFYQ_DSN": f"{shared_database}?{options}"})
     assert 'unrecognized configuration parameter "no_such_option"' in line
 
 

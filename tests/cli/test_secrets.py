@@ -9,7 +9,7 @@ import pytest
 
 from notifyq.cli import main
 from notifyq.cli.logs import LogFormat, formatter
-from notifyq.config import masked_in
+from notifyq.dsn import masked_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

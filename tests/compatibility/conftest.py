@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.testing.plugin import cloned
 from support.database import create_clone, drop_database, install, open_session, session, until
 from support.servers import kept_server

@@ -7,7 +7,7 @@ import signal
 from typing import NamedTuple
 
 from notifyq.chaos.server import Server
-from notifyq.database.connect import hosts
+from notifyq.database.connect import targets
 
 
 class Pair(NamedTuple):
@@ -20,8 +20,8 @@ class Pair(NamedTuple):
     def dsn(self) -> str:
         ports = self.primary.port, self.standby.port
         both = f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
-        [one] = hosts(self.primary.dsn)
-        return one.replace(f"127.0.0.1:{ports[0]}", both) + "?target_session_attrs=read-write"
+        [one] = targets(self.primary.dsn)
+        return one.url.replace(f"127.0.0.1:{ports[0]}", both) + "?target_session_attrs=read-write"
 
 
 async def kill(server: Server) -> None:

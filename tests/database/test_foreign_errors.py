@@ -154,7 +154,7 @@ def test_a_permanent_error_is_not_retried(error: BaseException) -> None:
 @pytest.mark.parametrize(
     "dsn",
     [
-        "host=localhost dbname=x",
+        "localhost dbname=x",
         "http://host/db",
         "",
         "postgresql://u:secret@host:port/db",

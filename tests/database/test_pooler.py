@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from notifyq import App, ConfigurationError
-from notifyq.config import with_database
 from notifyq.database.connect import Route
 from notifyq.database.pool import Database, connect
+from notifyq.dsn import with_database
 from notifyq.notify.session import Session
 from notifyq.operations.doctor import Level, examine
 from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished, NotificationsLost

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from support.database import create_clone, drop_database, open_session, session
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notifyq import schema
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.server import Server, debian_binaries, wheel_binaries
 from support.database import Connection, install, session
 

@@ -11,9 +11,9 @@ import pytest
 
 from cli.programs import Running
 from notifyq import AccessDeniedError, App, DatabaseUnavailableError
-from notifyq.config import with_user
 from notifyq.database.pool import Database, explained
 from notifyq.database.retry import is_passing
+from notifyq.dsn import with_user
 from notifyq.relay import Relay
 from notifyq.telemetry import WorkerStarted
 from support.database import install, session, until

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from notifyq import schema
 from notifyq.chaos.server import session
-from notifyq.config import DatabaseSettings, with_database
+from notifyq.config import DatabaseSettings
 from notifyq.database.pool import Database
+from notifyq.dsn import with_database
 from notifyq.models.outcome import Success
 from notifyq.queues.admin import Admin, Policy
 from notifyq.queues.claim_client import ClaimClient

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from notifyq.cli.output import err
-from notifyq.config import dsn_from_file, has_password
+from notifyq.config import dsn_from_file
+from notifyq.dsn import has_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,8 @@ from notifyq.cli.options import (
     PollOption,
 )
 from notifyq.cli.signals import stop_signals
-from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment, with_user
+from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment
+from notifyq.dsn import with_user
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.telemetry import log_events
 

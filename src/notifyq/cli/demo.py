@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import typer
 
@@ -21,6 +20,7 @@ from notifyq.cli.options import DsnOption, JsonOption
 from notifyq.cli.output import err, out, print_json, print_table, span
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import connect
+from notifyq.dsn import options_of, url_of
 from notifyq.models.message import Status
 from notifyq.schema import install
 from notifyq.server import development
@@ -187,10 +187,6 @@ def _command() -> str:
 
 def without_password(dsn: str) -> tuple[str, bool]:
     """The DSN without its password, and whether it had one."""
-    parts = urlsplit(dsn)
-    login, at, host = parts.netloc.rpartition("@")
-    user, colon, _ = login.partition(":")
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    kept = [(name, value) for name, value in options if name != "password"]
-    public = parts._replace(netloc=f"{user}{at}{host}", query=urlencode(kept))
-    return urlunsplit(public), bool(colon) or len(kept) < len(options)
+    options = options_of(dsn) if dsn else {}
+    public = {name: value for name, value in options.items() if name != "password"}
+    return (url_of(public) if dsn else ""), "password" in options

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 
-from notifyq.config import masked_in
+from notifyq.dsn import masked_in
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]

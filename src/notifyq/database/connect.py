@@ -8,15 +8,17 @@ notifications. The first connection detects what works; later ones use the resul
 from __future__ import annotations
 
 import logging
+import os
+import random
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
 
-from notifyq.config import masked
 from notifyq.database import probes
+from notifyq.dsn import PASSED_ON, hosts_of, masked, options_of, url_of
+from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -38,6 +40,8 @@ _CACHED = 100
 """Prepared statements that a connection keeps: the default of asyncpg."""
 _LEAST = 2.0
 """Least seconds for each of several hosts: one that is down may not answer at all."""
+_ENDLESS = 86_400.0
+"""Seconds for connect_timeout=0, which waits without an end."""
 _NEXT_HOST = (
     OSError,
     asyncpg.CannotConnectNowError,
@@ -60,6 +64,21 @@ class Features:
     """Whether prepared statements stay prepared."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One host to connect to, or several that asyncpg tries."""
+
+    name: str
+    """Host and port, for errors."""
+    url: str = field(repr=False)
+    timeout: float | None
+    """Seconds, where the DSN has connect_timeout."""
+    tls: bool | None
+    """True: the certificate is verified with the authorities of the system."""
+    is_primary: bool
+    """Whether it must be the primary."""
+
+
 class Route:
     """Opens connections to a DSN; `prepared` overrides whether prepared statements work."""
 
@@ -67,7 +86,7 @@ class Route:
         self, dsn: str, *, name: str, timeout: float = 10, prepared: bool | None = None
     ) -> None:
         self._dsn = dsn
-        self._hosts: list[str] = []
+        self._primary: str | None = None
         self._name = name
         self._timeout = timeout
         self._prepared = prepared
@@ -133,28 +152,27 @@ class Route:
             "server_settings": {"application_name": self._name, **settings},
             "statement_cache_size": _CACHED if features.keeps_statements else 0,
         }
-        self._hosts = self._hosts or hosts(self._dsn)
-        if len(self._hosts) == 1:
-            return cast("K", await asyncpg.connect(self._dsn, timeout=self._timeout, **options))
         reasons = []
-        share = max(self._timeout / len(self._hosts), min(_LEAST, self._timeout))
-        for host in list(self._hosts):
+        found = targets(self._dsn)  # each time: a service file may have a new password
+        # Only one host can be the primary: try the last one first.
+        found.sort(key=lambda target: target.name != self._primary)
+        for target in found:
+            share = max(self._timeout / len(found), min(_LEAST, self._timeout))
             try:
                 # Not all hosts in one call of asyncpg: one without power would use up the time
                 # of the others.
-                connection = await asyncpg.connect(host, timeout=share, **options)
+                connection = await asyncpg.connect(
+                    target.url, timeout=target.timeout or share, ssl=target.tls, **options
+                )
             except _NEXT_HOST as error:
-                reasons.append(f"{urlsplit(host).netloc.rpartition('@')[2]}: {_reason(error)}")
+                if len(found) == 1:
+                    raise
+                reasons.append(f"{target.name}: {_reason(error)}")
                 continue
-            self._prefer(host)
+            if target.is_primary:
+                self._primary = target.name
             return cast("K", connection)
         raise ConnectionError("; ".join(reasons))
-
-    def _prefer(self, host: str) -> None:
-        # Only one host can be the primary: try the last one first.
-        if _target(host) in _WRITABLE:
-            self._hosts.remove(host)
-            self._hosts.insert(0, host)
 
 
 async def has_row(connection: Connection, statement: str) -> bool:
@@ -162,17 +180,57 @@ async def has_row(connection: Connection, statement: str) -> bool:
     return await connection.execute(statement) == "SELECT 1"
 
 
-def hosts(dsn: str) -> list[str]:
-    """One DSN for each host, in order; one for all with prefer-standby, which compares hosts."""
-    parts = urlsplit(dsn)
-    login, at, listed = parts.netloc.rpartition("@")
-    if "," not in listed or _target(dsn) == "prefer-standby":
-        return [dsn]
-    return [urlunsplit(parts._replace(netloc=f"{login}{at}{it}")) for it in listed.split(",")]
+def targets(dsn: str) -> list[Target]:
+    """One target for each host, in order; one for all with prefer-standby, which compares hosts."""
+    options = options_of(dsn)
+    tls = _tls(options)
+    wanted = options.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS", "any")
+    given = hosts_of(options)
+    if options.get("load_balance_hosts") == "random":
+        random.shuffle(given)
+    passed = {name: options[name] for name in sorted(options.keys() & PASSED_ON - {"host", "port"})}
+    groups = [given] if wanted == "prefer-standby" else [[it] for it in given]
+    return [
+        Target(
+            ",".join(f"{host}:{port}".rstrip(":") for host, port in group),
+            url_of(passed | _at(group)),
+            _timeout(options),
+            tls,
+            wanted in _WRITABLE,
+        )
+        for group in groups
+    ]
 
 
-def _target(dsn: str) -> str:
-    return parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["any"])[-1]
+def _at(group: list[tuple[str, str]]) -> dict[str, str]:
+    ports = [port for _, port in group]
+    if any(ports):
+        ports = [port or os.environ.get("PGPORT", "5432") for port in ports]
+    at = {"host": ",".join(host for host, _ in group), "port": ",".join(ports)}
+    return {name: value for name, value in at.items() if value.strip(",")}
+
+
+def _tls(options: dict[str, str]) -> bool | None:
+    """True where the authorities of the system verify the certificate; None: sslmode decides."""
+    if options.get("channel_binding") == "require":
+        # asyncpg cannot bind. The certificate proves as well that nobody is in between.
+        options["sslmode"] = "verify-full"
+        if "PGSSLROOTCERT" not in os.environ:
+            options.setdefault("sslrootcert", "system")
+    if options.get("sslrootcert") != "system":
+        return None
+    if options.setdefault("sslmode", "verify-full") != "verify-full" or "sslcert" in options:
+        raise ConfigurationError(
+            "sslrootcert=system in the DSN needs sslmode=verify-full, and no sslcert"
+        )
+    return True
+
+
+def _timeout(options: dict[str, str]) -> float | None:
+    if "connect_timeout" not in options:
+        return None
+    seconds = float(options["connect_timeout"])
+    return seconds if seconds > 0 else _ENDLESS
 
 
 def _reason(error: BaseException) -> str:

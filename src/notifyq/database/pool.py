@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import asyncpg
 
-from notifyq.config import DatabaseSettings, masked, require_dsn
+from notifyq.config import DatabaseSettings, require_dsn
 from notifyq.database.connect import Route
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
+from notifyq.dsn import masked, unusable
 from notifyq.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -57,9 +58,19 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
         case _ if is_misfit(error):
             return _misfit(error)
         case asyncpg.ClientConfigurationError() | ssl.SSLCertVerificationError():
-            return ConfigurationError(f"the DSN {where} cannot be used: {error}")
+            return _misconfigured(error, where)
         case _:
             return _unavailable(error, where) if is_passing(error) else None
+
+
+def _misconfigured(error: BaseException, where: str) -> ConfigurationError:
+    hint = ""
+    if isinstance(error, ssl.SSLError) and "channel_binding=require" in where:
+        hint = (
+            ": notifyq verifies the certificate instead of channel_binding=require: set "
+            "sslrootcert=FILE, or leave it out"
+        )
+    return ConfigurationError(f"the DSN {where} cannot be used: {error}{hint}")
 
 
 def _misfit(error: BaseException) -> SchemaError:
@@ -105,23 +116,14 @@ async def connect(
     A `route` keeps what it has detected about the server for the next connection.
     """
     route = route or Route(dsn, name=name, timeout=timeout)
-    if not dsn.startswith(("postgres://", "postgresql://")):
-        raise _unusable(dsn)
     with explaining(dsn):
         try:
             return await route.connect(asyncpg.Connection)
-        except (asyncpg.ClientConfigurationError, OSError):
+        except (ConfigurationError, asyncpg.ClientConfigurationError, OSError):
             raise  # an untrusted certificate is a ValueError, too
         except (ValueError, OverflowError):  # asyncpg on wrong ports and hosts
             # Without the cause: it may quote a part of the password as a port.
-            raise _unusable(dsn) from None
-
-
-def _unusable(dsn: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the DSN {masked(dsn)!r} cannot be used: "
-        "it must look like postgresql://user:password@host:5432/database"
-    )
+            raise unusable(dsn) from None
 
 
 class Calls(Protocol):

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import asyncpg
 
-from notifyq.config import masked
 from notifyq.database import probes
 from notifyq.database import statements as sql
 from notifyq.database.connect import Route
 from notifyq.database.pool import connect, explained
 from notifyq.database.retry import is_passing, retrying
+from notifyq.dsn import masked
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.notify.session import Session
 from notifyq.telemetry import (

@@ -16,6 +16,7 @@ from psycopg import conninfo
 from psycopg.rows import class_row
 
 from notifyq import errors
+from notifyq.dsn import options_of, without_driver
 from notifyq.spark import machines, statements
 
 if TYPE_CHECKING:
@@ -137,8 +138,9 @@ def _database(dsn: str) -> Any:
 
 def _complete(dsn: str, name: str) -> str:
     try:
-        given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
+        given: dict[str, Any] = conninfo.conninfo_to_dict(without_driver(dsn))
     except psycopg.ProgrammingError:
+        options_of(dsn)  # names an option that libpq does not know
         # libpq's message quotes the part that it cannot parse, which may be the password.
         raise errors.ConfigurationError(
             "the DSN cannot be read: write it as postgresql://user:password@host/database, with "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.schema import install
 from notifyq.server import Server
 from notifyq.server.signals import unwinding

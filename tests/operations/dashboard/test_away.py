@@ -11,8 +11,8 @@ import asyncpg
 import pytest
 from starlette.routing import Route
 
-from notifyq.config import with_database
 from notifyq.database.pool import Database
+from notifyq.dsn import with_database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.dashboard import create_app
 from notifyq.operations.dashboard.live import Live

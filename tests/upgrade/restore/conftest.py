@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.server import Server, debian_binaries
 from support.database import drop_database, session, until
 

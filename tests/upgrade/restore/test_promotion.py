@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from notifyq import App, schema
-from notifyq.config import with_database
+from notifyq.dsn import with_database
 from notifyq.errors import ForeignPositionError
 from support.database import session
 from upgrade.restore.readers import burn, dead_since, kill, position

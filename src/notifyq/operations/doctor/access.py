@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 
-from notifyq.config import has_password
 from notifyq.database.pool import connect
+from notifyq.dsn import has_password, hosts_of, options_of
 from notifyq.operations.doctor.finding import fail, ok, skipped, warn
 
 if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Context, Finding
 
+_LIKE_DSN = re.compile(r"\Apostgres(ql)?(\+\w+)?://|\bpassword\s*=")
 _ARRIVES_WITHIN = 3.0
 """Seconds; usually it takes milliseconds."""
 
@@ -101,7 +102,10 @@ async def check_tls(context: Context) -> Finding:
     """)
     if row["server"] is None or is_local(context.dsn):
         return ok("the server is on this machine")
-    mode = _option(context.dsn, "sslmode", "PGSSLMODE") or "prefer"
+    options = options_of(context.dsn)
+    mode = options.get("sslmode") or os.environ.get("PGSSLMODE") or "prefer"
+    if "require" in options.get("channel_binding", "") or options.get("sslrootcert") == "system":
+        mode = "verify-full"
     if not row["ssl"]:
         return warn(
             "messages and passwords cross the network unencrypted",
@@ -118,12 +122,9 @@ async def check_tls(context: Context) -> Finding:
 
 def is_local(dsn: str) -> bool:
     """Whether all hosts of the DSN are this machine, the default host included."""
-    hosts = urlsplit(dsn).netloc.rpartition("@")[2] or _option(dsn, "host", "PGHOST")
-    return all(_is_loopback(_without_port(unquote(host))) for host in hosts.split(","))
-
-
-def _without_port(host: str) -> str:
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    given = [host for host, _ in hosts_of(options_of(dsn))]
+    hosts = given if any(given) else os.environ.get("PGHOST", "").split(",")
+    return all(map(_is_loopback, hosts))
 
 
 def _is_loopback(host: str) -> bool:
@@ -133,11 +134,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _option(dsn: str, name: str, variable: str) -> str:
-    given = parse_qs(urlsplit(dsn).query).get(name)
-    return given[-1] if given else os.environ.get(variable, "")
 
 
 async def check_password(context: Context) -> Finding:
@@ -168,7 +164,7 @@ def _showing() -> list[int]:
         except OSError:  # it has ended, or is hidden from this user
             continue
         is_ours = any("notifyq" in argument for argument in arguments[:4])
-        urls = [argument.removeprefix("--dsn=") for argument in arguments if "://" in argument]
-        if is_ours and any(url.startswith("postgres") and has_password(url) for url in urls):
+        dsns = [argument.removeprefix("--dsn=") for argument in arguments]
+        if is_ours and any(_LIKE_DSN.search(dsn) and has_password(dsn) for dsn in dsns):
             found.append(int(folder.name))
     return found

@@ -12,7 +12,7 @@ import asyncpg
 from rich.text import Text
 from textual.app import App
 
-from notifyq.config import masked
+from notifyq.dsn import hosts_of, options_of
 from notifyq.errors import NotifyqError
 from notifyq.operations.top.frame import LiveScreen, Question
 from notifyq.operations.top.main import Main
@@ -128,4 +128,6 @@ class Top(App[None]):
 
 def address(database: Database) -> str:
     """A short address of the database."""
-    return masked(database.dsn).rpartition("@")[2].partition("?")[0].removeprefix("postgresql://")
+    options = options_of(database.dsn)
+    hosts = ",".join(f"{host}:{port}".rstrip(":") for host, port in hosts_of(options))
+    return f"{hosts}/{options.get('dbname', '')}"
