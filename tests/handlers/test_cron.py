@@ -101,7 +101,7 @@ async def test_a_worker_without_the_right_to_define_schedules_warns(
     def run() -> None: ...
 
     await app.create_queues()
-    guest = App(f"{app.dsn}?role=notifyq_worker")
+    guest = App(f"{app.dsn}?options=-crole%3Dnotifyq_worker")
     guest.registry = app.registry
     with caplog.at_level(logging.WARNING, "notifyq.worker.worker"):
         async with working(guest, events, maintenance=0.05):
