@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,14 +52,16 @@ def name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
-def test_all_names_what_is_public() -> None:
-    public = {
-        name
-        for name, value in vars(notifyq).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert set(notifyq.__all__) == public | {"__version__"}
+def test_every_public_name_can_be_imported() -> None:
+    for public in notifyq.__all__:
+        assert getattr(notifyq, public)
     assert list(notifyq.__all__) == sorted(notifyq.__all__)
+
+
+def test_importing_the_package_imports_no_module_of_it() -> None:
+    code = "import notifyq, sys; print([it for it in sys.modules if it.startswith('notifyq.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_version_is_defined_once() -> None:

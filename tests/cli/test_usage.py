@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notifyq import __version__
-from notifyq.cli.main import tree
+from notifyq.cli.main import COMMANDS, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,14 +118,14 @@ def test_command_without_its_command_prints_help(anywhere: Notifyq, args: tuple[
     assert result.code == 2
     assert result.out == ""
     assert result.err.startswith("Usage: notifyq")
-    assert "Commands:" in result.err
+    assert ("Commands:" if args else "Run:") in result.err
 
 
 def test_a_group_lists_without_a_command(notifyq: Notifyq) -> None:
     listing = [
         name for name, group in tree().commands.items() if "ls" in getattr(group, "commands", ())
     ]
-    assert listing == ["queues", "stream", "retention", "schedules", "dead"]
+    assert listing == ["dead", "queues", "stream", "schedules", "retention"]
     for group in listing:
         assert notifyq.good(group).out == notifyq.good(group, "ls").out
         # An option is that of the list, too.
@@ -151,6 +155,32 @@ def test_every_command_has_help_of_80_columns(anywhere: Notifyq) -> None:
     # And one of them as a terminal has it.
     printed = anywhere.good("queues", "create", "--help", env={"COLUMNS": "80"}).out
     assert printed.split() == seen["notifyq queues create"].split()
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each_in_full(anywhere: Notifyq) -> None:
+    listed = anywhere.good("--help", env={"COLUMNS": "80"}).out
+    for name, (_, line) in chain.from_iterable(group.items() for group in COMMANDS.values()):
+        assert len(line) <= 60
+        assert " ".join(tree().commands[name].help.split()).startswith(line)
+        assert re.search(rf"^  {name} +{re.escape(line)}$", listed, re.MULTILINE)
+    assert all(f"\n{purpose}:\n" in listed for purpose in COMMANDS)
+
+
+@pytest.mark.parametrize("args", [("--version",), ("--help",), ("ping", "--help")])
+def test_a_command_imports_no_other_one(args: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from notifyq.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(*(it for it in sys.modules if 'notifyq.' in it), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stderr.split())
+    commands = {f"notifyq.cli.{module}" for g in COMMANDS.values() for module, _ in g.values()}
+    used = {"notifyq.cli.ping"} if "ping" in args else set()
+    assert commands & loaded == used
+    assert not loaded & {"notifyq.app", "notifyq.worker.worker", "notifyq.operations.top.once"}
 
 
 def test_setting_that_is_wrong_is_named(anywhere: Notifyq, tmp_path: Path) -> None:

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
     from notifyq.operations.monitor import ArchiveDay, QueueRetention
 
-archive = typer.Typer(name="archive", help="Finished messages into files.", no_args_is_help=True)
+archive = typer.Typer(
+    name="archive", help="Export finished messages into files.", no_args_is_help=True
+)
 
 
 @archive.callback()
 def root() -> None:
-    """Finished messages into files."""
+    """Export finished messages into files."""
 
 
 @archive.command()
@@ -92,7 +94,7 @@ async def export(
 
 
 retention = typer.Typer(
-    name="retention", cls=Listing, help="What the archive keeps (ls), for how long; change it."
+    name="retention", cls=Listing, help="List (ls) and change how long the archive keeps what."
 )
 
 _STEPS = {

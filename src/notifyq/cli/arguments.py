@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from notifyq.cli.output import err
-from notifyq.config import dsn_from_file
 from notifyq.dsn import has_password
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
     if args[found.start].startswith("--dsn-file"):
         if not value:
             raise typer.BadParameter("--dsn-file is empty")
+        from notifyq.config import dsn_from_file
+
         return _adding_dsn(others, dsn_from_file(value))
     warn_of_password("in --dsn", value, "--dsn-file, NOTIFYQ_DSN")
     return list(args)

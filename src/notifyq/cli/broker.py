@@ -48,7 +48,7 @@ def broker(
     log_format: LogFormatOption = "text",
     dsn: DsnOption = None,
 ) -> None:
-    """Call registered procedures until a signal or stop_broker().
+    """Call the registered procedures of the database.
 
     It stops for SIGTERM, SIGINT and messages.stop_broker(). The first signal lets a running
     procedure end within the grace, the second rolls it back.

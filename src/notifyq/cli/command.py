@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from notifyq.cli.hints import add_near_names
 from notifyq.cli.output import out
 from notifyq.config import DatabaseSettings, dsn_from_environment, listen_dsn_from_environment
 from notifyq.database.pool import Database
@@ -95,6 +94,8 @@ async def open_database(
         try:
             yield database
         except DatabaseError as error:
+            from notifyq.cli.hints import add_near_names
+
             await add_near_names(database, error)
             raise
 

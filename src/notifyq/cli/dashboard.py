@@ -59,7 +59,7 @@ def dashboard(
     viewer: bool = flag("--viewer", "With --add-user: a user without the right to write."),
     dsn: DsnOption = None,
 ) -> None:
-    """Serve queues, messages, workers and health as web pages.
+    """Serve queues, messages and workers as web pages.
 
     It only reads unless --allow-writes is given. Outside of loopback it requires a password.
     """

@@ -54,7 +54,9 @@ from notifyq.operations import monitor
 from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
 from notifyq.telemetry import log_events
 
-dead = typer.Typer(name="dead", cls=Listing, help="List (ls), show, retry, delete dead messages.")
+dead = typer.Typer(
+    name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages."
+)
 dead.command("show")(show)
 
 FingerprintOption = Annotated[

@@ -43,7 +43,7 @@ def demo(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Index Python's standard library, one message for each file.
+    """Index Python's standard library with messages.
 
     Without --dsn or NOTIFYQ_DSN it starts a private PostgreSQL. In a database of yours it installs
     the schema first, if that is missing. Exit code 1: the archive does not have each published

@@ -48,7 +48,7 @@ async def import_(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the waiting messages of another PostgreSQL queue here.
+    """Move the messages of another PostgreSQL queue here.
 
     Each message is moved once. Stop it and run it again at any time: it continues where it was.
     Messages that the source is working on stay there.

@@ -4,51 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
+import keyword
 import os
 import signal
 import sys
 import traceback
-from itertools import chain
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-import asyncpg
 import typer
+from typer.core import TyperGroup
 
 from notifyq import __version__
-from notifyq.cli import (
-    archive,
-    audit,
-    bench,
-    broker,
-    chaos,
-    dashboard,
-    dead,
-    demo,
-    doctor,
-    importing,
-    messages,
-    metrics,
-    publish,
-    queues,
-    relay,
-    report,
-    schedules,
-    schema,
-    server,
-    spark,
-    stream,
-    top,
-    worker,
-)
 from notifyq.cli.arguments import refuse_blanks, with_dsn
-from notifyq.cli.command import open_database, sync
-from notifyq.cli.hints import advised
 from notifyq.cli.logs import mask_logs
-from notifyq.cli.options import DsnOption
 from notifyq.cli.output import err, out, printable
-from notifyq.database.statements import SESSION
-from notifyq.errors import DatabaseError, NotifyqError, ServerError
-from notifyq.server.signals import unwinding
+from notifyq.signals import unwinding
 
 # Typer uses the click that is installed or a copy of its own: the class comes from the right one.
 UsageError: type[Exception] = next(
@@ -57,27 +29,114 @@ UsageError: type[Exception] = next(
 
 _INTERRUPTED = 128 + signal.SIGINT
 
+COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
+    "Run": {
+        "worker": ("worker", "Handle messages until SIGTERM or SIGINT."),
+        "publish": ("publish", "Publish a message, or each line of standard input."),
+        "broker": ("broker", "Call the registered procedures of the database."),
+        "relay": ("relay", "Move messages from one database to another, each once."),
+        "signal": ("messages", "Send a signal to the handlers that wait for it."),
+    },
+    "Look": {
+        "top": ("top", "Watch queues, workers, dead messages and streams live."),
+        "ls": ("messages", "List live or finished messages."),
+        "show": ("messages", "Show one message, its steps and its attempts."),
+        "parked": ("messages", "List messages that wait for a sleep or a signal."),
+        "dashboard": ("dashboard", "Serve queues, messages and workers as web pages."),
+        "metrics": ("metrics", "Serve the metrics of the database for Prometheus."),
+        "report": ("report", "Write a report on throughput, times and failures."),
+        "audit": ("audit", "List changes and the people who made them."),
+        "ping": ("ping", "Exit 0 if the server answers: for health checks."),
+    },
+    "Fix": {
+        "doctor": ("doctor", "Check the database, the server and the way to them."),
+        "dead": ("dead", "List (ls), show, retry and delete dead messages."),
+        "cancel": ("messages", "Reject messages that no worker handles yet."),
+        "amend": ("messages", "Change a message that no worker handles."),
+        "unblock": ("messages", "Hand out messages without those they wait for."),
+    },
+    "Set up": {
+        "init": ("schema", "Install the schema in a database."),
+        "migrate": ("schema", "Upgrade the schema to the version of this notifyq."),
+        "queues": ("queues", "List (ls), create, change, pause and drop queues."),
+        "stream": ("stream", "List (ls), create, change and drop streams; subscribe."),
+        "schedules": ("schedules", "List (ls) and change what is published by the clock."),
+        "retention": ("archive", "List (ls) and change how long the archive keeps what."),
+        "server": ("server", "Start and stop a private PostgreSQL for development."),
+    },
+    "Move": {
+        "archive": ("archive", "Export finished messages into files."),
+        "import": ("importing", "Move the messages of another PostgreSQL queue here."),
+        "spark": ("spark", "Move the archive to a lake and back."),
+    },
+    "Try": {
+        "demo": ("demo", "Index Python's standard library with messages."),
+        "bench": ("bench", "Measure notifyq and other queues on one server."),
+        "chaos": ("chaos", "Inject faults and prove that no message is lost."),
+    },
+}
+"""The commands by their purpose: the module of each in this package, and its line in the help."""
+
+_MODULES = {name: it[0] for group in COMMANDS.values() for name, it in group.items()}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name: the module of a command is imported when the command is used."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, _MODULES[name])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+def _load(name: str, module: str) -> Any:
+    attribute = f"{name}_" if keyword.iskeyword(name) else name
+    function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
+    parent = typer.Typer(rich_markup_mode=None, add_completion=False)
+    if isinstance(function, typer.Typer):
+        parent.add_typer(function)
+    else:
+        parent.command(name)(function)
+    group: Any = typer.main.get_group(parent)
+    return group.commands[name]
+
+
+class _Root(TyperGroup):
+    """The command `notifyq`; its help lists the commands without importing them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = _Commands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names, in the order of the help."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands by their purpose."""
+        for purpose, commands in COMMANDS.items():
+            with formatter.section(purpose):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+
+
 app = typer.Typer(
     name="notifyq",
+    cls=_Root,
     help="A message queue that lives inside PostgreSQL.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-_COMMANDS: tuple[tuple[Any, ...], ...] = (
-    (schema.init, schema.migrate, server.server, doctor.doctor, demo.demo, chaos.chaos),
-    (bench.bench, worker.worker, metrics.metrics, broker.broker, publish.publish),
-    (importing.import_, relay.relay, queues.queues, stream.stream, archive.archive),
-    (archive.retention, schedules.schedules, spark.spark, dashboard.dashboard, top.top),
-    (report.report, audit.audit, messages.ls, messages.show, messages.unblock, messages.cancel),
-    (messages.amend, messages.parked, messages.signal, dead.dead),
-)
-for _command in chain.from_iterable(_COMMANDS):
-    if isinstance(_command, typer.Typer):
-        app.add_typer(_command)
-    else:
-        app.command(_command.__name__.rstrip("_"))(_command)
 
 
 def _print_version(is_given: bool) -> None:
@@ -105,23 +164,6 @@ def root(
     ),
 ) -> None:
     """A message queue that lives inside PostgreSQL."""
-
-
-@app.command()
-@sync
-async def ping(
-    session: str | None = typer.Option(
-        None, "--as", help="Also require a session of this application_name from this host."
-    ),
-    dsn: DsnOption = None,
-) -> None:
-    """Exit 0 if the server answers: for health checks."""
-    async with open_database(dsn, retry_for=0, check=False) as database:
-        found = int(await database.value(SESSION, session or "notifyq"))
-    if session and not found:
-        err.print(f"notifyq: the server answers, but no session {session!r} comes from here")
-        raise typer.Exit(1)
-    out.print("ok")
 
 
 def main() -> None:
@@ -165,13 +207,15 @@ def _invoke(args: list[str], *, debug: bool) -> int:
             return 1
         if isinstance(error, OSError):
             _close_output()  # flushing to a full disk would fail again at exit
-        err.print(f"notifyq: {_text(error)}")
+        from notifyq.cli.failures import text
+
+        err.print(f"notifyq: {text(error)}")
         return 1
 
 
 @functools.cache
 def tree() -> Any:
-    """Build the commands from their functions, once: it takes a tenth of a second."""
+    """Build the command `notifyq`, once."""
     return typer.main.get_command(app)
 
 
@@ -205,29 +249,3 @@ def _explain_usage(error: Any) -> int:
     reason = error.format_message().replace("Value error, ", "")
     err.print(f"notifyq: {printable(reason)} (see `{command} --help`)")
     return 2
-
-
-def _text(error: Exception) -> str:
-    """The text of an error: one line, except for a server that could not start."""
-    match error:
-        case ServerError():
-            # The log of the server follows on more lines.
-            return str(error)
-        case DatabaseError():
-            return _one_line(advised(error))
-        case asyncpg.PostgresError(detail=str(detail)):
-            return _one_line(f"the server reports: {error.args[0]}: {detail}")
-        case asyncpg.PostgresError():
-            return _one_line(f"the server reports: {error.args[0]}")
-        case OSError(strerror=str(text)):
-            return _one_line(": ".join(map(str, filter(None, (error.filename, text)))))
-        case NotifyqError() | OSError() | asyncpg.DataError():
-            return _one_line(str(error))
-        case _:
-            return _one_line(
-                f"{type(error).__name__}: {error} (this is a bug in notifyq: --debug shows where)"
-            )
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))

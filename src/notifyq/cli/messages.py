@@ -81,7 +81,7 @@ async def show(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one message, its steps, its failed attempts, and those it waits for."""
+    """Show one message, its steps and its attempts."""
     async with open_database(dsn) as database:
         archive = Archive(database)
         message = await archive.find(message_id)
@@ -149,7 +149,7 @@ async def parked(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List messages that wait for a sleep, a signal or other messages."""
+    """List messages that wait for a sleep or a signal."""
     async with open_database(dsn) as database:
         found = await Archive(database).parked(queue, limit)
         if not found:
@@ -166,7 +166,7 @@ async def signal(
     ),
     dsn: DsnOption = None,
 ) -> None:
-    """Send a signal to the handlers that wait for it, now or later.
+    """Send a signal to the handlers that wait for it.
 
     The first signal of a name counts; with --id each one is received by one wait.
     """

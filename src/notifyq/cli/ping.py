@@ -1,0 +1,26 @@
+"""`notifyq ping`: whether the server answers."""
+
+from __future__ import annotations
+
+import typer
+
+from notifyq.cli.command import open_database, sync
+from notifyq.cli.options import DsnOption
+from notifyq.cli.output import err, out
+from notifyq.database.statements import SESSION
+
+
+@sync
+async def ping(
+    session: str | None = typer.Option(
+        None, "--as", help="Also require a session of this application_name from this host."
+    ),
+    dsn: DsnOption = None,
+) -> None:
+    """Exit 0 if the server answers: for health checks."""
+    async with open_database(dsn, retry_for=0, check=False) as database:
+        found = int(await database.value(SESSION, session or "notifyq"))
+    if session and not found:
+        err.print(f"notifyq: the server answers, but no session {session!r} comes from here")
+        raise typer.Exit(1)
+    out.print("ok")

@@ -1,0 +1,53 @@
+from .audit import (
+    Action as Action,
+    AuditEntry as AuditEntry,
+    acting as acting,
+    audit_entries as audit_entries,
+    login as login,
+    masked_details as masked_details,
+    may_note as may_note,
+    note as note,
+)
+from .condition import ConditionError as ConditionError, json_path as json_path
+from .reading import (
+    ArchiveDay as ArchiveDay,
+    Backlog as Backlog,
+    CronEntry as CronEntry,
+    Figure as Figure,
+    Health as Health,
+    Lag as Lag,
+    LockedMessage as LockedMessage,
+    Point as Point,
+    QueueRetention as QueueRetention,
+    Session as Session,
+    Throughput as Throughput,
+    WorkerInfo as WorkerInfo,
+    activity as activity,
+    archive_days as archive_days,
+    backlog as backlog,
+    cron_entries as cron_entries,
+    health as health,
+    holders as holders,
+    lags as lags,
+    retention as retention,
+    throughput as throughput,
+    workers as workers,
+)
+from .search import (
+    Act as Act,
+    Conditions as Conditions,
+    DeadGroup as DeadGroup,
+    DeadGroups as DeadGroups,
+    Found as Found,
+    Page as Page,
+    Position as Position,
+    Relative as Relative,
+    Step as Step,
+    clock as clock,
+    dead_groups as dead_groups,
+    relatives as relatives,
+    search as search,
+    step as step,
+)
+
+__all__: list[str]
