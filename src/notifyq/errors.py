@@ -350,3 +350,16 @@ class LostReceiptsError(DatabaseError):
     """The target of a relay was restored: it has lost messages that it had received."""
 
     sqlstate = "NQ905"
+
+
+REFUSED = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.DatatypeMismatchError,
+    InvalidArgumentError,
+    MessageLimitError,
+    PayloadError,
+)
+"""Errors that concern one message: it fails again, and others may be accepted. The function
+is_refusal has this list in SQL."""

@@ -233,6 +233,22 @@ async def test_ids_reused_after_a_truncate_are_other_messages(
     assert len(await live(connection)) == 4
 
 
+async def test_rows_that_break_the_policy_of_the_queue_stay(
+    database: str, connection: Connection
+) -> None:
+    await install_pgqueuer(database)
+    await connection.execute(
+        """select messages.alter_queue('default', payload_schema => '{"type": "integer"}')"""
+    )
+    await enqueue(database, "default", [b"1", b'"text"', b"2"])
+    await value(connection, "create_queue", name="typed", payload_type="text")
+    await enqueue(database, "typed", [b"5", b'"text"'])
+    summary = await imported("pgqueuer", database, database)
+    assert summary.published == 3
+    assert [refusal.id for refusal in summary.refused] == [2, 4]
+    assert "does not take this message" in summary.refused[0].reason
+
+
 async def test_rows_that_cannot_be_messages_stay(
     database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

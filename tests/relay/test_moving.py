@@ -170,6 +170,24 @@ async def test_a_refused_message_is_dead_at_the_source(
     assert dead.startswith("the target of the relay refuses it: the message has 5004 bytes")
 
 
+@pytest.mark.parametrize(
+    "policy", ['payload_schema => \'{"type": "string"}\'', "payload_type => 'text'"]
+)
+async def test_a_message_that_breaks_the_policy_of_the_target_is_dead_at_the_source(
+    database: str, far: str, connection: Connection, there: Connection, policy: str
+) -> None:
+    await there.execute(f"select messages.alter_queue('default', {policy})")
+    for message in ("a", 5, "b"):
+        await value(connection, "publish", queue="default", message=message)
+    done = await drained(database, far)
+    assert await payloads(there) == ["a", "b"]
+    assert done.counts["refused"] == 1
+    dead = await connection.fetchrow("select message, details from messages.dead_message")
+    assert dead is not None
+    assert dead["message"] == 5
+    assert dead["details"].startswith("the target of the relay refuses it: 'default' ")
+
+
 async def test_a_missing_queue_ends_the_relay(
     database: str, far: str, connection: Connection
 ) -> None:

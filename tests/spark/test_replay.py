@@ -109,6 +109,41 @@ async def test_new_messages_are_published_by_the_next_run(
     assert replay(database, "r", Choice()).published == 2
 
 
+async def test_a_refused_message_stays_in_the_archive_and_stops_no_other(
+    connection: Connection, database: str
+) -> None:
+    await finish_some(connection, 6)
+    await connection.execute(
+        "select messages.create_queue('b', payload_schema => "
+        """'{"properties": {"n": {"minimum": 3}}}')"""
+    )
+    done = replay(database, "r", Choice(), to="b")
+    assert (done.published, done.known, done.refused) == (4, 0, 2)
+    assert done.reason is not None
+    assert "'b' does not take this message" in done.reason
+    assert await live(connection) == [3, 4, 5, 6]
+    await connection.execute("select messages.alter_queue('b', payload_schema => 'null')")
+    again = replay(database, "r", Choice(), to="b")
+    assert (again.published, again.known, again.refused, again.reason) == (2, 4, 0, None)
+
+
+async def test_messages_of_a_dropped_queue_stop_no_others(
+    connection: Connection, database: str
+) -> None:
+    await finish_some(connection, 3)
+    await connection.execute(
+        """select messages.create_queue('b'), messages.publish('b', '{"n": 4}')"""
+    )
+    await connection.execute(
+        "select messages.finish(m.id, m.lock_token) from messages.claim('{b}') as m"
+    )
+    await connection.execute("select messages.drop_queue('a', force => true)")
+    done = replay(database, "r", Choice())
+    assert (done.published, done.refused) == (1, 3)
+    assert "there is no queue 'a'" in (done.reason or "")
+    assert await live(connection) == [4]
+
+
 async def test_a_finished_replay_publishes_nothing_again(
     connection: Connection, database: str
 ) -> None:

@@ -11,7 +11,7 @@ from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from support.database import until_blocked
 
 if TYPE_CHECKING:
-    from support.database import Connect, Connection
+    from support.database import Connect, Connection, Notices
 
 RETRY = "select array_agg(r) from messages.dead_retry(variadic $1::bigint[]) as r"
 
@@ -106,6 +106,32 @@ async def test_a_retry_takes_over_when_another_is_rolled_back(connect: Connect) 
     await until_blocked(observer, two)
     await begun.rollback()
     assert len(await waiting) == 3
+
+
+async def test_a_refused_message_stays_dead_and_stops_no_other(
+    connection: Connection, notices: Notices
+) -> None:
+    """Whether the condition chooses by time or by content: the next ones are published."""
+    await kill(connection, 6)
+    await connection.execute(
+        "select messages.alter_queue('default', payload_schema => "
+        """'{"type": "integer", "minimum": 3}')"""
+    )
+    assert await connection.fetchval("select messages.redrive(quantity => 3)") == 3
+    waiting = "select array_agg(message::integer order by id) from messages.message"
+    assert await connection.fetchval(waiting) == [3, 4, 5]
+    refused = [one for one in await notices.received("WARNING") if "published again" in one]
+    assert len(refused) == 2
+    assert "1 is not published again: 'default' does not take this message" in refused[0]
+    row = await connection.fetchrow(
+        "select found, done from messages.dead_retry_matching($1)",
+        {"until": "2100-01-01T00:00:00Z"},
+    )
+    assert row is not None
+    assert row["done"] == 1
+    assert await connection.fetchval(waiting) == [3, 4, 5, 6]
+    assert await connection.fetchval("select messages.dead_count()") == 2
+    assert await connection.fetchval("select messages.redrive()") == 0
 
 
 async def test_two_redrives_share_the_work(connect: Connect) -> None:

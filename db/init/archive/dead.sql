@@ -217,7 +217,7 @@ comment on function messages.dead_retry is
   'wait for one of them wait for the new message; one that ran after others waits for those that '
   'are published again with it. A dead event is delivered again under its own id, to its '
   'subscriber alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or '
-  'subscription is, and publishes nothing then.';
+  'subscription is, and the errors of publish(), and publishes nothing then.';
 
 create or replace function messages.dead_retry_from(id bigint, step text default null)
   returns bigint language plpgsql security definer
@@ -341,6 +341,49 @@ begin
 end;
 $$;
 
+-- Those of the dead messages that their queues accept now, each of the others with a WARNING: it
+-- stays dead.
+create or replace function notifyq.accepted_again(ids bigint[])
+  returns bigint[] language plpgsql
+as $$
+declare
+  v_half integer := cardinality(ids) / 2;
+begin
+  perform messages.dead_retry(variadic ids);
+  raise assert_failure;
+exception
+  when assert_failure then
+    return ids;
+  when others then
+    if not notifyq.is_refusal(sqlstate) then
+      raise;
+    elsif v_half > 0 then
+      return notifyq.accepted_again(ids[:v_half]) || notifyq.accepted_again(ids[v_half + 1:]);
+    else
+      raise warning 'notifyq: dead message % is not published again: %', ids[1], sqlerrm;
+      return array[]::bigint[];
+    end if;
+end;
+$$;
+
+-- As dead_retry(), without messages that their queues refuse; returns how many were published.
+create or replace function notifyq.retry_accepted(ids bigint[])
+  returns integer language plpgsql
+as $$
+begin
+  return (select count(*)::integer from messages.dead_retry(variadic ids));
+exception
+  when others then
+    if not notifyq.is_refusal(sqlstate) then
+      raise;
+    end if;
+    return (
+      select count(*)::integer
+      from messages.dead_retry(variadic notifyq.accepted_again(ids))
+    );
+end;
+$$;
+
 create or replace function messages.redrive(
   queue text default null,
   status messages.message_status default null,
@@ -354,6 +397,9 @@ create or replace function messages.redrive(
 as $$
 declare
   v_ids bigint[];
+  v_at timestamptz := '-infinity'::timestamptz;
+  v_id bigint := 0::bigint;
+  v_wanted integer := redrive.quantity;
 begin
   perform notifyq.check_quantity(redrive.quantity, 100000);
   if redrive.status = 'success' then
@@ -368,22 +414,33 @@ begin
   end if;
   -- One at a time: a second session would choose the same messages and find them published.
   lock table notifyq.redrive in share row exclusive mode;
-  v_ids := array(
-    select d.id
-    from notifyq.retryable_message as d
-    where (redrive.queue is null or d.queue = redrive.queue)
-      and (redrive.status is null or d.status = redrive.status)
-      and (redrive.since is null or d.archived_at >= redrive.since)
-      and (redrive.until is null or d.archived_at < redrive.until)
-      and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
-      and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
-    order by d.archived_at, d.id
-    limit redrive.quantity
-  );
-  return (select count(*)::integer from messages.dead_retry(variadic v_ids));
+  loop
+    with chosen as (
+      select d.id, d.archived_at
+      from notifyq.retryable_message as d
+      where (redrive.queue is null or d.queue = redrive.queue)
+        and (redrive.status is null or d.status = redrive.status)
+        and (redrive.since is null or d.archived_at >= redrive.since)
+        and (redrive.until is null or d.archived_at < redrive.until)
+        and (redrive.subscriber is null or d.subscriber = redrive.subscriber)
+        and (d.archived_at, d.id) > (v_at, v_id)
+        and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
+      order by d.archived_at, d.id
+      limit v_wanted
+    )
+    select array_agg(c.id order by c.archived_at, c.id), max(c.archived_at),
+      (array_agg(c.id order by c.archived_at desc, c.id desc))[1]
+    into v_ids, v_at, v_id
+    from chosen as c;
+    exit when v_ids is null;
+    v_wanted := v_wanted - notifyq.retry_accepted(v_ids);
+    exit when v_wanted <= 0;
+  end loop;
+  return redrive.quantity - v_wanted;
 end;
 $$;
 comment on function messages.redrive is
   'Publish up to quantity (at most 100000) dead messages again as dead_retry() does, the oldest '
   'first, and return how many: of one queue (null: all), of one status (null: any), archived at or '
-  'after since and before until, of one subscriber (null: any). Raises NQ001 for an unknown queue.';
+  'after since and before until, of one subscriber (null: any). A message that its queue refuses '
+  'stays dead, with a WARNING. Raises NQ001 for an unknown queue.';

@@ -35,11 +35,12 @@ end;
 $$;
 
 -- Whether an error with this SQLSTATE concerns the message itself: its size, values, schema or
--- type. The same message fails again, and others may be accepted.
+-- type. The same message fails again, and others may be accepted. errors.REFUSED is this list in
+-- Python.
 create or replace function notifyq.is_refusal(code text)
   returns boolean language sql immutable
 as $$
-  select code ~ '^(22|23|42804|NQ003|NQ008|NQ030)';
+  select code ~ '^(22|23|54|42804|NQ003|NQ008|NQ030)';
 $$;
 
 -- For arguments that must not be null: null would mean something else.

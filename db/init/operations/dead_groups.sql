@@ -266,8 +266,7 @@ begin
     select r.id from notifyq.retryable_message as r where r.id = any (v_found._ids) order by r.id
   );
   return notifyq.step_result(
-    v_found._ids, (select count(*) from messages.dead_retry(variadic v_ids)), v_found._at,
-    v_found._id
+    v_found._ids, notifyq.retry_accepted(v_ids), v_found._at, v_found._id
   );
 end;
 $$;
@@ -275,8 +274,8 @@ comment on function messages.dead_retry_matching is
   'One step of publishing dead messages again, each once as dead_retry() does: the oldest first, '
   'up to quantity that match the conditions, see search_archive(). The condition until is '
   'required. Returns how many were found, how many of them were published (done; the others lost '
-  'their queue or subscription, or another session was first), and where the next step continues, '
-  'unless is_over. Raises NQ003.';
+  'their queue or subscription, were refused by their queue, which raises a WARNING, or another '
+  'session was first), and where the next step continues, unless is_over. Raises NQ003.';
 
 create or replace function messages.dead_delete_matching(
   conditions jsonb,

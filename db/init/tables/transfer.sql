@@ -198,11 +198,14 @@ begin
       total bigint,
       due_at timestamptz,
       last_at timestamptz,
-      last_id bigint
+      last_id bigint,
+      refused bigint,
+      reason text
     );
     comment on type notifyq.replay_report is
       'What a step of a replay published, what was known already, what the replay published in '
-      'total, when the last message is due, and where the next step begins.';
+      'total, when the last message is due, where the next step begins, how many messages their '
+      'queue or stream refused, and why the first one.';
     create type notifyq.replay_count as (
       queue text,
       type text,

@@ -209,21 +209,64 @@ begin
 end;
 $$;
 
+-- Delete up to quantity rows of an attempt that cannot be published; return them with the reason.
+create or replace function notifyq.reject_staged(attempt bigint, quantity integer)
+  returns setof notifyq.load_reject language plpgsql
+  set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+  v_positions bigint[];
+  v_position bigint := -1::bigint;
+  v_reason text;
+  v_found integer := 0;
+  v_row notifyq.load_row;
+begin
+  loop
+    v_positions := array(
+      select r.position from notifyq.load_row as r
+      where r.attempt = reject_staged.attempt and r.position > v_position
+      order by r.position
+      limit 100
+    );
+    exit when v_positions = '{}';
+    v_position := v_positions[cardinality(v_positions)];
+    continue when
+      notifyq.try_staged(reject_staged.attempt, v_positions[1], v_position) is null;
+    for v_row in
+      select r.* from notifyq.load_row as r
+      where r.attempt = reject_staged.attempt
+        and r.position between v_positions[1] and v_position
+      order by r.position
+    loop
+      v_reason := notifyq.try_staged(v_row.attempt, v_row.position, v_row.position);
+      continue when v_reason is null;
+      if v_found >= quantity then
+        return;
+      end if;
+      delete from notifyq.load_row as r
+      where r.attempt = v_row.attempt
+        and r.position = v_row.position;
+      return next (
+        v_row.attempt, v_row.position, v_row.queue, v_row.message, v_reason
+      )::notifyq.load_reject;
+      v_found := v_found + 1;
+    end loop;
+  end loop;
+end;
+$$;
+
 create or replace function notifyq.load_rejects(
   load text, attempts bigint[], quantity integer default 1000000
 )
   returns setof notifyq.load_reject language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
   v_attempt bigint;
-  v_positions bigint[];
-  v_position bigint;
-  v_reason text;
-  v_found integer := 0;
-  v_row notifyq.load_row;
+  v_found bigint := 0::bigint;
+  v_rows bigint;
 begin
   perform notifyq.check_quantity(load_rejects.quantity, 10000000);
   perform notifyq.check_load_owner('load', l.name, l.owner)
@@ -235,37 +278,12 @@ begin
     join notifyq.load_attempt as t on t.id = u.id and t.load = load_rejects.load
     order by u.number
   loop
-    v_position := -1;
-    loop
-      v_positions := array(
-        select r.position from notifyq.load_row as r
-        where r.attempt = v_attempt and r.position > v_position
-        order by r.position
-        limit 100
-      );
-      exit when v_positions = '{}';
-      v_position := v_positions[cardinality(v_positions)];
-      continue when notifyq.try_staged(v_attempt, v_positions[1], v_position) is null;
-      for v_row in
-        select r.* from notifyq.load_row as r
-        where r.attempt = v_attempt
-          and r.position between v_positions[1] and v_position
-        order by r.position
-      loop
-        v_reason := notifyq.try_staged(v_attempt, v_row.position, v_row.position);
-        continue when v_reason is null;
-        delete from notifyq.load_row as r
-        where r.attempt = v_attempt
-          and r.position = v_row.position;
-        return next (
-          v_attempt, v_row.position, v_row.queue, v_row.message, v_reason
-        )::notifyq.load_reject;
-        v_found := v_found + 1;
-        if v_found >= load_rejects.quantity then
-          return;
-        end if;
-      end loop;
-    end loop;
+    return query
+    select r.*
+    from notifyq.reject_staged(v_attempt, (load_rejects.quantity - v_found)::integer) as r;
+    get diagnostics v_rows = row_count;
+    v_found := v_found + v_rows;
+    exit when v_found >= load_rejects.quantity;
   end loop;
 end;
 $$;

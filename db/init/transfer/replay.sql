@@ -37,7 +37,7 @@ begin
   update notifyq.replay as p set used_at = clock_timestamp() where p.id = v_replay.id;
   -- Its rows are staged as those of a load.
   perform notifyq.begin_load('replay ' || v_replay.name);
-  return (0, 0, v_replay.published, v_replay.due_at, null, null)::notifyq.replay_report;
+  return (0, 0, v_replay.published, v_replay.due_at, null, null, 0, null)::notifyq.replay_report;
 end;
 $$;
 comment on function notifyq.begin_replay(text, text) is
@@ -62,6 +62,9 @@ declare
   v_before bigint;
   v_due timestamptz;
   v_published bigint;
+  v_chosen bigint[];
+  v_refused bigint := 0::bigint;
+  v_reason text;
 begin
   select p.* into v_replay
   from notifyq.replay as p
@@ -128,7 +131,28 @@ begin
     select coalesce(max(s.available_at), v_replay.due_at) into v_due from scheduled as s;
   end if;
   v_before := nextval('messages.message_id_seq');
-  v_published := notifyq.publish_staged(array[attempt]);
+  begin
+    v_published := notifyq.publish_staged(array[attempt]);
+  exception
+    when others then
+      -- A queue that was dropped since concerns its messages only.
+      if not (notifyq.is_refusal(sqlstate) or sqlstate = 'NQ001' and v_replay.target is null) then
+        raise;
+      end if;
+      v_chosen := array(
+        select r.origin_id from notifyq.load_row as r where r.attempt = replay_staged.attempt
+      );
+      select count(*), (array_agg(j.reason order by j.position))[1] into v_refused, v_reason
+      from notifyq.reject_staged(attempt, 2147483647) as j;
+      -- Those were not published: a later run tries them again.
+      delete from notifyq.replayed as d
+      where d.replay = v_replay.id
+        and d.archive_id = any (v_chosen)
+        and d.archive_id not in (
+          select r.origin_id from notifyq.load_row as r where r.attempt = replay_staged.attempt
+        );
+      v_published := notifyq.publish_staged(array[attempt]);
+  end;
   if redrive then
     insert into notifyq.redrive (archive_id, message_id)
     select (m.headers ->> 'replay_of')::bigint, m.id
@@ -150,7 +174,8 @@ begin
   where p.id = v_replay.id
   returning p.* into v_replay;
   return (
-    v_published, v_rows - v_published, v_replay.published, v_replay.due_at, null, null
+    v_published, v_rows - v_published - v_refused, v_replay.published, v_replay.due_at, null, null,
+    v_refused, v_reason
   )::notifyq.replay_report;
 end;
 $$;
@@ -175,6 +200,7 @@ comment on function notifyq.replay_rows(text, bigint, bigint, double precision, 
   'the id of an archived message as origin_id, without those that the replay has published '
   'already. rate: so many are due per second, after the last that it has published; null: all at '
   'once. redrive: leave out messages that were redriven since, and count the others as redriven. '
+  'Messages that their queue or stream refuses are not published; a later call tries them again. '
   'Raises NQ036 if there are not count rows, NQ035 and NQ037 as begin_replay() does, and the '
   'errors of publish(); then nothing is published.';
 

@@ -10,12 +10,7 @@ import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.database.pool import explaining
-from notifyq.errors import (
-    AccessDeniedError,
-    ConfigurationError,
-    InvalidArgumentError,
-    MessageLimitError,
-)
+from notifyq.errors import REFUSED, AccessDeniedError, ConfigurationError
 from notifyq.importing.systems import SYSTEMS
 from notifyq.importing.table import Census
 from notifyq.models.message import decode
@@ -33,8 +28,6 @@ _MOST = 1000
 """Most rows of a batch."""
 _LARGEST = 4_000_000
 """Characters after which a batch ends."""
-_REFUSED = (MessageLimitError, InvalidArgumentError, asyncpg.DataError)
-"""The destination refuses a message; it may receive the others."""
 _IDENTITY = """
 select concat_ws('/', c.system_identifier, d.oid, $1::regclass::oid)
 from pg_control_system() as c, pg_database as d
@@ -173,7 +166,7 @@ class Transfer:
         try:
             # Safe to repeat: a message is received once, however often it is sent.
             [row] = await self._destination.persist(sql.RECEIVE, name, f"[{text}]")
-        except _REFUSED as error:
+        except REFUSED as error:
             if len(items) == 1:
                 reason = " ".join(str(error.args[0]).split())
                 self.summary.refused.append(Refusal(items[0].queue, items[0].id, reason))

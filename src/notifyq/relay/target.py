@@ -12,9 +12,8 @@ import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.errors import (
+    REFUSED,
     DatabaseUnavailableError,
-    InvalidArgumentError,
-    MessageLimitError,
     QueueBusyError,
     QueueFullError,
     StreamPausedError,
@@ -35,14 +34,6 @@ _PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 
 PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError, StreamPausedError)
 """The target cannot receive messages now."""
-_REFUSED = (
-    MessageLimitError,
-    InvalidArgumentError,
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.ProgramLimitExceededError,
-)
-"""The target refuses a message; it may receive the others."""
 
 
 @dataclass(slots=True)
@@ -89,7 +80,7 @@ class Target:
         while True:
             try:
                 row = await self._receive_many(items, [])
-            except _REFUSED as error:
+            except REFUSED as error:
                 if len(items) == 1:
                     sent.refused[items[0][0]] = reason_of(error)
                     return

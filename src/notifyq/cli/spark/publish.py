@@ -192,6 +192,10 @@ def replay(
                 f"{done.total} by replay {name} in all{due}"
             )
         )
+    if done.refused:
+        text = f"{done.refused} messages were refused, the first one: {done.reason}"
+        err.print(f"notifyq: {printable(text)}")
+        raise typer.Exit(1)
 
 
 def _json(text: str) -> Any:

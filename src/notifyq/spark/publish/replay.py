@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
-    """The result of a replay; `known` messages were published before, by it or as a redrive."""
+    """The result of a replay.
+
+    `known` messages were published before, by it or as a redrive. `refused` ones were not, by their
+    queue or stream; the next run tries them again. `reason`: why the first one.
+    """
 
     name: str
     published: int
     known: int
     total: int
     due_at: datetime | None
+    refused: int = 0
+    reason: str | None = None
     counts: tuple[Count, ...] = ()
     seconds: float = 0.0
 
@@ -49,6 +55,8 @@ class _Step:
     due_at: datetime | None
     last_at: datetime | None
     last_id: int | None
+    refused: int
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,8 @@ def replay(
         known=sum(step.known for step in steps),
         total=max((step.total for step in steps), default=0),
         due_at=max(due, default=None),
+        refused=sum(step.refused for step in steps),
+        reason=next((step.reason for step in steps if step.reason), None),
         seconds=time.monotonic() - since,
     )
 
@@ -164,7 +174,7 @@ def _from_archive(plan: _Plan, on_progress: Callable[[int], None] | None) -> Ite
             if step.last_id is None:
                 return
             if on_progress is not None:
-                on_progress(step.published + step.known)
+                on_progress(step.published + step.known + step.refused)
             after = step.last_id
             published += step.published
             plan.pause(published, since)
@@ -179,7 +189,7 @@ def _from_lake(
 
     def report(steps: list[_Step]) -> None:
         if on_progress is not None:
-            on_progress(sum(step.published + step.known for step in steps))
+            on_progress(sum(step.published + step.known + step.refused for step in steps))
 
     done = runner.run(tasks, _LakeWork(plan), on_done=report)
     return [step for steps in done for step in steps]
