@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -163,6 +164,35 @@ async def test_expressions_of_an_insert_are_evaluated_once(
         "select max(octet_length(message::text)) from messages.stream_event"
     )
     assert 100 < longest <= 4096
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+@pytest.mark.parametrize("volatility", ["stable", "immutable"])
+@pytest.mark.usefixtures("stream")
+async def test_a_function_that_lies_about_its_volatility_is_called_once(
+    connection: Connection, connect: Connect, volatility: str, *, suppressed: bool
+) -> None:
+    """Its first value is small and its second one too large: the row has what was checked."""
+    if suppressed:
+        assert await value(await connect(), "notifyq.suppress_stream", stream="s")
+    await connection.execute(f"""
+        create sequence calls;
+        create function lie(n bigint) returns jsonb language plpgsql {volatility} as
+          $$ begin return to_jsonb(repeat('x', (nextval('calls') % 2 = 0)::int * 5000)); end $$
+    """)
+    columns = "insert into messages.stream_event (stream, message)"
+    for statement in (
+        f"{columns} values ('s', lie($1))",
+        f"{columns} values ('s', lie($1)), ('s', '1')",
+        f"{columns} select 's', lie($1)",
+        f"{columns} select 's', lie($1 + n) from generate_series(1, 1) as n",
+        f"{columns} select 's', m from (select lie($1)) as n (m)",
+        f"with n (m) as (select lie($1)) {columns} select 's', m from n",
+    ):
+        await connection.execute("select setval('calls', 2)")
+        with suppress(MessageLimitError):  # the planner may have called it, too
+            await connection.execute(statement, 1)
+    assert {it[3] for it in await events(connection)} <= {"", 1}
 
 
 @pytest.mark.parametrize(
