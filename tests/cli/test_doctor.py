@@ -297,7 +297,7 @@ async def test_a_notification_that_does_not_arrive(
 
 
 async def test_a_server_that_only_reads(database: str) -> None:
-    found = await findings(f"{database}?default_transaction_read_only=on")
+    found = await findings(f"{database}?options=-cdefault_transaction_read_only%3Don")
     assert found["primary"].level is Level.FAIL
 
 

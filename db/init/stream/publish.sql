@@ -157,9 +157,9 @@ comment on function notifyq.unsuppress_streams(text[]) is
 -- The rule makes one statement of the insert and the common checks, which costs less than a
 -- function call; admit_event() does the other checks. A rule repeats an expression wherever its
 -- column is named, so each is named once, in a sub-select. Its `offset 0` keeps the planner from
--- merging it with the rest: a function that says that it is stable would be called for the check
--- and again for the row. Functions and defaults run with the rights of the caller, tables are read
--- with those of the owner.
+-- merging it with the rest: a function declared stable would be called for the check and again
+-- for the row. Functions and defaults run with the rights of the caller, tables are read with those
+-- of the owner.
 
 -- The transaction id is drawn before the suppression key is tried, as in publish_events().
 create or replace function notifyq.admit_event(stream text, message jsonb, headers jsonb)
