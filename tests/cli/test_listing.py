@@ -54,8 +54,11 @@ async def test_dead_messages_are_grouped_and_a_group_is_retried_and_deleted(
     assert "Timeout after <n> s" in shown
     assert "\x1b" not in run("dead", "groups", *of_queue).out
     group = [*of_queue, "--fingerprint", first["fingerprint"]]
-    assert run("dead", "retry", *group, "--limit", "2").out == "2 published again\n"
-    assert run("dead", "retry", *group).out == "1 published again\n"
+    earlier = run("dead", "retry", *group, "--limit", "2").out
+    later = run("dead", "retry", *group).out
+    again = sorted(row["id"] for row in run("ls", "-q", queue, "--json").data)
+    assert earlier == f"2 published again as {again[0]}, {again[1]}\n"
+    assert later == f"1 published again as {again[2]}\n"
     assert run("dead", "retry", *group).out == "0 published again\n"
     other = ["--fingerprint", second["fingerprint"]]
     assert "there is no queue 'none'" in notifyq.refused(
@@ -295,7 +298,8 @@ async def test_dead_messages_are_listed_retried_and_deleted(
     assert dead() == ids[2:]
     result = notifyq("dead", "delete", ids[2], ids[2], "9000000000000000000")
     assert result == (1, "1 deleted\n", "notifyq: 1 of 2 are not dead\n")
-    assert notifyq.good("dead", "retry", "--queue", queue, "-n", "1").out == "1 published again\n"
+    again = notifyq.good("dead", "retry", "--queue", queue, "-n", "1").out
+    assert again == f"1 published again as {live[-1] + 2}\n"
     since = ["--since", "2000-01-01", "--until", "2000-01-02"]
     assert notifyq.good("dead", "retry", "-q", queue, *since).out == "0 published again\n"
     assert dead() == ids[4:]

@@ -219,11 +219,11 @@ end;
 $$;
 
 create or replace function notifyq.step_result(
-  found bigint[], done bigint, at timestamptz, id bigint
+  found bigint[], done bigint, at timestamptz, id bigint, ids bigint[] default '{}'
 )
   returns messages.step_report language sql immutable
 as $$
-  select cardinality(found)::bigint, done, at, id, at is null;
+  select cardinality(found)::bigint, done, at, id, at is null, ids;
 $$;
 
 create or replace function notifyq.count_dead_matching(
@@ -265,8 +265,9 @@ begin
   v_ids := array(
     select r.id from notifyq.retryable_message as r where r.id = any (v_found._ids) order by r.id
   );
+  v_ids := notifyq.retry_accepted(v_ids);
   return notifyq.step_result(
-    v_found._ids, notifyq.retry_accepted(v_ids), v_found._at, v_found._id
+    v_found._ids, cardinality(v_ids), v_found._at, v_found._id, v_ids
   );
 end;
 $$;
@@ -275,7 +276,8 @@ comment on function messages.dead_retry_matching is
   'up to quantity that match the conditions, see search_archive(). The condition until is '
   'required. Returns how many were found, how many of them were published (done; the others lost '
   'their queue or subscription, were refused by their queue, which raises a WARNING, or another '
-  'session was first), and where the next step continues, unless is_over. Raises NQ003.';
+  'session was first) under which ids, and where the next step continues, unless is_over. Raises '
+  'NQ003.';
 
 create or replace function messages.dead_delete_matching(
   conditions jsonb,

@@ -70,6 +70,9 @@ MaybeIdsArgument = Annotated[
     typer.Argument(metavar="ID...", min=1, max=2**63 - 1, show_default=False),
 ]
 
+_SHOWN, _NOTED = 20, 1000
+"""Most new ids of a retry that are printed, and that the audit keeps."""
+
 _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 
@@ -171,23 +174,23 @@ async def retry(
             queue=queue, subscriber=subscriber, state=status, fingerprint=fingerprint,
             since=since, until=until,
         )  # fmt: skip
-        _print_retried(await _act_on_group(dsn, Act.RETRY, conditions, limit), None, as_json)
+        _, published = await _act_on_group(dsn, Act.RETRY, conditions, limit)
+        _print_retried(published, as_json)
         return
     filters = {"status": status, "since": since, "until": until}
     subject = _subject(ids, queue)
-    again: list[int] | None = None
     async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **filters) as act:
         if ids:
-            again = [row[0] for row in await act.fetch(sql.DEAD_RETRY, ids)]
-            retried = len(again)
+            found = await act.fetch(sql.DEAD_RETRY, ids)
         else:
-            retried = await act.value(sql.REDRIVE, queue, *filters.values(), limit, subscriber)
-        act.note(done=retried, **({"as": again} if again else {}))
-    if not ids and not retried:
+            found = await act.fetch(sql.REDRIVE_IDS, queue, *filters.values(), limit, subscriber)
+        again = [row[0] for row in found]
+        act.note(done=len(again), **({"as": again[:_NOTED]} if again else {}))
+    if not ids and not again:
         async with open_database(dsn) as database:
             await require_known(database, queue, subscriber)
-    _print_retried(retried, again, as_json)
-    _require_all(ids or [], retried, "not dead, or were retried before")
+    _print_retried(again, as_json)
+    _require_all(ids or [], len(again), "not dead, or were retried before")
 
 
 @dead.command()
@@ -204,7 +207,8 @@ async def delete(
         raise typer.BadParameter("give ids, or --fingerprint and perhaps --queue")
     if not ids:
         conditions = Conditions(queue=queue, fingerprint=fingerprint)
-        out.print(f"{await _act_on_group(dsn, Act.DELETE, conditions, limit)} deleted")
+        deleted, _ = await _act_on_group(dsn, Act.DELETE, conditions, limit)
+        out.print(f"{deleted} deleted")
         return
     async with acting(dsn, "dead.delete", _subject(ids)) as act:
         deleted = await act.value(sql.DEAD_DELETE, ids)
@@ -213,9 +217,12 @@ async def delete(
     _require_all(ids, deleted, "not dead")
 
 
-async def _act_on_group(dsn: str | None, act: Act, conditions: Conditions, limit: int) -> int:
-    """Retry or delete dead messages that match, in steps, up to `limit`; return how many."""
+async def _act_on_group(
+    dsn: str | None, act: Act, conditions: Conditions, limit: int
+) -> tuple[int, list[int]]:
+    """Retry or delete dead messages that match, in steps, up to `limit`; how many, and new ids."""
     done = 0
+    published: list[int] = []
     position = None
     async with open_database(dsn) as database:
         if conditions.until is None:
@@ -231,20 +238,23 @@ async def _act_on_group(dsn: str | None, act: Act, conditions: Conditions, limit
                 )
                 noted.note(found=one.found, done=one.done)
             done += one.done
+            published += one.ids
             position = one.position
             if position is None:
                 break
         if not done:
             await require_known(database, conditions.queue, conditions.subscriber)
-    return done
+    return done, published
 
 
-def _print_retried(done: int, ids: list[int] | None, as_json: bool) -> None:
-    """Print how many were published again and, if ids were given, the new ids."""
+def _print_retried(ids: list[int], as_json: bool) -> None:
+    """Print how many messages were published again, and their ids."""
     if as_json:
-        print_json({"published": done, "ids": ids})
-    else:
-        out.print(f"{done} published again" + (f" as {', '.join(map(str, ids))}" if ids else ""))
+        print_json({"published": len(ids), "ids": ids})
+        return
+    shown = ", ".join(map(str, ids[:_SHOWN]))
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    out.print(f"{len(ids)} published again" + (f" as {shown}{more}" if ids else ""))
 
 
 def _subject(ids: list[int] | None, queue: str | None = None) -> str:

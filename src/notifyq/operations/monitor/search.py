@@ -167,6 +167,8 @@ class Step:
     done: int
     position: Position | None
     """None: it was the last step."""
+    ids: tuple[int, ...] = ()
+    """Of the messages that were published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ async def step(
     """Do one step of an action on all dead messages that match; needs the condition `until`."""
     [row] = await source.fetch(act.value, conditions.as_json(), quantity, *_at(position), budget)
     rest = None if row["is_over"] else Position(row["position_at"], row["position_id"])
-    return Step(row["found"], row["done"], rest)
+    return Step(row["found"], row["done"], rest, tuple(row["ids"]))
 
 
 def _at(position: Position | None) -> tuple[datetime | None, int | None]:
