@@ -158,7 +158,8 @@ def _take_terminal() -> None:
 class Terminal:
     """A command in a terminal of 80 columns and 24 lines."""
 
-    def __init__(self, dsn: str, *args: str) -> None:
+    def __init__(self, dsn: str, *args: str, **changes: str) -> None:
+        """Start the command; `changes` are variables of its environment."""
         self._ours, theirs = os.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
@@ -166,7 +167,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=environment(NOTIFYQ_DSN=dsn, TERM="xterm-256color"),
+            env=environment(NOTIFYQ_DSN=dsn, TERM="xterm-256color", **changes),
             start_new_session=True,
             preexec_fn=_take_terminal,  # noqa: PLW1509  tests have no threads
         )

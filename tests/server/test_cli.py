@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner, Result
 
+from cli.programs import Terminal
 from notifyq.cli.server import server as commands
 
 if TYPE_CHECKING:
@@ -57,7 +58,13 @@ def test_delete_needs_a_confirmation(
 ) -> None:
     shutil.move(server.directory, spot / "home")
     assert run("start").exit_code == 0
-    assert run("stop", "--delete", input="n\n").exit_code == 1
+    refused = run("stop", "--delete")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "--yes" in refused.stderr
+    with Terminal("", "server", "stop", "--delete", NOTIFYQ_HOME=str(spot / "home")) as terminal:
+        terminal.show("Remove all data")
+        terminal.type("n\n")
+        assert terminal.end() != 0
     assert (spot / "home/data").exists()
     assert run("stop", "--delete", "--yes").exit_code == 0
     assert not (spot / "home/data").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,8 @@ def stop(
     """Stop the server."""
     running = development()
     if delete:
+        if not yes and not sys.stdin.isatty():
+            raise typer.BadParameter("--delete needs an answer before it deletes data: give --yes")
         if not yes:
             typer.confirm(f"Remove all data in {running.directory}?", abort=True)
         running.delete()
