@@ -182,6 +182,18 @@ async def test_a_server_that_may_lose_committed_data(own: str) -> None:
     await until(only_fsync, "the rest is fixed")
 
 
+async def test_the_server_for_development_may_lose_the_last_moments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with kept_server(fsync="on", synchronous_commit="off") as server:
+        server.start()
+        assert (await examine(server.dsn, "durability")).level is Level.WARN
+        monkeypatch.setenv("NOTIFYQ_HOME", str(server.directory))
+        finding = await examine(server.dsn, "durability")
+    assert (finding.level, finding.advice) == (Level.OK, "")
+    assert finding.found == "fsync is on, synchronous_commit off"
+
+
 async def test_a_server_without_autovacuum(own: str) -> None:
     async with session(own) as connection:
         for name in ("autovacuum", "track_counts"):

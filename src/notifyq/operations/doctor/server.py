@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
 from notifyq.operations.doctor.finding import change, fail, ok, warn
+from notifyq.server.folder import home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,12 +121,20 @@ async def check_durability(context: Context) -> Finding:
         "synchronous_commit": (row["commits"], "a crash loses committed messages"),
     }
     bad = {name: risk for name, (value, risk) in risks.items() if value == "off"}
+    if row["commits"] == "off" and await _is_for_development(context):
+        del bad["synchronous_commit"]
     if bad:
         return warn(
             "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
             await change(context, dict.fromkeys(bad, "on")),
         )
     return ok(f"fsync is on, synchronous_commit {row['commits']}")
+
+
+async def _is_for_development(context: Context) -> bool:
+    """Whether the server is that of `notifyq server start`, which gives up durability for speed."""
+    data = await context.value("select setting from pg_settings where name = 'data_directory'")
+    return data is not None and Path(data) == home() / "data"
 
 
 async def check_session(context: Context) -> Finding:
