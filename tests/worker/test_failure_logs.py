@@ -50,6 +50,8 @@ async def test_a_retry_is_a_warning_and_the_last_failure_an_error_with_its_trace
     assert second[1].startswith(f"{begin} 2 of 2: ValueError: first second xxx")
     assert max(len(text) for _, text, _ in (first, second)) < 500
     assert "in fail\n" in caplog.text
+    frames = [line for line in caplog.text.splitlines() if line.startswith("  File ")]
+    assert frames[0].endswith(", in fail" if not is_async else ", in fail_async")
 
 
 async def test_the_delay_is_that_of_the_queue_where_the_handler_has_none(

@@ -12,6 +12,8 @@ from notifyq.models.message import Status
 from notifyq.models.outcome import ErrorReport
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from pydantic import ValidationError
 
     from notifyq.models.outcome import Failed
@@ -86,14 +88,30 @@ def log_failure(
         "is rejected" if is_rejected else "failed",
         follows,
         in_line(reason),
-        exc_info=_exception(error) if is_error else None,
+        exc_info=_exc_info(error) if is_error else None,
     )
 
 
-def _exception(error: ErrorReport | None) -> BaseException | None:
-    if error is None or error.exception is not None or error.traceback is None:
-        return None if error is None else error.exception
-    return ElsewhereError(f"\n{error.traceback}")
+def _exc_info(
+    error: ErrorReport | None,
+) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+    """What a log shows of an error: its traceback begins in the user's code."""
+    if error is None:
+        return None
+    exception = error.exception
+    if exception is None:
+        if error.traceback is None:
+            return None
+        exception = ElsewhereError(f"\n{error.traceback}")
+    return type(exception), exception, _from_user(exception.__traceback__)
+
+
+def _from_user(whole: TracebackType | None) -> TracebackType | None:
+    """The traceback without our frames before the first of the user; all of it if none is."""
+    first = whole
+    while first is not None and _is_of_notifyq(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return whole if first is None else first
 
 
 class ElsewhereError(Exception):
