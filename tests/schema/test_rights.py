@@ -281,6 +281,7 @@ ADMIN = [
     "select messages.dead_retry(1)",
     "select messages.dead_retry_from(1)",
     "select messages.redrive()",
+    "select notifyq.redrive_ids()",
     "select messages.adopt()",
     """select messages.receive('s', '[]')""",
     "select notifyq.report_anomalies('[]')",
@@ -333,7 +334,7 @@ NOBODY = [
     "update messages.queue set paused = true",
     "delete from notifyq.schema_version",
     "insert into notifyq.redrive (archive_id, message_id) values (1, 1)",
-    "insert into notifyq.relay_receipt (source, position) values ('s', '1')",
+    "insert into notifyq.relay_receipt (role, source, position) values (user, 's', '1')",
     "insert into messages.schedule (name, cron, timezone, queue, message, next_at) "
     "values ('s', '@daily', 'UTC', 'default', '1', now())",
     "insert into messages.queue_grant values ('default', 'pg_monitor', now(), true, true)",

@@ -289,11 +289,12 @@ async def test_receipts_of_another_source_do_not_replace_lost_ones(
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into notifyq.relay_receipt (source, position) values ('a', '1'), ('b', '2')"
+        "insert into notifyq.relay_receipt (role, source, position) "
+        "values ('r', 'a', '1'), ('r', 'b', '2'), ('other', 'a', '3')"
     )
-    check = "select notifyq.check_receipts($1, $2)"
+    check = "select notifyq.check_receipts('r', $1, $2)"
     await connection.execute(check, "a", ["1"])
-    for source, positions in (("a", ["2"]), ("b", ["1"]), ("a", ["1", "2"])):
+    for source, positions in (("a", ["2"]), ("b", ["1"]), ("a", ["3"]), ("a", ["1", "2"])):
         with pytest.raises(LostReceiptsError):
             await connection.execute(check, source, positions)
 
@@ -388,14 +389,16 @@ async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotte
     connection: Connection,
 ) -> None:
     await connection.execute(
-        "insert into notifyq.relay_mark (target, source, position, noted_at) "
-        "values ('t', 's', '1', now()), ('other', 's', '2', now()), ('t', 'other', '3', now()), "
-        "('t', 's', '4', now() - interval '2 hours')"
+        "insert into notifyq.relay_mark (role, target, source, position, noted_at) "
+        "values (user, 't', 's', '1', now()), (user, 'other', 's', '2', now()), "
+        "(user, 't', 'other', '3', now()), (user, 't', 's', '4', now() - interval '2 hours'), "
+        "('other', 't', 's', '5', now())"
     )
     marks = await connection.fetch("select notifyq.relay_marks('t', 's', interval '1 hour')")
     assert [row[0] for row in marks] == ["1"]
     assert await connection.fetchval("select notifyq.relay_forget('t')") == 3
-    assert await connection.fetchval("select array_agg(position) from notifyq.relay_mark") == ["2"]
+    left = "select array_agg(position order by position) from notifyq.relay_mark"
+    assert await connection.fetchval(left) == ["2", "5"]
 
 
 @pytest.mark.usefixtures("stream")

@@ -438,8 +438,8 @@ begin
 end;
 $$;
 comment on function notifyq.redrive_ids is
-  'As redrive(), but return the ids of the messages that were published; a dead event keeps its id. '
-  'Raises NQ001, NQ003, NQ020 and NQ021.';
+  'As redrive(), but return the ids of the messages that were published; a dead event keeps its '
+  'id. Raises NQ001, NQ003, NQ020 and NQ021.';
 
 create or replace function messages.redrive(
   queue text default null,

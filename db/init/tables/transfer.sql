@@ -20,19 +20,25 @@ comment on column notifyq.origin.timeline is
 comment on column notifyq.origin.reached is
   'All smaller transaction ids were given on this timeline or before it.';
 
+-- The key begins with the position: before its first ANALYZE, the planner expects few rows of a
+-- source, and would read them all.
 create table if not exists notifyq.relay_receipt (
+  role text not null,
   source text not null,
   position text not null,
   received_at timestamptz not null default clock_timestamp(),
   message_id bigint,
   forget_at timestamptz not null default now() + interval '90 days',
-  constraint relay_receipt_source_position_pk primary key (source, position)
+  constraint relay_receipt_position_source_role_pk primary key (position, source, role)
 );
 
 create index if not exists relay_receipt_forget_at_idx on notifyq.relay_receipt (forget_at);
 
 comment on table notifyq.relay_receipt is
   'One row for each received message, written with it: a message that comes again is recognised.';
+comment on column notifyq.relay_receipt.role is
+  'The role that received it. A receipt counts for this role alone: one that another role can '
+  'write would keep a message from being received.';
 comment on column notifyq.relay_receipt.source is
   'Where the messages come from: a table of a database, or the relay_source() of a database.';
 comment on column notifyq.relay_receipt.position is 'Identifies the message within its source.';
@@ -52,15 +58,18 @@ comment on table notifyq.relay_self is
   'restored copy has the same name, as it has the same messages.';
 
 create table if not exists notifyq.relay_mark (
+  role text not null,
   target text not null,
   source text not null,
   position text not null,
   noted_at timestamptz not null default clock_timestamp(),
-  constraint relay_mark_target_source_position_pk primary key (target, source, position)
+  constraint relay_mark_role_target_source_position_pk
+    primary key (role, target, source, position)
 );
 
 comment on table notifyq.relay_mark is
   'What a target received last from here. If it lacks the receipts, it was restored.';
+comment on column notifyq.relay_mark.role is 'The role of the relay; others do not see the mark.';
 comment on column notifyq.relay_mark.target is 'The relay_target() of the database.';
 comment on column notifyq.relay_mark.source is 'As in the receipt.';
 comment on column notifyq.relay_mark.position is 'As in the receipt.';

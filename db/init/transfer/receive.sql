@@ -1,5 +1,8 @@
 -- Receive: publish messages of another database, each once.
 --
+-- Receipts belong to the role that receives: with a shared one, a role that may only publish could
+-- write the receipt of a message that it has never seen, and the message would be lost.
+--
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a
 -- limit, NQ010 queue full, NQ905 receipts lost
 
@@ -10,6 +13,7 @@ create or replace function messages.receive(source text, messages jsonb)
 as $$
 #variable_conflict use_column
 declare
+  v_role text := notifyq.calling_role();
   v_sent record;
   v_fresh text[];
   v_report messages.receipt_report := row(0, 0, 0);
@@ -26,8 +30,8 @@ begin
   -- First, and ordered: a session that receives the same messages at the same time waits here for
   -- the end of this transaction, and then finds the receipts.
   with fresh as (
-    insert into notifyq.relay_receipt (source, position)
-    select distinct receive.source, s.position
+    insert into notifyq.relay_receipt (role, source, position)
+    select distinct v_role, receive.source, s.position
     from jsonb_to_recordset(receive.messages) as s (position text)
     order by s.position
     on conflict do nothing
@@ -50,7 +54,7 @@ begin
   loop
     continue when v_sent.nth > 1;
     v_report.merged := v_report.merged + notifyq.receive_one(
-      receive.source, v_sent.position, v_sent.queue,
+      v_role, receive.source, v_sent.position, v_sent.queue,
       -- jsonb_to_recordset() turns the JSON null into the SQL null.
       coalesce(v_sent.message, 'null'), v_sent.priority, v_sent.available_at, v_sent.type,
       v_sent.headers, v_sent.key, v_sent.dedup_key, null, v_sent.max_attempts
@@ -66,13 +70,14 @@ comment on function messages.receive(text, jsonb) is
   'Publish messages from another system, each once. source identifies the system; messages is an '
   'array of objects with position (which one it is there), queue, message, and as in publish '
   'priority, available_at, type, headers, dedup_key, key, max_attempts. All in the transaction of '
-  'the caller, with a receipt for each in relay_receipt; messages with a receipt are left out. '
-  'Returns how many were published, merged (a live message has that dedup_key) and known. '
-  'Receipts are kept for 90 days. Raises NQ001 for an unknown queue, NQ003 for an invalid array, '
-  'and the errors of publish; then nothing was received.';
+  'the caller, with a receipt for each in relay_receipt; messages for which the same role has a '
+  'receipt are left out. Returns how many were published, merged (a live message has that '
+  'dedup_key) and known. Receipts are kept for 90 days. Raises NQ001 for an unknown queue, NQ003 '
+  'for an invalid array, and the errors of publish; then nothing was received.';
 
 -- Publish a message that has its receipt already; returns 1 if a live one has its dedup_key.
 create or replace function notifyq.receive_one(
+  role text,
   source text,
   "position" text,
   queue text,
@@ -102,7 +107,8 @@ declare
 begin
   update notifyq.relay_receipt as r
   set message_id = v_id
-  where r.source = receive_one.source
+  where r.role = receive_one.role
+    and r.source = receive_one.source
     and r.position = receive_one.position;
   return v_is_there::integer;
 end;
@@ -115,8 +121,8 @@ create or replace function notifyq.forget_receipts(quantity integer)
 as $$
 begin
   delete from notifyq.relay_receipt as r
-  where (r.source, r.position) in (
-    select o.source, o.position
+  where (r.role, r.source, r.position) in (
+    select o.role, o.source, o.position
     from notifyq.relay_receipt as o
     where o.forget_at < now()
     order by o.forget_at
@@ -125,11 +131,13 @@ begin
   );
   -- The latest mark alone would not do: parallel relays record theirs in any order.
   delete from notifyq.relay_mark as k
-  where (k.target, k.source, k.position) in (
-    select o.target, o.source, o.position
+  where (k.role, k.target, k.source, k.position) in (
+    select o.role, o.target, o.source, o.position
     from (
-      select m.target, m.source, m.position, m.noted_at,
-        row_number() over (partition by m.target, m.source order by m.noted_at desc) as nth
+      select m.role, m.target, m.source, m.position, m.noted_at,
+        row_number() over (
+          partition by m.role, m.target, m.source order by m.noted_at desc
+        ) as nth
       from notifyq.relay_mark as m
     ) as o
     where o.nth > 20
@@ -139,7 +147,7 @@ begin
 end;
 $$;
 
-create or replace function notifyq.check_receipts(source text, positions text[])
+create or replace function notifyq.check_receipts(role text, source text, positions text[])
   returns void language plpgsql stable
   set enable_seqscan = off set jit = off
 as $$
@@ -148,7 +156,9 @@ declare
     select u.position
     from unnest(positions) as u (position)
     where not exists (
-      select from notifyq.relay_receipt as r where r.source = check_receipts.source
+      select from notifyq.relay_receipt as r
+      where r.role = check_receipts.role
+        and r.source = check_receipts.source
         and r.position = u.position
     )
     limit 1
@@ -188,6 +198,7 @@ create or replace function notifyq.receive_many(
 as $$
 #variable_conflict use_column
 declare
+  v_role text := notifyq.calling_role();
   v_report notifyq.relay_report := row('{}'::bigint[], 0, 0);
   v_sent integer := cardinality(receive_many.positions);
   v_drawn bigint[];
@@ -218,7 +229,7 @@ begin
   ) then
     perform notifyq.raise_invalid('positions must be given once each, and not be null');
   end if;
-  perform notifyq.check_receipts(receive_many.source, receive_many.after);
+  perform notifyq.check_receipts(v_role, receive_many.source, receive_many.after);
   if v_sent = 0 then
     return v_report;
   end if;
@@ -240,8 +251,8 @@ begin
   -- First: a session that receives the same messages at the same time waits here for the end of
   -- this transaction, and then finds the receipts.
   with noted as (
-    insert into notifyq.relay_receipt as r (source, position, message_id, forget_at)
-    select receive_many.source, u.position, u.id, clock_timestamp() + receive_many.remember
+    insert into notifyq.relay_receipt as r (role, source, position, message_id, forget_at)
+    select v_role, receive_many.source, u.position, u.id, clock_timestamp() + receive_many.remember
     from unnest(receive_many.positions, v_drawn) with ordinality as u (position, id, ordinal)
     order by u.ordinal
     on conflict do nothing
@@ -281,7 +292,7 @@ begin
       order by u.ordinal
     loop
       v_report.merged := v_report.merged + notifyq.receive_one(
-        receive_many.source, v_one.position, v_one.queue, v_one.message,
+        v_role, receive_many.source, v_one.position, v_one.queue, v_one.message,
         case when v_one.is_event then 0 else v_one.priority end, null, v_one.type, v_one.headers,
         v_one.key, case when not v_one.is_event then v_one.dedup_key end,
         case when not v_one.is_event then v_one.dedup_scope end,
@@ -296,7 +307,7 @@ begin
     select r.message_id
     from unnest(receive_many.positions) with ordinality as u (position, ordinal)
     left join notifyq.relay_receipt as r
-      on r.source = receive_many.source and r.position = u.position
+      on r.role = v_role and r.source = receive_many.source and r.position = u.position
     order by u.ordinal
   );
   v_report.known := v_sent - cardinality(v_ids);
@@ -309,7 +320,8 @@ comment on function notifyq.receive_many(
 ) is
   'Publish messages that a relay brings, each once: source and positions identify them, the other '
   'arrays are as in publish. All in the transaction of the caller, with a receipt for each that '
-  'is kept for remember; messages with a receipt are left out. after has positions that must have '
-  'a receipt by now. Returns the ids of all messages in their order. A queue may be a stream: '
-  'events ignore priority, dedup_key and max_attempts. Raises NQ001 for an unknown queue, NQ905 '
-  'if a receipt of after is missing, and the errors of publish; then nothing was received.';
+  'is kept for remember; messages for which the same role has a receipt are left out. after has '
+  'positions that must have a receipt by now. Returns the ids of all messages in their order. A '
+  'queue may be a stream: events ignore priority, dedup_key and max_attempts. Raises NQ001 for an '
+  'unknown queue, NQ905 if a receipt of after is missing, and the errors of publish; then nothing '
+  'was received.';

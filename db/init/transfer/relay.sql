@@ -26,7 +26,7 @@ as $$
 $$;
 comment on function notifyq.relay_source() is
   'The name under which other databases keep the receipts for messages of this one. It survives '
-  'dump and restore. For workers only: with it a role could forge receipts.';
+  'dump and restore.';
 
 create or replace function notifyq.relay_target()
   returns text language sql security definer
@@ -93,9 +93,11 @@ declare
   v_ids bigint[];
 begin
   if relay_finish.position is not null then
-    insert into notifyq.relay_mark as k (target, source, position)
-    values (relay_finish.target, relay_finish.source, relay_finish.position)
-    on conflict on constraint relay_mark_target_source_position_pk
+    insert into notifyq.relay_mark as k (role, target, source, position)
+    values (
+      notifyq.calling_role(), relay_finish.target, relay_finish.source, relay_finish.position
+    )
+    on conflict on constraint relay_mark_role_target_source_position_pk
     do update set noted_at = excluded.noted_at;
   end if;
   -- A database that was restored meanwhile may have given the id and the token to another
@@ -136,14 +138,15 @@ begin
   return query
   select k.position
   from notifyq.relay_mark as k
-  where k.target = relay_marks.target
+  where k.role = notifyq.calling_role()
+    and k.target = relay_marks.target
     and k.source = relay_marks.source
     and k.noted_at > now() - relay_marks.within;
 end;
 $$;
 comment on function notifyq.relay_marks(text, text, interval) is
-  'The positions of messages that the target received last, not longer ago than within: if it '
-  'lacks their receipts, it was restored to an earlier state.';
+  'The positions of messages that the target received last from relays of the same role, not '
+  'longer ago than within: if it lacks their receipts, it was restored to an earlier state.';
 
 create or replace function notifyq.relay_forget(target text)
   returns bigint language plpgsql security definer
@@ -152,11 +155,13 @@ as $$
 declare
   v_count bigint;
 begin
-  delete from notifyq.relay_mark as k where k.target = relay_forget.target;
+  delete from notifyq.relay_mark as k
+  where k.role = notifyq.calling_role()
+    and k.target = relay_forget.target;
   get diagnostics v_count = row_count;
   return v_count;
 end;
 $$;
 comment on function notifyq.relay_forget(text) is
-  'Forget what the target received last, because it was restored and its state is accepted. '
-  'Returns how many marks there were.';
+  'Forget what the target received last from relays of the same role, because it was restored and '
+  'its state is accepted. Returns how many marks there were.';

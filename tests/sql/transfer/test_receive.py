@@ -133,6 +133,26 @@ async def test_a_queue_granted_to_others_receives_nothing(
         await receive(guest, sent("1"))
 
 
+async def test_a_receipt_counts_for_the_role_that_received(
+    connection: Connection, connect: Connect
+) -> None:
+    """A role that may only publish cannot keep the messages of another from being received."""
+    guest = await connect()
+    await guest.execute("set role notifyq_publisher")
+    forge = """
+        select known from notifyq.receive_many(
+            's', array[$1], '{default}', array['1'::jsonb], '{0}', '{null}', '{null}', '{null}',
+            '{null}', '{null}', '{null}'
+        )
+    """
+    assert await guest.fetchval(forge, "1") == 0
+    assert await receive(connection, sent("1")) == (1, 0, 0)
+    assert await guest.fetchval(forge, "2") == 0
+    assert await connection.fetchval(forge, "2") == 0
+    assert await receive(connection, sent("1"), sent("2")) == (0, 0, 2)
+    assert [await guest.fetchval(forge, position) for position in ("1", "2")] == [1, 1]
+
+
 async def test_a_second_sender_of_the_same_message_waits(
     connection: Connection, connect: Connect
 ) -> None:
