@@ -1,4 +1,4 @@
-from .app import App as App
+from .app import App as App, SyncApp as SyncApp
 from .archive.dead_letters import DeadLetters as DeadLetters
 from .durable.control import LockLostError as LockLostError, Parked as Parked
 from .durable.current import emit as emit, progress as progress

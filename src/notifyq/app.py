@@ -12,6 +12,8 @@ from pydantic import TypeAdapter
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
 from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns, require_dsn
+from notifyq.database.loop_thread import LoopThread
+from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
 from notifyq.errors import (
     AccessDeniedError,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from notifyq.config import DatabaseOptions, WorkerOptions
+    from notifyq.queues.publish_options import ManyOptions, MessageOptions
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
     from notifyq.streams.subscription import SubscriptionOptions
     from notifyq.telemetry import TelemetryHandler, WorkerObserver
@@ -79,7 +82,8 @@ class App(Decorators):
         self._database: Database | None = None
         self._schemas: PayloadSchemas | None = None
         self._results: Results | None = None
-        self._notifications: QueueNotifications | None = None
+        self._notifications = PerLoop(lambda: QueueNotifications(self.database))
+        self._loop_thread = LoopThread()
 
     async def __aenter__(self) -> Self:
         """Connect; an App also connects when it is first used."""
@@ -90,19 +94,18 @@ class App(Decorators):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; the App can be used again."""
-        results, self._results = self._results, None
-        notifications, self._notifications = self._notifications, None
-        for waiting in (results, notifications):
-            if waiting is not None:
-                await waiting.close()
-        database, self._database, self._schemas = self._database, None, None
-        if database is not None:
-            await database.close()
+        """Close the connections of this event loop; the App can be used again."""
+        if self._results is not None:
+            await self._results.close()
+        if notifications := self._notifications.pop():
+            await notifications.close()
+        self._schemas = None
+        if self._database is not None:
+            await self._database.close()
 
     @property
     def database(self) -> Database:
-        """The pool of connections."""
+        """The connections, a pool for each event loop."""
         if self._database is None:
             dsn, listen_dsn = given_dsns(self.dsn, self.listen_dsn)
             if dsn is None:
@@ -131,9 +134,15 @@ class App(Decorators):
 
         `worker` is the first part of the name that locks messages.
         """
-        if self._notifications is None:
-            self._notifications = QueueNotifications(self.database)
         return MessageInbox(self.database, self._notifications, worker)
+
+    def sync(self) -> SyncApp:
+        """The calls for a program that does not await: `with app.sync() as calls:`.
+
+        They block the calling thread, and may come from any thread. Their connections are closed at
+        the end of the block, by `close()`, or with the process.
+        """
+        return SyncApp(self, self._loop_thread)
 
     @property
     def admin(self) -> Admin:
@@ -171,6 +180,15 @@ class App(Decorators):
         with self._hinting(queue):
             number = await self._publisher.publish(queue, payload, **options)
         return Handle(number, self.results)
+
+    def publish_sync(
+        self, queue: str, payload: Any, **options: Unpack[MessageOptions]
+    ) -> Handle[Any]:
+        """Publish one message and return its id, without `await`; see `sync` for other calls.
+
+        For a transaction of a library that does not await there is `notifyq.within`.
+        """
+        return self.sync().publish(queue, payload, **options)
 
     async def publish_many(
         self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
@@ -377,3 +395,76 @@ class App(Decorators):
                     "worker is killed is not handled again: allow it more attempts",
                     handler.queue,
                 )
+
+
+class SyncApp:
+    """The calls of an App for programs that do not await; `App.sync` makes one."""
+
+    def __init__(self, app: App, thread: LoopThread) -> None:
+        self._app = app
+        self._thread = thread
+        self._run = thread.run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; the next call opens others."""
+        self._thread.close()
+
+    def create(self) -> None:
+        """Create missing queues, streams and subscriptions; see `App.create`."""
+        self._run(self._app.create())
+
+    def publish(self, queue: str, payload: Any, **options: Unpack[MessageOptions]) -> Handle[Any]:
+        """Publish one message and return its id; see `App.publish`."""
+        return self._run(self._app.publish(queue, payload, **options))
+
+    def publish_many(
+        self, queue: str, payloads: Iterable[Any], **options: Unpack[ManyOptions]
+    ) -> list[Handle[Any]]:
+        """Publish many; return their ids; see `App.publish_many`."""
+        return self._run(self._app.publish_many(queue, payloads, **options))
+
+    def publish_group(
+        self,
+        queue: str,
+        payloads: Iterable[Any],
+        *,
+        callback: tuple[str, Any],
+        **options: Unpack[ManyOptions],
+    ) -> Group:
+        """Publish messages, and one that runs when all have ended; see `App.publish_group`."""
+        return self._run(self._app.publish_group(queue, payloads, callback=callback, **options))
+
+    @overload
+    def result(self, message: Handle[R], *, timeout: timedelta | float | None = None) -> R: ...
+    @overload
+    def result(
+        self, message: int, kind: type[R], *, timeout: timedelta | float | None = None
+    ) -> R: ...
+    @overload
+    def result(
+        self, message: int, kind: Any = None, *, timeout: timedelta | float | None = None
+    ) -> Any: ...
+    def result(
+        self, message: int, kind: Any = None, *, timeout: timedelta | float | None = None
+    ) -> Any:
+        """Wait for the end of a message, given by its handle or id; see `Handle.result`.
+
+        The result is validated as `kind`, by default with the type of the handle.
+        """
+        if isinstance(message, Handle) and kind is None:
+            return self._run(message.result(timeout))
+        return self._run(self._app.result(message, Any if kind is None else kind, timeout=timeout))
+
+    def cancel(self, message_id: int, *, running: bool = False, children: bool = False) -> bool:
+        """Archive a live message as rejected; see `Archive.cancel`."""
+        return self._run(self._app.archive.cancel(message_id, running=running, children=children))
+
+    def signal(self, name: str, payload: Any = None) -> int:
+        """Send a signal to all handlers that wait for this name; see `App.signal`."""
+        return self._run(self._app.signal(name, payload))

@@ -190,7 +190,7 @@ async def test_where_no_notification_arrives_polls_find_the_result(
     monkeypatch.setattr(
         "notifyq.database.statements.NOTIFY", "select true from (select $1::text) as nobody"
     )
-    monkeypatch.setattr("notifyq.queues.results.Results._receive", lambda *_: None)
+    monkeypatch.setattr("notifyq.queues.results._wake", lambda *_: None)
     (id_,) = await publish(connection, 1)
     waiting = asyncio.create_task(app.result(id_, timeout=20))
     await awaited(connection, id_)

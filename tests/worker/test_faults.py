@@ -501,10 +501,10 @@ async def test_a_database_is_closed_by_the_last_of_its_users(database: str) -> N
     async with shared:
         async with shared:
             pass
-        pool = shared._pool
-        assert pool is not None
-        assert not pool.is_closing()
-    assert shared._pool is None
+        held = shared._pools.get()
+        assert held.pool is not None
+        assert not held.pool.is_closing()
+    assert held.pool is None
 
 
 async def test_a_call_goes_on_over_a_new_pool_when_its_own_was_closed(
@@ -523,7 +523,8 @@ async def test_a_call_goes_on_over_a_new_pool_when_its_own_was_closed(
             )
 
         await until(is_sent, "the call is under way")
-        pool, app.database._pool = app.database._pool, None
+        held = app.database._pools.get()
+        pool, held.pool = held.pool, None
         assert pool is not None
         pool.terminate()
         ((one, _),) = await call

@@ -13,6 +13,7 @@ import asyncpg
 
 from notifyq.config import DatabaseSettings, require_dsn
 from notifyq.database.connect import Route
+from notifyq.database.per_loop import PerLoop
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
 from notifyq.dsn import masked, unusable
 from notifyq.errors import (
@@ -159,8 +160,29 @@ class _Pooled(asyncpg.Connection):
         return "" if self.is_shared else str(super().get_reset_query())
 
 
+class _LoopPool:
+    """The pool of one event loop, and how many use it there."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+        self.users = 0
+        self.opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            try:
+                async with asyncio.timeout(5):
+                    await pool.close()
+            except TimeoutError:
+                pool.terminate()
+
+
 class Database:
-    """A pool of connections that runs calls, and retries them while a server is away."""
+    """Runs calls on a pool of connections, and retries them while a server is away.
+
+    Each event loop has a pool of its own, which is closed with it, and so has a forked process.
+    """
 
     def __init__(
         self,
@@ -184,9 +206,7 @@ class Database:
             timeout=self.settings.connect_timeout.total_seconds(),
             prepared=self.settings.prepared_statements,
         )
-        self._pool: Pool | None = None
-        self._users = 0
-        self._opening = asyncio.Lock()
+        self._pools = PerLoop(_LoopPool)
         self._dedicated: weakref.WeakSet[Database] = weakref.WeakSet()
 
     def __repr__(self) -> str:
@@ -194,22 +214,24 @@ class Database:
 
     async def __aenter__(self) -> Database:
         await self.open()
-        self._users += 1
+        self._pools.get().users += 1
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._users -= 1
-        if self._users == 0:  # workers of a process share it
+        held = self._pools.get()
+        held.users -= 1
+        if held.users == 0:  # workers of a process share it
             await self.close()
 
     async def open(self) -> Pool:
         """Connect, once; a server that is away is an error at once."""
-        async with self._opening:
-            if self._pool is None:
+        held = self._pools.get()
+        async with held.opening:
+            if held.pool is None:
                 # One connection first: its errors name the DSN, those of a pool do not.
                 await (await connect(self.dsn, route=self._route)).close()
                 with explaining(self.dsn):
-                    self._pool = await asyncpg.create_pool(
+                    held.pool = await asyncpg.create_pool(
                         # The pool must not reconnect by itself: it logs each failed attempt.
                         min_size=0,
                         max_size=self.settings.pool_size,
@@ -217,7 +239,7 @@ class Database:
                         connection_class=_Pooled,
                         connect=cast("Any", self._connect),  # it takes fewer options
                     )
-            return self._pool
+            return held.pool
 
     async def _connect(
         self, _dsn: None, *, connection_class: type[_Pooled], **options: Any
@@ -239,17 +261,10 @@ class Database:
         return pool
 
     async def close(self) -> None:
-        """Close this pool and the dedicated ones; calls that still run get a few seconds."""
-        await asyncio.gather(self._close_pool(), *(pool.close() for pool in self._dedicated))
-
-    async def _close_pool(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            try:
-                async with asyncio.timeout(5):
-                    await pool.close()
-            except TimeoutError:
-                pool.terminate()
+        """Close the pools of this event loop, also dedicated ones; open calls get a few seconds."""
+        await asyncio.gather(
+            self._pools.get().close(), *(pool.close() for pool in tuple(self._dedicated))
+        )
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AnyConnection]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from notifyq.handlers.retries import Retries
     from notifyq.queues.admin import Policy
+    from notifyq.queues.publish_options import MessageOptions
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions
     from notifyq.queues.results import Handle, Results
     from notifyq.telemetry.tracing import Tracing
@@ -39,6 +40,11 @@ class Publishing(Protocol):
         self, queue: str, payload: Any, **options: Unpack[PublishOptions]
     ) -> Handle[Any]:
         """Publish one message."""
+
+    def publish_sync(
+        self, queue: str, payload: Any, **options: Unpack[MessageOptions]
+    ) -> Handle[Any]:
+        """Publish one message, and block until it is done."""
 
     async def publish_many(
         self, queue: str, payloads: Iterable[Any], **options: Unpack[PublishManyOptions]
@@ -100,6 +106,13 @@ class Handler(Generic[F_co]):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             """Call the function itself, as in a unit test."""
             return self.function(*args, **kwargs)
+
+    def publish_sync(
+        self, payload: Any = None, /, **options: Unpack[MessageOptions]
+    ) -> Handle[Any]:
+        """Publish a message to this handler's queue as `App.publish_sync` does."""
+        handle = self.publisher.publish_sync(self.queue, payload, **options)
+        return handle.typed(self.result)
 
     async def _publish(self, payload: Any, options: PublishOptions) -> Handle[Any]:
         handle = await self.publisher.publish(self.queue, payload, **options)

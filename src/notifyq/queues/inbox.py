@@ -26,6 +26,7 @@ from notifyq.telemetry.tracebacks import clean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from notifyq.database.per_loop import PerLoop
     from notifyq.database.pool import Database
     from notifyq.models.message import Message
     from notifyq.models.outcome import Outcome
@@ -71,7 +72,10 @@ class MessageInbox:
     """
 
     def __init__(
-        self, database: Database, notifications: QueueNotifications, worker: str | None = None
+        self,
+        database: Database,
+        notifications: PerLoop[QueueNotifications],
+        worker: str | None = None,
     ) -> None:
         self._database = database
         self._notifications = notifications
@@ -107,10 +111,11 @@ class MessageInbox:
         end = _end(timeout)
         if message := await self._poll(names, filters, lock_duration, end):
             return message
-        with self._notifications.waiting(names) as wake:
+        notifications = self._notifications.get()
+        with notifications.waiting(names) as wake:
             while True:
                 # Listen before the poll: what is published after the poll sends a notification.
-                await self._notifications.listen()
+                await notifications.listen()
                 wake.clear()
                 began = time.monotonic()
                 if message := await self._poll(names, filters, lock_duration, end):

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,6 +14,7 @@ from pydantic_core import from_json
 
 from notifyq.database import statements as sql
 from notifyq.database.external import adapt
+from notifyq.database.per_loop import PerLoop
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,
@@ -117,22 +119,35 @@ class Chunk:
     value: Any
 
 
+class _Listening:
+    """A session that listens for ends and output, and the calls that wait for them."""
+
+    def __init__(self, database: Database, telemetry: TelemetryHandler) -> None:
+        waiters: Waiters[int] = Waiters()
+        self.waiting = waiters.waiting
+        """Give an event that each notification about some messages sets."""
+        self.listener = Listener(
+            database,
+            [sql.FINISHED_MESSAGE, sql.MESSAGE_OUTPUT],
+            partial(_wake, waiters),
+            name="notifyq results",
+            telemetry=telemetry,
+        )
+
+    async def close(self) -> None:
+        await self.listener.close()
+
+
 class Results:
     """Waits for the ends of messages.
 
-    The first wait opens one listening session, which `close()` ends; all waits share it.
+    The first wait opens one listening session, which `close()` ends; all waits of an event loop
+    share it.
     """
 
     def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
         self._database = database
-        self._waiters: Waiters[int] = Waiters()
-        self._listener = Listener(
-            database,
-            [sql.FINISHED_MESSAGE, sql.MESSAGE_OUTPUT],
-            self._receive,
-            name="notifyq results",
-            telemetry=telemetry,
-        )
+        self._listening = PerLoop(partial(_Listening, database, telemetry))
 
     async def wait(
         self,
@@ -165,10 +180,11 @@ class Results:
 
     async def output(self, message_id: int, after: int) -> AsyncIterator[Chunk]:
         """Yield the chunks of a message; see `Handle.output`."""
-        with self._waiters.waiting([message_id]) as wake:
+        listening = self._listening.get()
+        with listening.waiting([message_id]) as wake:
             is_over = False
             while not is_over:
-                await self._listener.open()
+                await listening.listener.open()
                 wake.clear()
                 # In this order: what is emitted before the end is read after it.
                 is_over = _is_over(await self._poll(sql.AWAIT_RESULT, message_id))
@@ -179,33 +195,25 @@ class Results:
                             after, row["attempt"], row["created_at"], from_json(row["chunk"])
                         )
                 if not is_over:
-                    await self._wait(wake, message_id)
+                    await _wait(listening.listener, wake, message_id)
 
     async def close(self) -> None:
-        """End the listening session; a call that still waits gets an error."""
-        await self._listener.close()
+        """End the listening session of this loop; a call that still waits gets an error."""
+        if listening := self._listening.pop():
+            await listening.close()
 
     async def _until_over(self, message_id: int) -> asyncpg.Record:
-        with self._waiters.waiting([message_id]) as wake:
+        listening = self._listening.get()
+        with listening.waiting([message_id]) as wake:
             while True:
                 # Listen before the poll: what ends after the poll sends a notification.
-                await self._listener.open()
+                await listening.listener.open()
                 wake.clear()
                 report = await self._poll(sql.AWAIT_RESULT, message_id)
                 if _is_over(report):
                     return report
-                await self._wait(wake, message_id)
+                await _wait(listening.listener, wake, message_id)
                 await asyncio.sleep(_PAUSE)
-
-    async def _wait(self, wake: asyncio.Event, message_id: int) -> None:
-        """Wait for a notification, or until it is time to poll."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL if self._listener.delivers else _POLL_ONLY):
-                await wake.wait()
-        if self._listener.is_closed:
-            raise DatabaseUnavailableError(
-                f"the App was closed during the wait for message {message_id}"
-            )
 
     async def _poll(self, statement: str, message_id: int) -> asyncpg.Record:
         [report] = await self._database.persist(statement, int(message_id))
@@ -223,13 +231,25 @@ class Results:
                 )
         raise ResultTimeoutError(f"message {message_id} is not finished after {seconds} s: {state}")
 
-    def _receive(self, channel: str, payload: str) -> None:
-        _queue, separator, text = payload.rpartition(":")
-        spans = _spans(text) if separator or channel == sql.MESSAGE_OUTPUT else None
-        if spans is None:  # notifications may have been missed
-            self._waiters.wake()
-        else:
-            self._waiters.wake(lambda id: any(first <= id <= last for first, last in spans))
+
+async def _wait(listener: Listener, wake: asyncio.Event, message_id: int) -> None:
+    """Wait for a notification, or until it is time to poll."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_POLL if listener.delivers else _POLL_ONLY):
+            await wake.wait()
+    if listener.is_closed:
+        raise DatabaseUnavailableError(
+            f"the App was closed during the wait for message {message_id}"
+        )
+
+
+def _wake(waiters: Waiters[int], channel: str, payload: str) -> None:
+    _queue, separator, text = payload.rpartition(":")
+    spans = _spans(text) if separator or channel == sql.MESSAGE_OUTPUT else None
+    if spans is None:  # notifications may have been missed
+        waiters.wake()
+    else:
+        waiters.wake(lambda id: any(first <= id <= last for first, last in spans))
 
 
 def _is_over(report: asyncpg.Record) -> bool:
