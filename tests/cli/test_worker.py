@@ -33,6 +33,13 @@ MODULES = {
     "@app.handler('good')\nasync def handle(n: int) -> int:\n"
     "    if n < 0: raise notifyq.Reject('less than\\nnothing')\n"
     "    return n + 1",
+    "forks": "import multiprocessing, signal, notifyq\napp = notifyq.App()\n"
+    "@app.handler('forks')\ndef handle(name: str) -> int:\n"
+    "    child = multiprocessing.get_context('fork').Process(target=signal.pause)\n"
+    "    child.start()\n"
+    "    __import__('os').kill(child.pid, signal.Signals[name])\n"
+    "    child.join(20)\n"
+    "    return child.exitcode",
 }
 TARGETS = [
     ("no_such_module:app", "there is no module 'no_such_module' in"),
@@ -96,6 +103,26 @@ async def test_worker_handles_and_stops(database: str, folder: Path, number: int
     ]
     assert " queues=good" in lines[1]
     assert lines[-1].endswith(" handled=1 released=0")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", -15), ("SIGINT", -2)])
+async def test_a_signal_ends_a_forked_child_and_not_its_worker(
+    database: str, folder: Path, name: str, code: int
+) -> None:
+    with Running(database, "worker", "forks:app", cwd=folder) as worker:
+        worker.logged("WorkerStarted")
+        async with session(database) as connection:
+            id_ = await connection.fetchval("select messages.publish('forks', $1)", name)
+
+            async def child_has_ended() -> bool:
+                row = await connection.fetchrow("select * from messages.archive_find($1)", id_)
+                return row is not None and row["result"] == code
+
+            await until(child_has_ended, "the child has ended", 30)
+        ended = worker.stop(signal.SIGTERM)
+    assert ended.code == 0
+    assert ended.err.count("WorkerStopping") == 1
+    assert "WorkerStopping" in ended.err.splitlines()[-2]
 
 
 async def test_options_precede_the_environment_and_the_app(database: str, folder: Path) -> None:

@@ -101,6 +101,33 @@ def received(channel: socket.socket) -> bytes | None:
         return b""
 
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+_handled: set[signal.Signals] = set()
+"""Signals that the event loop of this process handles."""
+
+
+def _before_fork() -> None:
+    # A signal that reaches the child before it has its own handlers waits for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _handled)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled)
+
+
+def _in_child() -> None:
+    """Let signals end a child that a handler has forked, instead of stopping its parent."""
+    # The child inherits the descriptor that wakes the loop of its parent.
+    if _handled:
+        signal.set_wakeup_fd(-1)
+    for number in _handled:
+        signal.signal(number, signal.SIG_DFL)
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[], object], control: Control | None = None) -> Iterator[None]:
     """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
@@ -109,7 +136,6 @@ def stop_signals(stop: Callable[[], object], control: Control | None = None) -> 
     reaches both the worker and the supervisor.
     """
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
     signals = stops = 0
 
     def reach(number: int) -> None:
@@ -126,11 +152,13 @@ def stop_signals(stop: Callable[[], object], control: Control | None = None) -> 
             uninstall()
 
     def uninstall() -> None:
-        for number in numbers:
+        for number in _handled:
             loop.remove_signal_handler(number)
+        _handled.clear()
 
-    for number in numbers:
+    for number in _STOPPING:
         loop.add_signal_handler(number, on_signal)
+        _handled.add(number)
     try:
         with control.listening(reach) if control is not None else contextlib.nullcontext():
             yield
