@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import Refusals
 from notifyq.errors import NotifyqError
 from notifyq.telemetry import (
     QueueSuppressed,
@@ -85,6 +86,7 @@ class Suppression:
         self._telemetry = telemetry
         self._on_session = on_session
         self._home = self._loop = asyncio.get_running_loop()
+        self._refusals = Refusals(log)
         self._renewed_for: Session | None = None
         self._identity: tuple[int, Any] | None = None
         self.session: Session | None = None
@@ -102,7 +104,8 @@ class Suppression:
         """Lend the session to the worker for as long as it lasts."""
         if self._identity is not None:
             # The server may not have noticed that the session before is gone, and keep its leases.
-            await session.fetch(sql.END_SESSION, *self._identity)
+            with self._refusals.noted("leases", "publishers always notify"):
+                await session.fetch(sql.END_SESSION, *self._identity)
             self._identity = None
         self._loop = asyncio.get_running_loop()
         self.is_pooled = not await session.delivers()
@@ -110,9 +113,10 @@ class Suppression:
             if not self.is_pooled:
                 # Never of a pooler's session, which must not be ended: others work on it. With
                 # keepalives the leases of a host that fails do not outlive it by two hours.
-                [row] = await session.fetch(sql.KEEP_ALIVE)
-                self._identity = (row["pid"], row["backend_start"])
-                self.session = session
+                with self._refusals.noted("leases", "publishers always notify"):
+                    [row] = await session.fetch(sql.KEEP_ALIVE)
+                    self._identity = (row["pid"], row["backend_start"])
+                    self.session = session
             self._home.call_soon_threadsafe(self._on_session)
             await asyncio.Event().wait()
         finally:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import concerns_all, is_refusal
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Retried, newest
 from notifyq.models.outcome import Failed, Rejected, Released, Success
@@ -58,8 +59,9 @@ class _Settlement(Generic[E]):
 class _Batcher(Generic[E]):
     """Settlements of one kind: during one statement the next ones gather for another.
 
-    `send` returns answers by the keys that were held. `send_alone` is for a settlement whose values
-    cannot be stored: they make the statement fail, and must not fail the others.
+    `send` returns answers by the keys that were held. One that the server refuses makes the
+    statement fail, and must not fail the others. Where it refuses the values, `send_alone` sends
+    others.
     """
 
     def __init__(
@@ -113,15 +115,15 @@ class _Batcher(Generic[E]):
     async def _settle(self, batch: list[_Settlement[E]]) -> None:
         try:
             held = await self._send(batch)
-        except _UNSTORABLE as error:
-            if len(batch) == 1:
-                await self._settle_alone(batch[0], error)
-            else:
+        except Exception as error:  # noqa: BLE001  it is raised where the answer is awaited
+            if len(batch) > 1 and is_refusal(error) and not concerns_all(error):
                 half = len(batch) // 2
                 await self._settle(batch[:half])
                 await self._settle(batch[half:])
-        except Exception as error:  # noqa: BLE001  it is raised where the answer is awaited
-            _settle_all(batch, error)
+            elif isinstance(error, _UNSTORABLE):
+                await self._settle_alone(batch[0], error)
+            else:
+                _settle_all(batch, error)
         else:
             for settlement in batch:
                 settlement.settle(held.get(settlement.key, False))

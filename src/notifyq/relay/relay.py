@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import Refusals, concerns_all, is_refusal
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poll, Poller
@@ -66,6 +67,7 @@ class Relay(BaseRelay):
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetcher = _Fetcher(source, self._routes, self._settings, self.name, filter)
         self._recovery: asyncio.Timeout | None = None
+        self._refusals = Refusals(log)
 
     def _on_stop(self) -> None:
         if self._recovery is not None:
@@ -140,6 +142,12 @@ class Relay(BaseRelay):
             log.warning("claim failed: %s", error)
             await self._release_orphans()
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
+        except Exception as error:
+            if self._once or not is_refusal(error) or concerns_all(error):
+                raise
+            self._refusals.refused("the source", error, "it is tried again")
+            return Poll(frozenset(), is_full=False, began=began, has_failed=True)
+        self._refusals.works("the source")
         if batch is not None:
             self._batches[batch] = self._spawn(self._move(batch))
         return poll
@@ -255,10 +263,11 @@ class Relay(BaseRelay):
             now = time.monotonic()
             for batch in list(self._batches):
                 if batch.extend_at <= now:
-                    await session.fetch(
-                        sql.EXTEND_MANY, batch.ids, batch.tokens, self._settings.lock_duration
-                    )
                     batch.extend_at = now + batch.seconds / 3
+                    with self._refusals.noted("extending locks", "they expire"):
+                        await session.fetch(
+                            sql.EXTEND_MANY, batch.ids, batch.tokens, self._settings.lock_duration
+                        )
 
     def _on_notification(self, _channel: str, payload: str) -> None:
         queue, _, ids = payload.rpartition(":")

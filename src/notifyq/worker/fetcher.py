@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.notify.poller import Poll
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
@@ -33,6 +35,12 @@ _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
 _LAST_SEARCH = 2.0
 """Seconds that a worker that has stopped spends on a last search for such messages."""
+
+
+class _Refused(NamedTuple):
+    error: Exception
+    until: float
+    """In monotonic seconds."""
 
 
 class Fetcher:
@@ -65,6 +73,9 @@ class Fetcher:
         self._full_scan_at = 0.0
         self._is_stopping = False
         self._is_loaded = True
+        self._refusals = Refusals(log)
+        self._refused: dict[str, _Refused] = {}
+        """Queues that the server has refused, each until it is tried again."""
 
     async def poll(self, room: int, notified_at: float | None, *, full_scan: bool = False) -> Poll:
         """Claim messages for up to `room` calls, from the queues in their order.
@@ -83,12 +94,11 @@ class Fetcher:
                 break
             since = time.monotonic()
             try:
-                claimed = await self._client.claim(
+                claimed = await self._claim(
                     queues,
                     min(left * batch, share or _MOST, _MOST),
-                    lock_duration=lock_duration,
+                    lock_duration,
                     full_scan=full_scan,
-                    max_attempts=[self._registry[queue].policy.max_attempts for queue in queues],
                 )
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)
@@ -104,10 +114,62 @@ class Fetcher:
                 self._order.record(claimed)
                 self._report(claimed, queues, notified_at)
                 self._on_claimed(claimed, since)
+        self._check_refused()
         if full_scan and (took := time.monotonic() - began) > _SLOW:
             self._full_scan_at = began + 10 * took
         self._is_loaded = left <= 0
         return Poll(frozenset(found), is_full=left <= 0, began=began)
+
+    async def _claim(
+        self,
+        queues: list[str],
+        quantity: int,
+        lock_duration: timedelta | None,
+        *,
+        full_scan: bool,
+    ) -> list[Message]:
+        """Claim from queues; if the server refuses that, from each one, for those that it takes."""
+        try:
+            claimed = await self._client.claim(
+                queues,
+                quantity,
+                lock_duration=lock_duration,
+                full_scan=full_scan,
+                max_attempts=[self._registry[queue].policy.max_attempts for queue in queues],
+            )
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            if len(queues) == 1:
+                self._refuse(queues[0], error)
+                return []
+        else:
+            for queue in queues:
+                self._refusals.works(f"queue {queue!r}")
+                self._refused.pop(queue, None)
+            return claimed
+        claimed = []
+        for queue in queues:
+            if (left := quantity - len(claimed)) > 0:
+                claimed += await self._claim([queue], left, lock_duration, full_scan=full_scan)
+        return claimed
+
+    def _refuse(self, queue: str, error: Exception) -> None:
+        self._refused[queue] = _Refused(error, time.monotonic() + PAUSE)
+        self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
+
+    def _check_refused(self) -> None:
+        """Raise where all queues are refused, and not because they do not exist."""
+        if len(self._refused) == self._order.size and all(
+            concerns_all(it.error) for it in self._refused.values()
+        ):
+            raise next(iter(self._refused.values())).error
+
+    @property
+    def retry_in(self) -> float:
+        """Seconds until the next try of a queue that the server has refused; or infinite."""
+        instants = [it.until for it in self._refused.values()]
+        return max(0.0, min(instants) - time.monotonic()) if instants else math.inf
 
     def _report(self, claimed: list[Message], queues: list[str], notified_at: float | None) -> None:
         if self._telemetry.wants(MessagesClaimed):
@@ -145,9 +207,13 @@ class Fetcher:
         """Queues that can share a claim; a queue with batches has its own."""
         groups: dict[tuple[timedelta | None, str, int], list[str]] = {}
         part = 0
+        now = time.monotonic()
         for queue in order:
             handler = self._registry[queue]
-            alone = queue if handler.batch else ""
+            refused = self._refused.get(queue)
+            if refused is not None and now < refused.until:
+                continue
+            alone = queue if handler.batch or refused is not None else ""
             if self._order.is_kept and (handler.lock_duration, alone, part) not in groups:
                 part += 1  # a group ends: its claim must not name a queue that stands after others
             groups.setdefault((handler.lock_duration, alone, part), []).append(queue)
@@ -169,8 +235,11 @@ class Fetcher:
         """Release messages that were locked by a claim without an answer."""
         try:
             orphans = await self._client.release_orphans(self._known_ids())
-        except DatabaseUnavailableError as error:
-            self._on_failure(error)
+        except Exception as error:  # noqa: BLE001  a refusal ends nothing
+            if is_refusal(error):
+                self._refusals.refused("what a claim may have locked", error, "its locks expire")
+            else:
+                self._on_failure(error)
             return
         if orphans:
             self._telemetry(OrphansReleased(quantity=orphans))

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import PAUSE, Refusals
 from notifyq.models.message import newest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import asyncpg
+
     from notifyq.models.message import Message
     from notifyq.notify.session import Session
+
+log = logging.getLogger("notifyq.worker")
 
 _TICK = 0.1
 """Seconds between two checks: locks shorter than about half a second are not extended in time."""
@@ -60,6 +66,7 @@ class Heartbeat:
         self._locks: dict[Key, Lock] = {}
         self._on_lost = on_lost
         self._on_extended = on_extended
+        self._refusals = Refusals(log)
 
     def add(self, lock: Lock) -> None:
         """Extend a lock from now on."""
@@ -95,16 +102,23 @@ class Heartbeat:
                 due.setdefault(lock.seconds, []).append(lock)
         for seconds, locks in due.items():
             sent = time.monotonic()
-            rows = await session.fetch(
-                sql.EXTEND_MANY,
-                [lock.message.id for lock in locks],
-                [lock.message.lock_token for lock in locks],
-                timedelta(seconds=seconds),
-            )
-            held = newest([lock.key for lock in locks], rows)
-            self._on_extended(len(held))
+            with self._refusals.noted("extending locks", "they expire"):
+                rows = await session.fetch(
+                    sql.EXTEND_MANY,
+                    [lock.message.id for lock in locks],
+                    [lock.message.lock_token for lock in locks],
+                    timedelta(seconds=seconds),
+                )
+                self._extended(locks, rows, sent)
             for lock in locks:
-                if lock.key in held:
-                    lock.renew(sent)
-                elif lock.key in self._locks:
-                    self._on_lost(lock.key)
+                if lock.extend_at <= now:  # it was refused
+                    lock.extend_at = sent + PAUSE
+
+    def _extended(self, locks: list[Lock], rows: list[asyncpg.Record], sent: float) -> None:
+        held = newest([lock.key for lock in locks], rows)
+        self._on_extended(len(held))
+        for lock in locks:
+            if lock.key in held:
+                lock.renew(sent)
+            elif lock.key in self._locks:
+                self._on_lost(lock.key)

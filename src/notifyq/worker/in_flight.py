@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database.refusals import concerns_all, is_refusal
 from notifyq.execution.call import BatchCall, HandlerCall
 from notifyq.models.message import Retried
 from notifyq.models.outcome import (
@@ -188,7 +189,7 @@ class InFlight:
         self._changed.set()
         self._on_free()
         if isinstance(answer, Exception):
-            self._on_failure(answer)  # the worker must not go on with an unknown error
+            self._not_recorded(held, answer)
         elif not isinstance(answer, BaseException):
             if answer and not isinstance(held.ended, Success):
                 _log(held, answer)
@@ -199,6 +200,17 @@ class InFlight:
                 log.exception("the end of message %d was not reported", held.message.id)
         # An error refers to its frames, which refer to this message: a cycle costs a collection.
         held.ended = Released()
+
+    def _not_recorded(self, held: Held, error: Exception) -> None:
+        if not is_refusal(error) or concerns_all(error):
+            self._on_failure(error)  # the worker must not go on with an unknown error
+            return
+        message = held.message
+        self.counts["lost"] += 1
+        log.error(
+            "queue %r: the end of message %d is refused, its lock expires: %s: %s",
+            message.queue, message.id, type(error).__name__, error,
+        )  # fmt: skip
 
     def _report(self, held: Held, *, is_held: bool) -> None:
         message, outcome, status = held.message, held.ended, str(held.ended.status)

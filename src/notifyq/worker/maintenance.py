@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.errors import DatabaseUnavailableError
+from notifyq.database.refusals import Refusals, is_refusal
+from notifyq.errors import NotifyqError
 from notifyq.queues.admin import check_versions
 from notifyq.telemetry import MaintenanceDone, SchedulesFired
 
@@ -35,6 +36,7 @@ class Maintenance:
         self._database = database
         self._every = every
         self._telemetry = telemetry
+        self._refusals = Refusals(log)
         self._next: timedelta | None = None
         """How long it is until a schedule is due."""
 
@@ -45,13 +47,7 @@ class Maintenance:
         """
         while True:
             began = time.monotonic()
-            try:
-                await self.run_once()
-            except DatabaseUnavailableError as error:
-                log.warning("maintenance failed, it is retried: %s", error)
-            except asyncpg.PostgresError as error:
-                # Handling messages does not depend on it.
-                log.error("maintenance failed, it is retried: %s", error)  # noqa: TRY400  one line
+            await self.run_once()
             # Old snapshots can make it slow: it must take a small part of the time only. At random,
             # since workers that started together would otherwise always call together.
             pause = max(self._every, 10 * (time.monotonic() - began))
@@ -68,7 +64,7 @@ class Maintenance:
             await asyncio.sleep(max(self._next.total_seconds(), _LEAST_PAUSE))
             try:
                 [row] = await self._database.fetch(sql.FIRE_SCHEDULES)
-            except (DatabaseUnavailableError, asyncpg.PostgresError):
+            except (NotifyqError, asyncpg.PostgresError):
                 self._next = None  # the next maintenance reports it, if it fails again
             else:
                 self._record(row["fired"], row["next_schedule"])
@@ -81,8 +77,17 @@ class Maintenance:
             self._telemetry(SchedulesFired(quantity=fired))
 
     async def run_once(self) -> bool:
-        """Maintain once. False: another session is doing it."""
-        [row] = await self._database.fetch(sql.MAINTAIN)
+        """Maintain once. False: another session is doing it, or the server refuses it."""
+        try:
+            [row] = await self._database.fetch(sql.MAINTAIN)
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            # Handling messages does not depend on it.
+            if is_refusal(error):
+                self._refusals.refused("maintenance", error, "it is tried again")
+            else:
+                log.warning("maintenance failed, it is tried again: %s", error)
+            return False
+        self._refusals.works("maintenance")
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
         self._record(report.pop("fired"), report.pop("next_schedule"))

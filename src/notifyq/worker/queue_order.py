@@ -45,6 +45,11 @@ class QueueOrder:
         self.is_kept = strict or bool(self._weights)
         """Whether the order matters, so that no claim may name the queues in another one."""
 
+    @property
+    def size(self) -> int:
+        """How many queues there are."""
+        return len(self._queues)
+
     def requests(self, quantity: int, *, is_loaded: bool) -> list[tuple[list[str], int | None]]:
         """The queues of the next poll, in order, and the most messages to ask of them, if any.
 

@@ -11,9 +11,11 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
+
 from notifyq.database import statements as sql
 from notifyq.database.retry import Patience
-from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Transactions
 from notifyq.notify.listener import Listener
@@ -262,7 +264,7 @@ class Worker:
             self._is_full = room <= 0  # only then a slot that becomes free causes another poll
             seconds = await self._poller.pause(room)
             if seconds > 0 and room > 0:
-                seconds = min(seconds, await self._poller.rate_limit_wait())
+                seconds = min(seconds, self._fetcher.retry_in, await self._poller.rate_limit_wait())
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -288,7 +290,7 @@ class Worker:
             if self._claimed_too_late:
                 released = await self._client.release(self._claimed_too_late)
                 self.counts["released"] += len(released)
-        except DatabaseUnavailableError as error:
+        except (NotifyqError, asyncpg.PostgresError) as error:
             self._fail(error)
         draining = self._dispatcher.drain(grace, hurried=lambda: self._stops > 1)
         await asyncio.gather(closing, draining, *(it.drain(grace) for it in self._consumers))

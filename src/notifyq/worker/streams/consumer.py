@@ -10,12 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from notifyq.errors import (
-    DatabaseUnavailableError,
-    RestoredDatabaseError,
-    StreamNotFoundError,
-    SubscriptionNotFoundError,
-)
+from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
+from notifyq.errors import NotifyqError, RestoredDatabaseError
 from notifyq.execution.call import is_closing
 from notifyq.execution.runtime import Runtime, Transactions
 from notifyq.notify.poller import Poll, Poller
@@ -72,6 +68,7 @@ class StreamConsumer:
         self._is_notified = False
         self._is_stopping = False
         self._has_ended = asyncio.Event()
+        self._refusals = Refusals(log)
         self._suppression = StreamSuppression(database, telemetry, on_session=self._poll_all)
         self._members = Assignment(subscribers, self._suppression, telemetry, self._connections)
         self._poller = Poller(self._suppression, tuple(self._streams), poll=poll)
@@ -162,6 +159,7 @@ class StreamConsumer:
     async def _poll_members(self, members: list[Member]) -> Poll:
         began = time.monotonic()
         opened = await asyncio.gather(*(self._open(member) for member in members))
+        self._check_refused()
         found = set()
         for member, batch in zip(members, opened, strict=True):
             if batch is None:
@@ -184,14 +182,23 @@ class StreamConsumer:
             batch = await member.subscription.next_batch(member.subscriber.quantity)
             if batch is None and member.may_have_retries and member.due_at is None:
                 await member.fetch_due()
-        except (SubscriptionNotFoundError, StreamNotFoundError) as error:
-            if not member.is_missing:
-                log.error("%s: nothing is handled until it exists again", error)  # noqa: TRY400
-            member.is_missing = True
-            member.not_before = time.monotonic() + self._poll
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            member.refused_with = error
+            self._refusals.refused(member.name, error, "nothing is handled until it works again")
+            member.not_before = time.monotonic() + min(PAUSE, self._poll)
             return None
-        member.is_missing = False
+        member.refused_with = None
+        self._refusals.works(member.name)
         return batch
+
+    def _check_refused(self) -> None:
+        """Raise where all subscriptions are refused, and not because they do not exist."""
+        errors = [it.refused_with for it in self._members if it.is_held]
+        refused = [it for it in errors if it is not None and concerns_all(it)]
+        if refused and len(refused) == len(errors):
+            raise refused[0]
 
     async def _wake_others(self, polled: list[Member]) -> None:
         """Wake other workers for streams that were not polled here, as their members are busy."""
@@ -226,7 +233,7 @@ class StreamConsumer:
             if delivery.cancelled.is_set():
                 await batch.leave()
             return "it was cancelled, or another session has finished it"
-        except (DatabaseUnavailableError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             if isinstance(error, RestoredDatabaseError):
                 self._on_failure(error)
             return f"{type(error).__name__}: {error}"

@@ -54,8 +54,8 @@ class Member:
         self.may_have_retries = False
         """Whether retries may be due that `due_at` does not include."""
         self.failures = 0
-        self.is_missing = False
-        """Whether its stream or subscription does not exist."""
+        self.refused_with: Exception | None = None
+        """Why the server refuses it: its stream does not exist, for example."""
         self.is_surplus = False
         """Whether it goes to another worker when its batch is over."""
         self.subscription = Subscription(
@@ -70,6 +70,12 @@ class Member:
     def stream(self) -> str:
         """Its stream."""
         return self.subscriber.stream
+
+    @property
+    def name(self) -> str:
+        """Its subscription, for a log."""
+        stream, subscriber = self.subscriber.subscription
+        return f"subscriber {subscriber!r} of stream {stream!r}"
 
     def lock_of(self, number: int) -> str:
         """The name of the lock of a member slot; 0 is the one that all workers share."""

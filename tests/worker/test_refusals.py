@@ -1,0 +1,189 @@
+"""What a worker does when the server refuses a call: it goes on with everything else."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from notifyq import AccessDeniedError, App, Event, SchemaMissingError
+from support.database import Connection, until, value
+from support.refusing import refusing
+from support.running import statuses, working
+
+STATES = [
+    *("42501", "42P01", "42883", "3F000", "22P05", "23505", "54000", "55000", "XX000", "P0001"),
+]
+"""One SQLSTATE of each class that is an answer of the server, and does not pass by itself."""
+PASSING = ["40001", "40P01", "53100", "53300", "55P03", "57014"]
+"""Those after which the same call may succeed."""
+BESIDES = [
+    "messages.maintain", "notifyq.fire_schedules", "messages.extend_many", "notifyq.suppress",
+    "notifyq.unsuppress", "notifyq.take_wake_slots", "notifyq.leave_wake_slots",
+    "notifyq.next_due", "notifyq.rate_limit_wait", "notifyq.wake_all",
+    "notifyq.worker_heartbeat", "notifyq.remove_worker", "notifyq.is_transaction_over",
+]  # fmt: skip
+"""What a worker calls beside handling messages."""
+
+
+async def is_handled(connection: Connection, queue: str, count: int) -> None:
+    async def are_archived() -> bool:
+        return await statuses(connection, queue) == {"success": count}
+
+    await until(are_archived, f"{count} of {queue} are handled", 30)
+
+
+def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """How many errors were logged with this text."""
+    return sum(text in it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR)
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+@pytest.fixture
+def echo(app: App) -> App:
+    @app.handler("one", max_attempts=1)
+    async def one(payload: Any) -> None: ...
+
+    @app.handler("two", max_attempts=1)
+    async def two(payload: Any) -> None: ...
+
+    return app
+
+
+async def test_a_dropped_queue_stops_neither_its_worker_nor_other_queues(
+    echo: App, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(echo, poll=0.1):
+        await echo.publish("two", 1)
+        await is_handled(connection, "two", 1)
+        await value(connection, "drop_queue", name="one", force=True)
+        for count in range(2, 5):
+            await echo.publish("two", count)
+            await is_handled(connection, "two", count)
+        await until(lambda: _logged(caplog, "queue 'one'"), "the refusal is logged")
+        await value(connection, "create_queue", name="one")
+        await echo.publish("one", 1)
+        await is_handled(connection, "one", 1)
+    assert errors(caplog, "queue 'one'") == 1
+    assert "queue 'one': it works again" in caplog.text
+
+
+async def _logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
+    return text in caplog.text
+
+
+async def test_a_worker_waits_for_its_only_queue(
+    app: App, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.handler("one")
+    async def one(payload: Any) -> None: ...
+
+    async with working(app, poll=0.1):
+        await value(connection, "drop_queue", name="one", force=True)
+        await until(lambda: _logged(caplog, "queue 'one'"), "the refusal is logged")
+        await value(connection, "create_queue", name="one")
+        await app.publish("one", 1)
+        await is_handled(connection, "one", 1)
+
+
+async def test_a_dropped_stream_stops_neither_its_worker_nor_queues(
+    echo: App, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    @echo.subscriber("news", "reader")
+    async def read(event: Event) -> None:
+        seen.append(event.payload())
+
+    async def has_seen() -> bool:
+        return seen == ["again"]
+
+    async with working(echo, poll=0.1):
+        await value(connection, "drop_stream", name="news", force=True)
+        await echo.publish("two", 1)
+        await is_handled(connection, "two", 1)
+        await until(lambda: _logged(caplog, "stream 'news'"), "the refusal is logged")
+        await echo.create_subscriptions()
+        await echo.publish("news", "again")
+        await until(has_seen, "the event is handled", 30)
+    assert errors(caplog, "stream 'news'") == 1
+
+
+@pytest.mark.parametrize("state", ["XX000", *STATES[:4], "57014"])
+@pytest.mark.parametrize("function", BESIDES)
+async def test_a_refusal_beside_the_messages_harms_none(
+    echo: App, connection: Connection, function: str, state: str
+) -> None:
+    await echo.create()
+    settings: dict[str, Any] = {"poll": 0.1, "maintenance": 0.1}
+    async with refusing(connection, function, state), working(echo, **settings):
+        for count in range(1, 4):
+            await echo.publish("one", count)
+            await is_handled(connection, "one", count)
+
+
+@pytest.mark.parametrize("state", [*STATES[4:], *PASSING])
+async def test_a_claim_that_is_refused_is_tried_again(
+    echo: App, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(echo, poll=0.1):
+        async with refusing(connection, "messages.claim", state):
+            await echo.publish("one", 1)
+            await until(lambda: _logged(caplog, "refused for a test"), "the refusal is logged")
+        await is_handled(connection, "one", 1)
+
+
+@pytest.mark.parametrize("state", [*STATES[4:], *PASSING])
+async def test_a_batch_that_is_refused_is_fetched_again(
+    echo: App, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Any] = []
+
+    @echo.subscriber("news", "reader")
+    async def read(event: Event) -> None:
+        seen.append(event.payload())
+
+    async def has_seen() -> bool:
+        return seen == [1]
+
+    async with working(echo, poll=0.1):
+        async with refusing(connection, "messages.next_batch", state):
+            await echo.publish("news", 1)
+            await until(lambda: _logged(caplog, "refused for a test"), "the refusal is logged")
+        await until(has_seen, "the event is handled", 30)
+
+
+@pytest.mark.parametrize(
+    ("state", "error"), [("42501", AccessDeniedError), ("42P01", SchemaMissingError)]
+)
+async def test_a_worker_whose_claims_are_all_refused_ends(
+    echo: App, connection: Connection, state: str, error: type[Exception]
+) -> None:
+    await echo.create()
+    async with refusing(connection, "messages.claim", state), asyncio.timeout(30):
+        with pytest.raises(error, match="refused for a test"):
+            await echo.work(echo.worker(poll=0.1))
+
+
+@pytest.mark.parametrize("state", STATES[4:])
+async def test_an_end_that_is_refused_harms_no_other_message(
+    echo: App, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await connection.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin "
+        "if new.message = '\"bad\"' then "
+        f"raise exception 'refused for a test' using errcode = '{state}'; end if; "
+        "return new; end $$; "
+        "create trigger refuse before insert on messages.message_archive "
+        "for each row execute function refuse()"
+    )
+    async with working(echo, poll=0.1, concurrency=20):
+        await echo.publish_many("one", ["good", "bad", *["good"] * 8])
+        await is_handled(connection, "one", 9)
+        await echo.publish("one", "good")
+        await is_handled(connection, "one", 10)
+    assert "refused for a test" in caplog.text
