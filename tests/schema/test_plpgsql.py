@@ -41,6 +41,12 @@ async def checker(connection: Connection) -> Connection:
         "select messages.create_queue("
         "'ring', capacity => 1, overflow => 'drop_oldest', durable => false)"
     )
+    # Some are for a database with another encoding.
+    for table, function in (("message", "check_utf8"), ("message_archive", "escape_details")):
+        await connection.execute(
+            f"create trigger utf8 before insert on messages.{table} "
+            f"for each row execute function notifyq.{function}()"
+        )
     # And those for changes while a table is captured.
     await connection.execute("create table captured_table (id integer)")
     await connection.execute("select messages.create_stream('changes')")

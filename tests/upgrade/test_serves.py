@@ -259,6 +259,9 @@ async def _inspect(package: Package, dead: int, seen: str) -> None:
     assert await package.value("DEAD_COUNT", "old", None) == 3
     assert len(await package.fetch("DEAD_RETRY", [dead])) == 1
     assert await package.value("REDRIVE", "old", None, None, None, 1, None) == 1
+    if "REDRIVE_IDS" in package.left:
+        later = await _now(package) + timedelta(days=1)
+        assert await package.fetch("REDRIVE_IDS", "old", None, later, None, 1, None) == []
     taken = await claim(package, 1)
     await package.fetch("FINISH_MANY", *_keys(taken), ["success"], [None], [None])
     assert await package.value("DEAD_DELETE", [dead]) == 1

@@ -103,20 +103,6 @@ $$;
 comment on function notifyq.renotify is
   'Notify once for each queue that has a message waiting and is not paused; return how many.';
 
-create or replace function notifyq.duty_query(schema text, function text, arguments bigint[])
-  returns text language plpgsql immutable
-as $$
-begin
-  if cardinality(arguments) = 0 then
-    return format('select %I.%I()', schema, function);
-  elsif cardinality(arguments) = 1 then
-    return format('select %I.%I(%L)', schema, function, arguments[1]);
-  else
-    return format('select %I.%I(%L, %L)', schema, function, arguments[1], arguments[2]);
-  end if;
-end;
-$$;
-
 -- Run one duty of maintenance in a block of its own, and return what it returns. An error is kept
 -- in notifyq.duty_failure, and the duty pauses: 1 second, doubled by each failure, at most a
 -- minute. A run that is cancelled or meets its statement_timeout ends the whole statement.
@@ -138,7 +124,14 @@ begin
     return null;
   end if;
   begin
-    execute notifyq.duty_query(schema, function, arguments) into v_result;
+    if cardinality(arguments) = 0 then
+      execute format('select %I.%I()', schema, function) into v_result;
+    elsif cardinality(arguments) = 1 then
+      execute format('select %I.%I(%L)', schema, function, arguments[1]) into v_result;
+    else
+      execute format('select %I.%I(%L, %L)', schema, function, arguments[1], arguments[2])
+      into v_result;
+    end if;
   exception
     when others or assert_failure then
       get stacked diagnostics v_code = returned_sqlstate, v_error = message_text;
@@ -236,10 +229,10 @@ begin
     case v_duty.duty
       when 'reap expired locks', 'reject messages of dropped queues' then
         v_report.reaped := v_report.reaped + v_done::integer;
-      when 'stage due messages' then v_report.staged := v_done;
-      when 'notify again' then v_report.notified := v_done;
-      when 'create days' then v_report.partitions_made := v_done;
-      when 'drop days' then v_report.partitions_dropped := v_done;
+      when 'stage due messages' then v_report.staged := v_done::integer;
+      when 'notify again' then v_report.notified := v_done::integer;
+      when 'create days' then v_report.partitions_made := v_done::integer;
+      when 'drop days' then v_report.partitions_dropped := v_done::integer;
       else null;
     end case;
   end loop;

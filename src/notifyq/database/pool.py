@@ -13,6 +13,7 @@ import asyncpg
 
 from notifyq.config import DatabaseSettings, require_dsn
 from notifyq.database.connect import Route
+from notifyq.database.encoding import storable
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
 from notifyq.dsn import masked, unusable
@@ -206,6 +207,7 @@ class Database:
             timeout=self.settings.connect_timeout.total_seconds(),
             prepared=self.settings.prepared_statements,
         )
+        self._encoding = "UTF8"
         self._pools = PerLoop(_LoopPool)
         self._dedicated: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -247,7 +249,12 @@ class Database:
         connection = await self._route.connect(connection_class, **options)
         features = self._route.features
         connection.is_shared = features is not None and features.is_pooled
+        self._encoding = connection.get_settings().server_encoding
         return connection
+
+    def storable(self, text: str) -> str:
+        """A text for people, such as details, with what this database cannot store replaced."""
+        return storable(text, self._encoding)
 
     def dedicated(self, size: int = 1) -> Database:
         """A separate pool of the same server: with size 1 all calls share one session.

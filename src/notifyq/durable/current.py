@@ -35,6 +35,7 @@ async def progress(fraction: float, note: str | None = None) -> bool:
     this one was not kept, or the lock of the message was lost.
     """
     message, database = _current("notifyq.progress()")
+    note = None if note is None else database.storable(note)
     kept = await database.value(sql.REPORT_PROGRESS, message.id, message.lock_token, fraction, note)
     return bool(kept)
 

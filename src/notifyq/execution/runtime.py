@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storable
 from notifyq.database.retry import retrying
 from notifyq.models.message import Message, newest
 from notifyq.models.outcome import Rejected, Success
@@ -140,12 +141,16 @@ class Transactions:
         """Finish messages in the transaction; return the ids whose locks were still held."""
         keys = [(message.id, message.lock_token) for message, _ in finishes]
         outcomes = [outcome for _, outcome in finishes]
+        encoding = connection.get_settings().server_encoding
         rows = await connection.fetch(
             sql.FINISH_MANY,
             [message_id for message_id, _ in keys],
             [token for _, token in keys],
             [outcome.status for outcome in outcomes],
-            [outcome.reason if isinstance(outcome, Rejected) else None for outcome in outcomes],
+            [
+                storable(it.reason, encoding) if isinstance(it, Rejected) else None
+                for it in outcomes
+            ],
             [outcome.result if isinstance(outcome, Success) else None for outcome in outcomes],
         )
         return {message_id for message_id, _ in newest(keys, rows)}

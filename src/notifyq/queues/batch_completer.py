@@ -144,6 +144,7 @@ class BatchCompleter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._text = database.storable
         self._finishes = _Batcher[Success | Rejected](self._finish, self._fail)
         self._retries = _Batcher[Failed](self._retry, self._retry_by_queue)
         self._releases = _Batcher[Released](self._release, _raise)
@@ -201,7 +202,7 @@ class BatchCompleter:
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.status for it in outcomes],
-            [it.reason if isinstance(it, Rejected) else None for it in outcomes],
+            [self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes],
             [it.result if isinstance(it, Success) else None for it in outcomes],
             retried=lambda: repeats.append(True),
         )
@@ -225,11 +226,11 @@ class BatchCompleter:
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.after for it in outcomes],
-            [it.details for it in outcomes],
+            [self._text(it.details) for it in outcomes],
             [it.status for it in outcomes],
-            [it and it.type for it in errors],
-            [it and it.text for it in errors],
-            [it and it.traceback for it in errors],
+            [it and self._text(it.type) for it in errors],
+            [it and self._text(it.text) for it in errors],
+            [it and it.traceback and self._text(it.traceback) for it in errors],
             [it.gives_up for it in outcomes],
             retried=lambda: repeats.append(True),
         )

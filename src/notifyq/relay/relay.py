@@ -235,6 +235,7 @@ class Relay(BaseRelay):
 
     async def _retry(self, batch: QueueBatch) -> None:
         most = self._settings.attempts
+        storable = self._source.storable
         errors = list(batch.failed.values())
         reports = [report(error) for error in errors]
         for index, error in zip(batch.failed, reports, strict=True):
@@ -248,11 +249,14 @@ class Relay(BaseRelay):
             [batch.ids[index] for index in batch.failed],
             [batch.tokens[index] for index in batch.failed],
             None,
-            [clean(f"the transformation of the relay failed: {describe(it)}") for it in errors],
+            [
+                storable(clean(f"the transformation of the relay failed: {describe(it)}"))
+                for it in errors
+            ],
             None,
-            [it.type for it in reports],
-            [it.text for it in reports],
-            [it.traceback for it in reports],
+            [storable(it.type) for it in reports],
+            [storable(it.text) for it in reports],
+            [it.traceback and storable(it.traceback) for it in reports],
             [batch.attempts(index) >= most for index in batch.failed],
         )
 

@@ -39,6 +39,7 @@ CHECKS: dict[str, Check] = {
     "connections": server.check_connections,
     "clock": server.check_clock,
     "collation": server.check_collation,
+    "encoding": server.check_encoding,
     "notifications": access.check_notifications,
     "pooler": access.check_pooler,
     "tls": access.check_tls,

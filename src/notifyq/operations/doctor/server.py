@@ -233,6 +233,23 @@ async def check_collation(context: Context) -> Finding:
     return ok("the collation is that of the creation of the database")
 
 
+async def check_encoding(context: Context) -> Finding:
+    """Whether the database can store every text."""
+    encoding = await context.value("select current_setting('server_encoding')")
+    if encoding == "UTF8":
+        return ok("the encoding is UTF8")
+    if encoding == "SQL_ASCII":
+        return warn(
+            "the encoding is SQL_ASCII: messages with bytes that are not UTF-8 are refused",
+            "publish in UTF-8, or move to a database with UTF8",
+        )
+    return warn(
+        f"the encoding is {encoding}: payloads and results with other characters are refused, in "
+        "errors they become escapes",
+        "escape them before you publish, or move to a database with UTF8",
+    )
+
+
 async def check_timeouts(context: Context) -> Finding:
     """Whether a timeout ends sessions or waits that a queue needs."""
     row = await context.row("""

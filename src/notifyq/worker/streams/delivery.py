@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storable
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
@@ -61,12 +62,14 @@ class _Result:
 
     async def write(self, connection: AnyConnection, batch: Batch) -> None:
         """Write what is retried and what has failed, in the transaction that is open."""
+        encoding = connection.get_settings().server_encoding
         if retried := self.retried:
             delays = [delay for delay, _ in retried.values()]
-            reasons = [reason for _, reason in retried.values()]
+            reasons = [storable(reason, encoding) for _, reason in retried.values()]
             await connection.fetch(sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons)
         if failed := self.failed:
-            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), list(failed.values()))
+            reasons = [storable(reason, encoding) for reason in failed.values()]
+            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), reasons)
 
 
 class _Call(HandlerCall):

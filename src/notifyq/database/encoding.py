@@ -1,0 +1,22 @@
+"""Texts in databases whose encoding is not UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+from functools import cache
+
+
+def storable(text: str, encoding: str) -> str:
+    r"""A text for people that a database of this encoding can store; others become \u…."""
+    return text.encode(_codec_of(encoding), "backslashreplace").decode(_codec_of(encoding))
+
+
+@cache
+def _codec_of(encoding: str) -> str:
+    """Python's codec of an encoding of PostgreSQL; ASCII where it has none."""
+    if encoding == "SQL_ASCII":  # the server stores any bytes
+        return "utf-8"
+    try:
+        return codecs.lookup(encoding.replace("WIN", "cp").replace("KOI8", "koi8-")).name
+    except LookupError:
+        return "ascii"
