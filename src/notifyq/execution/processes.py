@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from notifyq.execution.around import django_connections
 from notifyq.execution.call import HandlerCall
 from notifyq.handlers.handler import Handler
 from notifyq.models.message import Message
@@ -161,7 +162,7 @@ def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) ->
     slots = {"payload": payload, "message": message}
     names = {name: slots[slot] for name, slot in handler.names}
     try:
-        with continued(carried):
+        with continued(carried), django_connections():
             result = handler.function(*(slots[slot] for slot in handler.takes), **names)
     except BaseException as error:  # noqa: BLE001  the user's code may raise anything
         return _portable(call.raised(error))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
 from notifyq.database.retry import retrying
+from notifyq.execution.around import call_inside
 from notifyq.models.message import Message, newest
 from notifyq.models.outcome import Rejected, Success
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.handlers.handler import AroundSync
     from notifyq.models.outcome import Outcome
 
     Finish = tuple[Message, Success | Rejected]
@@ -33,10 +35,12 @@ class Threads:
 
     A thread cannot be stopped from outside. A function that its caller has abandoned runs on, and
     `stuck` counts it until it ends. The process can exit without it, which threads of
-    `concurrent.futures` would not allow.
+    `concurrent.futures` would not allow. Each function runs inside the context managers that the
+    functions of `around` make.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Sequence[AroundSync] = ()) -> None:
+        self._around = around
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: set[asyncio.Future[Any]] = set()
         self._abandoned: set[asyncio.Future[Any]] = set()
@@ -61,7 +65,7 @@ class Threads:
 
         def call() -> None:
             try:
-                result = context.run(function, *args)
+                result = context.run(call_inside, self._around, function, *args)
             except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
                 _report(loop, self._ended, future, None, error)
             else:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from notifyq.handlers.build import HandlerOptions, SubscriberOptions
     from notifyq.handlers.cron import CronOptions
     from notifyq.handlers.handler import (
+        AroundSync,
         Handler,
         MessageHandler,
         Middleware,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")
+A = TypeVar("A", bound="AroundSync")
 
 
 class Decorators(Publishing):
@@ -198,4 +200,13 @@ class Decorators(Publishing):
             return self.middleware
         middleware = self.registry.middleware
         middleware.append(function)
+        return function
+
+    def around_sync(self, function: A) -> A:
+        """Enter the context manager that the function makes around each sync function, in a thread.
+
+        That is each sync handler, subscriber and step. What it raises counts as raised by that
+        function. The first one is the outermost. Handlers with `executor="process"` run without it.
+        """
+        self.registry.around_sync.append(function)
         return function

@@ -11,6 +11,7 @@ from notifyq.models.message import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from pydantic import TypeAdapter
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from notifyq.queues.results import Handle, Results
     from notifyq.telemetry.tracing import Tracing
 
+    AroundSync = Callable[[], AbstractContextManager[Any]]
     Middleware = Callable[[Message, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from notifyq.models.annotations import name
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from notifyq.handlers.handler import Handler, Middleware
+    from notifyq.handlers.handler import AroundSync, Handler, Middleware
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.queues.admin import Policy
     from notifyq.queues.schedules import Schedule
@@ -33,6 +33,8 @@ class Registry:
         self.schedules: dict[str, Schedule] = {}
         self.resources = Resources()
         self.middleware: list[Middleware] = []
+        """The outermost first."""
+        self.around_sync: list[AroundSync] = []
         """The outermost first."""
         self.tracing: Tracing | None = None
 

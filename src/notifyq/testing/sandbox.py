@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from notifyq.arguments import duration
 from notifyq.execution.call import BatchCall, Cause, HandlerCall
 from notifyq.execution.processes import Processes
-from notifyq.execution.runtime import Runtime, Transactions
+from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.event import Event
@@ -163,6 +163,7 @@ class Sandbox:
         client = ClaimClient(self.app.database, "sandbox")
         database = self.app.database
         runtime = Runtime(
+            threads=Threads(registry.around_sync),
             database=database,
             transactions=Transactions(database, 1),
             processes=Processes(),

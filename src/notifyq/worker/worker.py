@@ -17,7 +17,7 @@ from notifyq.database import statements as sql
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
-from notifyq.execution.runtime import Runtime, Transactions
+from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poller
 from notifyq.notify.suppression import Suppression
@@ -91,7 +91,7 @@ class Worker:
         self._client = claim_client(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
-        runtime = Runtime(database=database)
+        runtime = Runtime(threads=Threads(registry.around_sync), database=database)
         if any(handler.is_transactional or handler.takes_steps for handler in handlers):
             runtime.transactions = Transactions(database, settings.concurrency)
         if any(handler.process for handler in handlers):
@@ -191,7 +191,12 @@ class Worker:
         self._consumers.clear()
         if self._subscribers:
             consumer = StreamConsumer(
-                self._database, self._subscribers, self._telemetry, poll=poll, on_failure=self._fail
+                self._database,
+                self._subscribers,
+                self._telemetry,
+                poll=poll,
+                on_failure=self._fail,
+                around_sync=self._registry.around_sync,
             )
             self._consumers.append(consumer)
             services.append(consumer.serve)

@@ -13,7 +13,7 @@ import asyncpg
 from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import NotifyqError, RestoredDatabaseError
 from notifyq.execution.call import is_closing
-from notifyq.execution.runtime import Runtime, Transactions
+from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.poller import Poll, Poller
 from notifyq.notify.suppression import StreamSuppression
 from notifyq.notify.wake import TokenBucket
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from notifyq.database.pool import Database
+    from notifyq.handlers.handler import AroundSync
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.notify.session import Session
     from notifyq.streams.subscription import Batch
@@ -52,6 +53,7 @@ class StreamConsumer:
         *,
         poll: float,
         on_failure: Callable[[BaseException], None],
+        around_sync: Sequence[AroundSync] = (),
     ) -> None:
         self._database = database
         self._telemetry = telemetry
@@ -60,7 +62,7 @@ class StreamConsumer:
         # Beside the pool: a poll does not wait for what subscribers do there.
         self._connections = database.dedicated(_CONNECTIONS)
         self._streams = frozenset(subscriber.stream for subscriber in subscribers)
-        self._runtime = Runtime()
+        self._runtime = Runtime(threads=Threads(around_sync))
         if in_transactions := sum(it.members for it in subscribers if it.is_transactional):
             self._runtime.transactions = Transactions(database, in_transactions)
         self._wake = asyncio.Event()
