@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
+from notifyq.chaos.proxy import Proxy
 from notifyq.cli.logs import configure_logging
 from support.database import session, until
 
@@ -33,6 +35,10 @@ MODULES = {
     "@app.handler('good')\nasync def handle(n: int) -> int:\n"
     "    if n < 0: raise notifyq.Reject('less than\\nnothing')\n"
     "    return n + 1",
+    "slow": "import asyncio, logging, notifyq\napp = notifyq.App()\n"
+    "@app.handler('slow')\nasync def handle(n: int) -> None:\n"
+    "    logging.getLogger('notifyq').info('it is handled')\n"
+    "    await asyncio.sleep(3600)",
     "forks": "import multiprocessing, signal, notifyq\napp = notifyq.App()\n"
     "@app.handler('forks')\ndef handle(name: str) -> int:\n"
     "    child = multiprocessing.get_context('fork').Process(target=signal.pause)\n"
@@ -123,6 +129,33 @@ async def test_a_signal_ends_a_forked_child_and_not_its_worker(
     assert ended.code == 0
     assert ended.err.count("WorkerStopping") == 1
     assert "WorkerStopping" in ended.err.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("queue", "seen", "grace", "signals"),
+    [
+        ("good", "MessageFinished", "1s", 1),
+        ("slow", "it is handled", "1s", 1),
+        ("slow", "it is handled", "1h", 2),
+    ],
+)
+async def test_a_worker_ends_although_its_network_answers_no_more(
+    database: str, folder: Path, queue: str, seen: str, grace: str, signals: int
+) -> None:
+    options = ["--grace", grace, "--log-level", "debug"]
+    async with Proxy(database) as proxy:
+        with Running(proxy.dsn, "worker", f"{queue}:app", *options, cwd=folder) as worker:
+            await asyncio.to_thread(worker.logged, "WorkerStarted")
+            async with session(database) as connection:
+                await connection.execute("select messages.publish($1, '1')", queue)
+            await asyncio.to_thread(worker.logged, seen)
+            if signals == 2:
+                worker.process.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(worker.logged, "WorkerStopping")
+            # From here on the event loop of the proxy stands still: it passes on nothing.
+            ended = worker.stop(signal.SIGTERM)
+    assert ended.code == 1
+    assert "What is left is abandoned" in ended.err
 
 
 async def test_options_precede_the_environment_and_the_app(database: str, folder: Path) -> None:

@@ -86,7 +86,7 @@ async def _serve(
         for each in brokers.values():
             each.stop()
 
-    with stop_signals(stop):
+    with stop_signals(stop, grace=settings.grace):
         async with AsyncExitStack() as stack:
             for entry, broker in brokers.items():
                 try:

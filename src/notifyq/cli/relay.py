@@ -126,12 +126,12 @@ def relay(
         if routes:
             relays.append(Relay(here, there, routes, filter=filter, **options))
         try:
-            run(_run_all(relays))
+            run(_run_all(relays, settings.grace))
         finally:
             progress.end(sum((each.counts for each in relays), Counter[str]()))
 
 
-async def _run_all(relays: list[Relay | StreamRelay]) -> None:
+async def _run_all(relays: list[Relay | StreamRelay], grace: timedelta) -> None:
     def stop() -> None:
         for each in relays:
             each.stop()
@@ -143,7 +143,7 @@ async def _run_all(relays: list[Relay | StreamRelay]) -> None:
             stop()  # an error in one ends them all
             raise
 
-    with stop_signals(stop):
+    with stop_signals(stop, grace=grace):
         ended = await asyncio.gather(*map(move, relays), return_exceptions=True)
     for error in ended:
         if error is not None:

@@ -13,12 +13,14 @@ import logging
 import os
 import signal
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import timedelta
 
 log = logging.getLogger("notifyq.processes")
 
@@ -101,6 +103,8 @@ def received(channel: socket.socket) -> bytes | None:
         return b""
 
 
+_AFTER_GRACE, _AT_ONCE = 5.0, 2.0
+"""Seconds that the end takes at most: after the grace, and after a second signal."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _handled: set[signal.Signals] = set()
 """Signals that the event loop of this process handles."""
@@ -129,19 +133,27 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 
 @contextlib.contextmanager
-def stop_signals(stop: Callable[[], object], control: Control | None = None) -> Iterator[None]:
+def stop_signals(
+    stop: Callable[[], object],
+    control: Control | None = None,
+    *,
+    grace: timedelta | None = None,
+) -> Iterator[None]:
     """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
 
     Requests of a supervisor are not added to the signals, the larger number counts: a Ctrl-C
-    reaches both the worker and the supervisor.
+    reaches both the worker and the supervisor. With a grace the process ends a moment after it,
+    and at once after a second signal, even if the database does not answer.
     """
     loop = asyncio.get_running_loop()
     signals = stops = 0
+    deadline = _Deadline(grace)
 
     def reach(number: int) -> None:
         nonlocal stops
         while stops < min(number, 2):
             stops += 1
+            deadline.set(stops)
             stop()
 
     def on_signal() -> None:
@@ -164,7 +176,40 @@ def stop_signals(stop: Callable[[], object], control: Control | None = None) -> 
             yield
     finally:
         uninstall()
+        deadline.cancel()
         logging.shutdown()
+
+
+class _Deadline:
+    """Ends the process if its stop takes too long."""
+
+    def __init__(self, grace: timedelta | None) -> None:
+        self._grace = grace
+        self._timers: list[threading.Timer] = []
+
+    def set(self, stops: int) -> None:
+        """Count from now, for the first stop or the second."""
+        if self._grace is None:
+            return
+        seconds = self._grace.total_seconds() + _AFTER_GRACE if stops == 1 else _AT_ONCE
+        # In a thread: a handler may block the event loop.
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), _abandon)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    def cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+
+def _abandon() -> None:
+    log.error(
+        "the stop takes too long: the database does not answer, or a handler does not end. What is "
+        "left is abandoned, and its locks expire"
+    )
+    logging.shutdown()
+    os._exit(1)
 
 
 class _Numbered(logging.Formatter):

@@ -101,7 +101,7 @@ def worker(
             poll=poll,
         )
         try:
-            with stop_signals(running.stop, control):
+            with stop_signals(running.stop, control, grace=running.grace):
                 await app.work(running)
         except DatabaseUnavailableError:
             if control is not None:

@@ -41,6 +41,7 @@ from notifyq.worker.streams.consumer import StreamConsumer
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from datetime import timedelta
 
     from notifyq.config import WorkerSettings
     from notifyq.database.pool import Database
@@ -124,6 +125,11 @@ class Worker:
     def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
         return self._dispatcher.counts
+
+    @property
+    def grace(self) -> timedelta:
+        """How long running handlers may end after `stop()`."""
+        return self._settings.grace
 
     @property
     def slots(self) -> tuple[int, int]:
