@@ -208,5 +208,6 @@ class Decorators(Publishing):
         That is each sync handler, subscriber and step. What it raises counts as raised by that
         function. The first one is the outermost. Handlers with `executor="process"` run without it.
         """
-        self.registry.around_sync.append(function)
+        around = self.registry.around_sync
+        around.append(function)
         return function
