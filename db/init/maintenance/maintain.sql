@@ -143,6 +143,7 @@ begin
       set failed_at = clock_timestamp(),
         next_at = clock_timestamp() + least(2 ^ least(f.failures, 6), 60) * interval '1 second',
         failures = least(f.failures, 2147483646) + 1,
+        total = f.total + 1,
         code = excluded.code,
         error = excluded.error
       returning f.next_at - clock_timestamp() into v_pause;
@@ -151,7 +152,8 @@ begin
         detail = format('SQLSTATE %s, next try in %s s', v_code, ceil(extract(epoch from v_pause)));
       return null;
   end;
-  delete from notifyq.duty_failure as f where f.duty = run_duty.duty;
+  update notifyq.duty_failure as f set failures = 0
+  where f.duty = run_duty.duty and f.failures > 0;
   return v_result;
 end;
 $$;
@@ -198,6 +200,25 @@ as $$
     ('delete by retention', 'notifyq', 'retain', '{}', false),
     ('drop days', 'notifyq', 'drop_partitions', '{}', false)
 $$;
+
+create or replace function notifyq.failing_duties(
+  out duty text,
+  out error text,
+  out failures integer,
+  out total bigint
+)
+  returns setof record language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select f.duty,
+    format('cannot %s: %s (SQLSTATE %s, %s times)', f.duty, f.error, f.code, f.failures),
+    f.failures, f.total
+  from notifyq.duty_failure as f
+  order by f.duty
+$$;
+comment on function notifyq.failing_duties is
+  'The duties of maintenance that have failed: the last error in words, how many runs have failed '
+  'since one succeeded (0: the last one did), and how many in all.';
 
 create or replace function messages.maintain()
   returns messages.maintenance_report language plpgsql security definer

@@ -88,9 +88,7 @@ begin
   where not notifyq.is_paused(q);
   misplaced := (select count(*) from notifyq.message_archive_default);
   failing := array(
-    select format('cannot %s: %s (SQLSTATE %s, %s times)', f.duty, f.error, f.code, f.failures)
-    from notifyq.duty_failure as f
-    order by f.duty
+    select f.error from notifyq.failing_duties() as f where f.failures > 0 order by f.duty
   );
 end;
 $$;

@@ -125,6 +125,12 @@ begin
       ('database_bytes', pg_database_size(current_database()), 'bytes')
   ) as f (name, value, unit)
   union all
+  select f.name, d.duty, f.value::double precision, 'runs'
+  from notifyq.failing_duties() as d
+  cross join lateral (
+    values ('maintenance_failing', d.failures::bigint), ('maintenance_failures', d.total)
+  ) as f (name, value)
+  union all
   select 'frozen_age', '', age(d.datfrozenxid)::double precision, 'transactions'
   from pg_database as d
   where d.datname = current_database()
@@ -154,8 +160,10 @@ comment on function messages.health is
   'messages.activity(holding => true) reports (xmin_age); how many sessions wait for locks, and '
   'the longest lock wait, transaction and idle transaction of messages.activity(), in seconds; '
   'connections and their limit; sessions of workers; how full the queue of NOTIFY is '
-  '(notify_queue, 0 to 1); what notifyq.diagnose() finds; the size of the database; how many '
-  'transactions ago it was frozen; how much WAL each replication slot keeps; and for each entry of '
+  '(notify_queue, 0 to 1); what notifyq.diagnose() finds; for each duty of maintenance that has '
+  'failed, how many runs since one succeeded (maintenance_failing) and in all '
+  '(maintenance_failures); the size of the database; how many transactions ago it was frozen; how '
+  'much WAL each replication slot keeps; and for each entry of '
   'pg_cron how long ago its last run was and how many failed within an hour. Sessions of other '
   'users are included for members of pg_read_all_stats only.';
 

@@ -33,13 +33,16 @@ create table if not exists notifyq.duty_failure (
   error text not null,
   constraint duty_failure_duty_pk primary key (duty)
 );
+alter table notifyq.duty_failure add column if not exists total bigint not null default 1;
 
 comment on table notifyq.duty_failure is
-  'The duties of maintenance whose last run failed; no row for the others.';
+  'The duties of maintenance that have failed, with their last error.';
 comment on column notifyq.duty_failure.duty is 'Its name in notifyq.maintain_duties().';
-comment on column notifyq.duty_failure.failed_at is 'When its last run failed.';
+comment on column notifyq.duty_failure.failed_at is 'When a run failed last.';
 comment on column notifyq.duty_failure.next_at is 'It is not run again before.';
-comment on column notifyq.duty_failure.failures is 'How many runs have failed one after another.';
+comment on column notifyq.duty_failure.failures is
+  'How many runs have failed one after another; 0 after one that succeeded.';
+comment on column notifyq.duty_failure.total is 'How many runs have failed in all.';
 comment on column notifyq.duty_failure.code is 'The SQLSTATE of the last error.';
 comment on column notifyq.duty_failure.error is 'The text of the last error.';
 

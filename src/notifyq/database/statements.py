@@ -106,7 +106,8 @@ CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than =>
 # they must not wait for the maintenance of another session.
 MAINTAIN = """
 select messages.version() as version, notifyq.oldest_client() as serves, f.fired,
-  notifyq.next_schedule() as next_schedule, m.*
+  notifyq.next_schedule() as next_schedule,
+  array(select d.error from notifyq.failing_duties() as d where d.failures > 0) as failing, m.*
 from notifyq.fire_schedules() as f (fired)
 left join messages.maintain() as m on true
 """

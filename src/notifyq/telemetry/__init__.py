@@ -167,6 +167,12 @@ class MaintenanceDone(TelemetryEvent, level=logging.DEBUG):
     partitions_dropped: int
 
 
+class MaintenanceFailing(TelemetryEvent, level=logging.WARNING):
+    """Other duties of maintenance fail than before; none: all work again."""
+
+    failing: tuple[str, ...]
+
+
 class SchedulesFired(TelemetryEvent):
     """This process published `quantity` messages of schedules that were due."""
 

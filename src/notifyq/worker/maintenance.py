@@ -15,7 +15,7 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.queues.admin import check_versions
-from notifyq.telemetry import MaintenanceDone, SchedulesFired
+from notifyq.telemetry import MaintenanceDone, MaintenanceFailing, SchedulesFired
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -37,6 +37,7 @@ class Maintenance:
         self._every = every
         self._telemetry = telemetry
         self._refusals = Refusals(log)
+        self._failing: tuple[str, ...] = ()
         self._next: timedelta | None = None
         """How long it is until a schedule is due."""
 
@@ -76,6 +77,13 @@ class Maintenance:
         if fired:
             self._telemetry(SchedulesFired(quantity=fired))
 
+    def _note_failing(self, failing: tuple[str, ...]) -> None:
+        # The number of failures at the end of each rises.
+        duties = tuple(it.partition(":")[0] for it in failing)
+        if duties != self._failing:
+            self._failing = duties
+            self._telemetry(MaintenanceFailing(failing=failing))
+
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it, or the server refuses it."""
         try:
@@ -91,6 +99,7 @@ class Maintenance:
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
         self._record(report.pop("fired"), report.pop("next_schedule"))
+        self._note_failing(tuple(report.pop("failing")))
         if report["reaped"] is None:
             return False
         self._telemetry(MaintenanceDone(**report))

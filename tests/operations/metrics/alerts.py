@@ -185,6 +185,13 @@ CASES = [
         {"notifyq_notify_queue_ratio": "0.01+0x30"},
     ),
     Case(
+        "NotifyqMaintenanceFails",
+        {'notifyq_maintenance_failing{duty="drop days"}': "9+1x30"},
+        "5m",
+        {"duty": "drop days", "severity": "critical"},
+        {'notifyq_maintenance_failing{duty="drop days"}': "1+0x30"},
+    ),
+    Case(
         "NotifyqCronFails",
         {'notifyq_cron_failed_runs{entry="e"}': "9+0x30"},
         "10m",

@@ -36,6 +36,7 @@ async def test_the_values_are_those_of_the_database(database: str, connection: C
         select messages.publish('q', '4', delay => interval '1 hour');
         select messages.finish(id, lock_token, 'rejected', 'no') from messages.claim('{q}', 1);
         select * from messages.claim('{q}', 1);
+        select notifyq.run_duty('fail', 'messages', 'reap', -1);
         select messages.create_stream('s'), messages.subscribe('s', 'u');
         select messages.publish('s', '1');
         update messages.message set created_at = created_at - interval '1 minute',
@@ -54,6 +55,8 @@ async def test_the_values_are_those_of_the_database(database: str, connection: C
     assert seen("notifyq_queue_oldest_expired_seconds", queue="q") > 3000
     assert 50 < seen("notifyq_queue_oldest_waiting_seconds", queue="q") < 300
     assert seen("notifyq_queue_paused", queue="p") == 1
+    assert seen("notifyq_maintenance_failures_total", duty="fail") == 1
+    assert seen("notifyq_maintenance_failing", duty="fail") == 1
     assert seen("notifyq_queue_dead", queue="q") == 1
     assert seen("notifyq_subscription_pending", stream="s", subscriber="u") == 1
     assert seen("notifyq_subscription_lag_seconds", stream="s", subscriber="u") > 0

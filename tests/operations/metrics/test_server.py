@@ -15,14 +15,16 @@ import pytest
 from cli.programs import Running
 from notifyq import ConfigurationError
 from notifyq.operations.metrics import WorkerMetrics, server, start_server
-from notifyq.telemetry import WorkerStopping
+from notifyq.telemetry import MaintenanceFailing, WorkerStopping
 from operations.metrics.scrapes import get, scrape
+from support.refusing import refusing
 from support.running import Events, working
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from notifyq import App
+    from support.database import Connection
 
 APP = """
 import notifyq
@@ -58,6 +60,26 @@ async def test_a_worker_is_ready_while_it_can_work(app: App, events: Events) -> 
             assert await fetched(f"{pages.url}/readyz") == (503, "stopping\n")
             assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
             go_on.set()
+
+
+async def test_a_worker_whose_maintenance_fails_is_degraded(
+    app: App, connection: Connection, events: Events
+) -> None:
+    @app.handler("good")
+    async def good(n: int) -> None: ...
+
+    metrics = WorkerMetrics()
+    with start_server(metrics, port=0) as pages:
+        async with working(app, events, metrics=metrics, maintenance=0.1):
+            async with refusing(connection, "messages.reap", "XX000"):
+                await events.wait(MaintenanceFailing)
+                status, text = await fetched(f"{pages.url}/healthz")
+                assert status == 200
+                assert text.startswith(
+                    "degraded; maintenance cannot reap expired locks: refused for a test "
+                )
+            await events.wait(MaintenanceFailing, failing=())
+            assert await fetched(f"{pages.url}/healthz") == (200, "ok\n")
 
 
 async def test_a_blocked_loop_is_reported_and_scrapes_continue(

@@ -41,7 +41,7 @@ async def broken(connection: Connection, call: tuple[str, str, list[int]], code:
 
 
 async def failures(connection: Connection) -> dict[str, str]:
-    kept = await connection.fetch("select duty, code from notifyq.duty_failure")
+    kept = await connection.fetch("select duty, code from notifyq.duty_failure where failures > 0")
     return {row["duty"]: row["code"] for row in kept}
 
 

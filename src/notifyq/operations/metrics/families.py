@@ -53,6 +53,12 @@ FIGURES = {
     "longest_transaction": _Figure(
         "longest_transaction_seconds", None, "Longest running transaction."
     ),
+    "maintenance_failing": _Figure(
+        "maintenance_failing", "duty", "Failed runs of a duty of maintenance since one succeeded."
+    ),
+    "maintenance_failures": _Figure(
+        "maintenance_failures", "duty", "Failed runs of a duty of maintenance.", is_counter=True
+    ),
     "misplaced": _Figure("misplaced_rows", None, "Archived rows outside the partition of a day."),
     "missing": _Figure("missing_parts", None, "Missing triggers and other schema objects."),
     "notify_queue": _Figure(

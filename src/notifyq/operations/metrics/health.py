@@ -12,6 +12,7 @@ from weakref import WeakSet
 from notifyq.telemetry import (
     ListenerConnected,
     ListenerLost,
+    MaintenanceFailing,
     TelemetryEvent,
     WorkerStarted,
     WorkerStopped,
@@ -67,6 +68,9 @@ class _Probe:
 class HealthCheck(Protocol):
     """The health of a process, as the pages `/healthz` and `/readyz` show it."""
 
+    degraded: list[str]
+    """What fails beside the process, which goes on."""
+
     def faults(self, within: float) -> list[str]:
         """Why the process is stuck; waits for so many seconds at most."""
 
@@ -79,6 +83,7 @@ class LoopHealth:
 
     def __init__(self, unready: Callable[[], str | None]) -> None:
         self.unready = unready
+        self.degraded: list[str] = []
         self._probe: _Probe | None = None
 
     def watch(self) -> None:
@@ -107,6 +112,8 @@ class Health:
         self._stopping = 0
         self._has_started = False
         self._sessions = 0
+        self.degraded: list[str] = []
+        """What fails beside the process, which goes on."""
 
     def watch(self, worker: Worker) -> None:
         """Watch this worker."""
@@ -128,6 +135,8 @@ class Health:
                 self._sessions += 1
             case ListenerLost():
                 self._sessions = max(0, self._sessions - 1)
+            case MaintenanceFailing():
+                self.degraded = [f"maintenance {it}" for it in event.failing]
 
     @property
     def workers(self) -> int:

@@ -111,13 +111,19 @@ class MetricsServer:
                 page: Iterable[bytes] = self._metrics(as_get, start_response)
                 return page if environ["REQUEST_METHOD"] == "GET" else []
             case "/healthz":
-                faults = self._health.faults(_RESPONDS_WITHIN) if self._health else []
-                return _health(start_response, "; ".join(faults))
+                return self._healthz(start_response)
             case "/readyz":
                 return _health(start_response, self._health.unready() if self._health else None)
             case "/":
                 return _text(start_response, "200 OK", "/metrics\n/healthz\n/readyz")
         return _text(start_response, "404 Not Found", "see /metrics, /healthz and /readyz")
+
+    def _healthz(self, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        faults = self._health.faults(_RESPONDS_WITHIN) if self._health else []
+        if not faults and self._health and self._health.degraded:
+            # A restart would not help.
+            return _text(start_response, "200 OK", "; ".join(["degraded", *self._health.degraded]))
+        return _health(start_response, "; ".join(faults))
 
 
 def start_server(

@@ -106,6 +106,9 @@ def _of_maintenance(seen: Snapshot, health: Health) -> Iterator[str]:
         yield f"locks expired {lasting(timedelta(seconds=expired))} ago and are not reaped"
     if overdue > _LATE:
         yield f"due messages not staged for {lasting(timedelta(seconds=overdue))}"
+    for duty, runs in health.by_subject("maintenance_failing").items():
+        if runs:
+            yield f"maintenance cannot {printable(duty)}, {runs:.0f} runs failed"
     if failed := sum(it.failed for it in seen.cron):
         yield f"pg_cron failed {failed} {'time' if failed == 1 else 'times'} in an hour"
     if gone := sum(it.state in {"unresponsive", "gone"} and it.held > 0 for it in seen.workers):
