@@ -100,6 +100,7 @@ WORK = [
     "select notifyq.fire_schedules()",
     "select notifyq.next_schedule()",
     "select messages.maintain()",
+    "select notifyq.maintain_urgently()",
     "select messages.subscribe('orders', 'w')",
     "select messages.next_batch('orders', 'r')",
     "select messages.batch_events(messages.next_batch('orders', 'r'))",
@@ -256,6 +257,7 @@ INFO = [
     "select messages.activity()",
     "select messages.cron_entries()",
     "select notifyq.table_sizes()",
+    "select notifyq.failing_duties()",
     "select notifyq.notification_counters()",
     "select messages.health()",
 ]

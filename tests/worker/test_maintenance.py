@@ -3,11 +3,12 @@
 import asyncio
 import gc
 from collections import Counter
+from datetime import timedelta
 
 from notifyq import App
 from notifyq.telemetry import MaintenanceDone, MessageFinished
 from notifyq.worker.maintenance import Maintenance
-from support.database import Connection, expire, publish, rows
+from support.database import Connect, Connection, expire, make_due, publish, rows, until
 from support.refusing import refusing
 from support.running import Events, statuses, working
 
@@ -38,6 +39,40 @@ async def test_maintenance_that_fails_is_tried_again_and_stops_no_message(
                 await events.wait(MessageFinished, number)
             assert len(events.of(MaintenanceDone)) <= before + 1  # one was under way
         await events.wait(MaintenanceDone, before + 2)
+
+
+async def test_expired_locks_and_due_messages_do_not_wait_for_retention(
+    app: App, events: Events, connection: Connection, connect: Connect
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    await connection.execute(
+        "create or replace function notifyq.retain("
+        "quantity bigint default 10000, few integer default 50000) returns bigint language plpgsql "
+        "as 'begin perform pg_advisory_xact_lock(1); return 0; end'"
+    )
+    holder = await connect()
+    await holder.execute("select pg_advisory_lock(1)")
+    async with working(app, events, maintenance=0.05):
+
+        async def is_in_retention() -> bool:
+            return bool(
+                await connection.fetchval(
+                    "select exists (select from pg_stat_activity where wait_event = 'advisory' "
+                    "and query like '%messages.maintain()%' "
+                    "and datname = current_database())"
+                )
+            )
+
+        await until(is_in_retention, "maintenance is in retention")
+        (gone,) = await publish(connection, 1)
+        await rows(connection, "claim", worker="gone")
+        await expire(connection, gone)
+        await events.wait(MaintenanceDone, reaped=1)
+        due = await app.publish("default", 1, delay=timedelta(hours=1))
+        await make_due(connection, due)
+        await events.wait(MaintenanceDone, staged=1)
+        await holder.execute("select pg_advisory_unlock(1)")
 
 
 async def test_one_session_maintains_at_a_time(

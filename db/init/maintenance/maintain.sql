@@ -220,6 +220,28 @@ comment on function notifyq.failing_duties is
   'The duties of maintenance that have failed: the last error in words, how many runs have failed '
   'since one succeeded (0: the last one did), and how many in all.';
 
+create or replace function notifyq.maintain_urgently(out reaped integer, out staged integer)
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  -- A row lock of its own: it does not wait for messages.maintain().
+  perform from notifyq.origin for update skip locked;
+  if not found then
+    return;
+  end if;
+  reaped := coalesce(
+    notifyq.run_duty('reap expired locks', 'messages', 'reap', variadic '{}')::integer, 0
+  );
+  staged := coalesce(
+    notifyq.run_duty('stage due messages', 'messages', 'stage_due', variadic '{}')::integer, 0
+  );
+end;
+$$;
+comment on function notifyq.maintain_urgently is
+  'Do what messages must not wait for while messages.maintain() is in a long retention: reap '
+  'expired locks and stage due messages; return how many. Null: another session is doing it.';
+
 create or replace function messages.maintain()
   returns messages.maintenance_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp

@@ -102,15 +102,13 @@ RUN_SCHEDULE = "select messages.run_schedule(name => $1)"
 SCHEDULE_INFO = "select * from messages.schedule_info(name => $1)"
 CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than => $3)"
 
-# A worker learns of an upgrade by the versions. Schedules fire first, on the left side of the join:
-# they must not wait for the maintenance of another session.
+# A worker learns of an upgrade by the versions.
 MAINTAIN = """
-select messages.version() as version, notifyq.oldest_client() as serves, f.fired,
-  notifyq.next_schedule() as next_schedule,
+select messages.version() as version, notifyq.oldest_client() as serves,
   array(select d.error from notifyq.failing_duties() as d where d.failures > 0) as failing, m.*
-from notifyq.fire_schedules() as f (fired)
-left join messages.maintain() as m on true
+from messages.maintain() as m
 """
+MAINTAIN_URGENTLY = "select * from notifyq.maintain_urgently()"
 FIRE_SCHEDULES = """
 select f.fired, notifyq.next_schedule() as next_schedule
 from notifyq.fire_schedules() as f (fired)

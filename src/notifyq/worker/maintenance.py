@@ -1,4 +1,4 @@
-"""Runs `messages.maintain()` regularly, beside pg_cron."""
+"""Runs maintenance regularly, beside pg_cron: what is urgent, and `messages.maintain()`."""
 
 from __future__ import annotations
 
@@ -46,36 +46,71 @@ class Maintenance:
 
         Raises SchemaError when the schema has become one that this package does not work with.
         """
+        # Beside each other: expired locks do not wait for a long retention.
+        loops = [asyncio.create_task(it) for it in (self._serve_urgent(), self._serve_rest())]
+        try:
+            await asyncio.gather(*loops)
+        finally:
+            for loop in loops:
+                loop.cancel()
+
+    async def _serve_rest(self) -> None:
         while True:
             began = time.monotonic()
             await self.run_once()
-            # Old snapshots can make it slow: it must take a small part of the time only. At random,
-            # since workers that started together would otherwise always call together.
-            pause = max(self._every, 10 * (time.monotonic() - began))
-            pause *= random.uniform(0.8, 1.2)  # noqa: S311
-            ends = time.monotonic() + pause
+            await asyncio.sleep(self._pause(began))
+
+    async def _serve_urgent(self) -> None:
+        while True:
+            began = time.monotonic()
+            await self._fire()
+            await self._run_urgent()
+            ends = time.monotonic() + self._pause(began)
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(ends - time.monotonic()):
                     await self._fire_in_time()
             await asyncio.sleep(ends - time.monotonic())
+
+    def _pause(self, began: float) -> float:
+        # Old snapshots can make it slow: it must take a small part of the time only. At random,
+        # since workers that started together would otherwise always call together.
+        pause = max(self._every, 10 * (time.monotonic() - began))
+        return pause * random.uniform(0.8, 1.2)  # noqa: S311
 
     async def _fire_in_time(self) -> None:
         """Fire schedules when they are due, until the next maintenance."""
         while self._next is not None:
             await asyncio.sleep(max(self._next.total_seconds(), _LEAST_PAUSE))
-            try:
-                [row] = await self._database.fetch(sql.FIRE_SCHEDULES)
-            except (NotifyqError, asyncpg.PostgresError):
-                self._next = None  # the next maintenance reports it, if it fails again
-            else:
-                self._record(row["fired"], row["next_schedule"])
-                if not row["fired"] and not self._next:
-                    return  # another session fires them
+            if not await self._fire() and not self._next:
+                return  # another session fires them
 
-    def _record(self, fired: int, left: timedelta | None) -> None:
-        self._next = left
+    async def _fire(self) -> int:
+        """Fire schedules that are due; return how many messages that were."""
+        row = await self._ask("schedules", sql.FIRE_SCHEDULES)
+        self._next = row["next_schedule"] if row else None
+        fired = int(row["fired"]) if row else 0
         if fired:
             self._telemetry(SchedulesFired(quantity=fired))
+        return fired
+
+    async def _run_urgent(self) -> None:
+        row = await self._ask("urgent maintenance", sql.MAINTAIN_URGENTLY)
+        if row and (row["reaped"] or row["staged"]):
+            rest = {"notified": 0, "partitions_made": 0, "partitions_dropped": 0}
+            self._telemetry(MaintenanceDone(**row, **rest))
+
+    async def _ask(self, what: str, statement: str) -> asyncpg.Record | None:
+        """The row of a call; None if it failed, which stops no message."""
+        try:
+            [row] = await self._database.fetch(statement)
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            if is_refusal(error):
+                self._refusals.refused(what, error, "it is tried again")
+            else:
+                log.warning("%s failed, it is tried again: %s", what, error)
+            return None
+        self._refusals.works(what)
+        return row
 
     def _note_failing(self, failing: tuple[str, ...]) -> None:
         # The number of failures at the end of each rises.
@@ -86,19 +121,11 @@ class Maintenance:
 
     async def run_once(self) -> bool:
         """Maintain once. False: another session is doing it, or the server refuses it."""
-        try:
-            [row] = await self._database.fetch(sql.MAINTAIN)
-        except (NotifyqError, asyncpg.PostgresError) as error:
-            # Handling messages does not depend on it.
-            if is_refusal(error):
-                self._refusals.refused("maintenance", error, "it is tried again")
-            else:
-                log.warning("maintenance failed, it is tried again: %s", error)
+        row = await self._ask("maintenance", sql.MAINTAIN)
+        if row is None:
             return False
-        self._refusals.works("maintenance")
         report = dict(row)
         check_versions(report.pop("version"), report.pop("serves"))
-        self._record(report.pop("fired"), report.pop("next_schedule"))
         self._note_failing(tuple(report.pop("failing")))
         if report["reaped"] is None:
             return False
