@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def test_every_client_can_run_a_file(file: Path) -> None:
 def test_a_file_has_no_transaction_control(file: Path) -> None:
     outside = re.sub(r"\$\$.*?\$\$", "", code(file.read_text()), flags=re.DOTALL)
     assert re.findall(r"^\s*(begin|commit|rollback)\b", outside, re.MULTILINE) == []
+
+
+@every_file
+def test_a_backslash_means_the_same_with_every_setting(file: Path) -> None:
+    """With standard_conforming_strings off, one in a plain literal begins an escape."""
+    tokens = [it for it in TOKEN.findall(file.read_text()) if not it.startswith("--")]
+    plain = [
+        token
+        for before, token in pairwise(tokens)
+        if token.startswith("'") and "\\" in token and before.lower() != "e"
+    ]
+    assert plain == []
 
 
 @every_file

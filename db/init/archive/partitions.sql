@@ -9,7 +9,7 @@ create or replace view notifyq.day_partition as
   join pg_class as c on c.oid = i.inhrelid
   join pg_class as p on p.oid = i.inhparent
   where p.oid in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-    and c.relname ~ '^(message_archive|attempt)_\d{8}$';
+    and c.relname ~ '^(message_archive|attempt)_[0-9]{8}$';
 comment on view notifyq.day_partition is 'One row for each day of the archive and of the attempts.';
 
 create or replace function notifyq.partition_name(

@@ -152,7 +152,7 @@ as $$
     where l.locktype = 'relation'
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (
-        format('messages.%I', regexp_replace(holders_of.relation, '_\d+$', ''))::regclass::oid,
+        format('messages.%I', regexp_replace(holders_of.relation, '_[0-9]+$', ''))::regclass::oid,
         format('notifyq.%I', holders_of.relation)::regclass::oid
       )
       and l.pid <> pg_backend_pid()
@@ -261,7 +261,7 @@ create or replace function notifyq.compact_day(relation text, now timestamptz)
   set lock_timeout = '100ms' set timezone = 'UTC' set jit = off
 as $$
 declare
-  v_parent text := regexp_replace(relation, '_\d+$', '');
+  v_parent text := regexp_replace(relation, '_[0-9]+$', '');
   v_day timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
   v_new text := relation || '_new';
   v_plan notifyq.day_plan;

@@ -102,7 +102,7 @@ begin
   if value <> all (choices) then
     perform notifyq.raise_invalid(format(
       '%s must be %s, not %s',
-      name, regexp_replace(array_to_string(choices, ', '), ', ([^,]*)$', ' or \1'), value
+      name, regexp_replace(array_to_string(choices, ', '), ', ([^,]*)$', e' or \\1'), value
     ));
   end if;
 end;

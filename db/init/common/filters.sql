@@ -11,7 +11,7 @@ create or replace function notifyq.needs_row(filter jsonpath)
   returns boolean language sql immutable
 as $$
   -- The server's text of a path has each name in quotes.
-  select filter::text ~ '\$"|\.datetime\(';
+  select filter::text ~ '[$]"|[.]datetime[(]';
 $$;
 
 -- Whether an index on the payload exists and can help: the filter compares values of the payload.
@@ -84,7 +84,7 @@ create or replace function notifyq.matches(message messages.message, filter json
   -- The zone in which a date is compared with an instant.
   set timezone = 'UTC'
 as $$
-  select case when filter::text ~ '\$"|\.datetime\('
+  select case when filter::text ~ '[$]"|[.]datetime[(]'
     then jsonb_path_match_tz(
       message.message,
       filter,
@@ -111,22 +111,22 @@ as $$
 declare
   -- Without strings, which may contain anything.
   v_rest text := regexp_replace(
-    regexp_replace(filter::text, '"(?:[^"\\]|\\.)*"', '', 'g'), '^strict ', ''
+    regexp_replace(filter::text, e'"(?:[^"\\\\]|\\\\.)*"', '', 'g'), '^strict ', ''
   );
 begin
   if v_rest in ('true', 'false') then
     return true;
-  elsif v_rest !~ '^(!|exists )?\(' then
+  elsif v_rest !~ '^(!|exists )?[(]' then
     return false;
   end if;
   -- Remove the first bracket and then all pairs: only the bracket that closes it is left.
-  v_rest := regexp_replace(v_rest, '\(', '#');
-  while v_rest ~ '\([^()]*\)' loop
-    v_rest := regexp_replace(v_rest, '\([^()]*\)', '', 'g');
+  v_rest := regexp_replace(v_rest, '[(]', '#');
+  while v_rest ~ '[(][^()]*[)]' loop
+    v_rest := regexp_replace(v_rest, '[(][^()]*[)]', '', 'g');
   end loop;
-  return v_rest ~ '^(!|exists )#.*\)$'
-    or v_rest ~ '^#.*\) is unknown$'
-    or v_rest ~ '^#.* (==|!=|<|<=|>|>=|&&|\|\||like_regex|starts with) .*\)$';
+  return v_rest ~ '^(!|exists )#.*[)]$'
+    or v_rest ~ '^#.*[)] is unknown$'
+    or v_rest ~ '^#.* (==|!=|<|<=|>|>=|&&|[|][|]|like_regex|starts with) .*[)]$';
 end;
 $$;
 
@@ -141,7 +141,8 @@ declare
 begin
   for v_quoted in
     -- Strings as well: text inside of one must not be taken for a variable.
-    select q.parts[1] from regexp_matches(filter::text, '(\$?"(?:[^"\\]|\\.)*")', 'g') as q (parts)
+    select q.parts[1]
+    from regexp_matches(filter::text, e'(\\$?"(?:[^"\\\\]|\\\\.)*")', 'g') as q (parts)
   loop
     if v_quoted ^@ '$' and substr(v_quoted, 2)::jsonb #>> '{}' <> all (v_known) then
       perform notifyq.raise_invalid(

@@ -10,8 +10,11 @@ create or replace function notifyq.to_regex(pattern text)
   returns text language sql immutable
 as $$
   select regexp_replace(
-    regexp_replace(regexp_replace(pattern, '^[*]', '(*'), '(?<!\\)((?:\\\\)*)\\b', '\1\\y', 'g'),
-    '(?<!\\)((?:\\\\)*)\\B', '\1\\Y', 'g'
+    regexp_replace(
+      regexp_replace(pattern, '^[*]', '(*'),
+      e'(?<!\\\\)((?:\\\\\\\\)*)\\\\b', e'\\1\\\\y', 'g'
+    ),
+    e'(?<!\\\\)((?:\\\\\\\\)*)\\\\B', e'\\1\\\\Y', 'g'
   );
 $$;
 

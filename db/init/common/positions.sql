@@ -104,7 +104,7 @@ create or replace function notifyq.snapshot_of("position" text)
 as $$
 declare
   v_parts text[] := regexp_match(
-    position, '^(-?\d+):(\d+):(\d+):(\d+)/(\d{1,19}:\d{1,19}:[\d,]*)$'
+    position, '^(-?[0-9]+):([0-9]+):([0-9]+):([0-9]+)/([0-9]{1,19}:[0-9]{1,19}:[0-9,]*)$'
   );
   v_here notifyq.origin := notifyq.current_origin();
   v_seen pg_snapshot := v_parts[5]::pg_snapshot;
@@ -181,7 +181,7 @@ begin
 exception
   when sqlstate 'NQ904' then
     v_here := notifyq.current_origin();
-    v_parts := regexp_match(position, '^(-?\d+):(\d+):(\d+):(\d+)/(.+)$');
+    v_parts := regexp_match(position, '^(-?[0-9]+):([0-9]+):([0-9]+):([0-9]+)/(.+)$');
     v_seen := v_parts[5]::pg_snapshot;
     select o.reached into v_reached
     from notifyq.origin as o

@@ -30,7 +30,7 @@ begin
   if coalesce(location, '') = '' then
     perform notifyq.raise_invalid('a lake needs a location', 'give the path of its folder');
   end if;
-  if location ~* '^([a-z][a-z0-9+.-]+:([/\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
+  if location ~* e'^([a-z][a-z0-9+.-]+:([/\\\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
     perform notifyq.raise_invalid(
       format('%s is a URI', left(location, 200)),
       'give the path of a folder in a mounted file system'

@@ -16,7 +16,8 @@ begin
   v_text := regexp_replace(v_text, '[A-Za-z][A-Za-z0-9+.-]*://[^] <>"''),;}]+', '<url>', 'g');
   v_text := regexp_replace(
     v_text,
-    '(?<![A-Za-z0-9<>])(~|[.][.]?|[A-Za-z]:)?([/\\][A-Za-z0-9_.@%+~-]+){2,}[/\\]?', '<path>', 'g'
+    e'(?<![A-Za-z0-9<>])(~|[.][.]?|[A-Za-z]:)?([/\\\\][A-Za-z0-9_.@%+~-]+){2,}[/\\\\]?',
+    '<path>', 'g'
   );
   -- A worker's default name has host, process and a random suffix; a cluster adds one to pods.
   v_text := regexp_replace(
@@ -41,7 +42,7 @@ begin
   );
   v_text := regexp_replace(v_text, '[0-9]+([.,:][0-9]+)*', '<n>', 'g');
   v_text := regexp_replace(v_text, '<n>(, *<n>)+', '<n>', 'g');
-  v_text := rtrim(left(ltrim(regexp_replace(v_text, '[ \t\r\f\v]+', ' ', 'g')), 300));
+  v_text := rtrim(left(ltrim(regexp_replace(v_text, e'[ \\t\\r\\f\\v]+', ' ', 'g')), 300));
   return coalesce(nullif(v_text, ''), '(no details)');
 end;
 $$;

@@ -385,7 +385,7 @@ begin
       and m.lock_expires_at = 'infinity'
       and not exists (
         select from notifyq.owner_session as o
-        where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '\d+\.\d+$')
+        where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '[0-9]+[.][0-9]+$')
           and format('%s.%s', o.pid, o.number) <> all (coalesce(v_gone, '{}'))
       )
     order by m.id
@@ -412,7 +412,7 @@ begin
       select from messages.message as m
       where m.state = 'locked'
         and m.lock_expires_at = 'infinity'
-        and substring(m.locked_by from '\d+\.\d+$') = format('%s.%s', o.pid, o.number)
+        and substring(m.locked_by from '[0-9]+[.][0-9]+$') = format('%s.%s', o.pid, o.number)
     );
   return cardinality(v_owned);
 end;

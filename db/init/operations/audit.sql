@@ -58,7 +58,7 @@ begin
   where a.id < coalesce(audit_list.before, 9223372036854775807)
     and (audit_list.actor is null or a.actor = audit_list.actor)
     and (audit_list.action is null or a.action = audit_list.action
-      or a.action like replace(audit_list.action, '_', '\_') || '.%')
+      or a.action like replace(audit_list.action, '_', e'\\_') || '.%')
     and (audit_list.subject is null or a.subject = audit_list.subject)
     and (audit_list.since is null or a.acted_at >= audit_list.since)
   order by a.id desc

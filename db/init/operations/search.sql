@@ -48,7 +48,9 @@ begin
   end if;
   if v_found.payload is not null then
     perform notifyq.check_filter(v_found.payload);
-    if regexp_replace(v_found.payload::text, '(?<!\$)"(?:[^"\\]|\\.)*"', '', 'g') ~ '\$"' then
+    if regexp_replace(v_found.payload::text, e'(?<!\\$)"(?:[^"\\\\]|\\\\.)*"', '', 'g')
+      ~ '[$]"'
+    then
       perform notifyq.raise_invalid(
         'the condition payload must not use variables',
         '$ is the payload; other columns have conditions of their own'
@@ -137,7 +139,7 @@ declare
     conditions, array['waiting', 'scheduled', 'blocked', 'locked']
   );
   v_end timestamptz;
-  v_is_plain boolean := c.payload::text !~ '\.datetime\(';
+  v_is_plain boolean := c.payload::text !~ '[.]datetime[(]';
   v_few bigint[];
   v_before bigint := coalesce(search_live.before_id, 9223372036854775807);
   v_slice integer := case when c.payload is null then 1000 else 100 end;

@@ -104,7 +104,7 @@ declare
   v_after_id bigint := coalesce(
     position_id, case when is_ascending then 0 else 9223372036854775807 end
   );
-  v_is_plain boolean := c.payload::text !~ '\.datetime\(';
+  v_is_plain boolean := c.payload::text !~ '[.]datetime[(]';
   v_begin text := case
     when c.fingerprint = '(no details)' then ''
     else split_part(split_part(c.fingerprint, '<', 1), ' ', 1) end;

@@ -66,24 +66,26 @@ create or replace function notifyq.row_fields(value text)
   returns text[] language plpgsql immutable
 as $$
 declare
-  v_body text := substring(value from '^\s*\((.*)\)\s*$') || ',';
+  v_body text := substring(value from '^[[:space:]]*[(](.*)[)][[:space:]]*$') || ',';
 begin
-  if (v_body ~ '^(?:(?:[^,"\\)]|\\.|"(?:[^"\\]|\\.|"")*")*,)+$') is not true then
+  if (v_body ~ e'^(?:(?:[^,"\\\\)]|\\\\.|"(?:[^"\\\\]|\\\\.|"")*")*,)+$') is not true then
     raise invalid_text_representation using
       message = format('malformed record literal: %L', left(value, 200));
   end if;
   return array(
     select case when f.field[1] <> '' then (
       select coalesce(string_agg(
-        coalesce(p.part[1], regexp_replace(p.part[2], '\\(.)|"(")', '\1\2', 'g'), p.part[3]), ''
+        coalesce(
+          p.part[1], regexp_replace(p.part[2], e'\\\\(.)|"(")', e'\\1\\2', 'g'), p.part[3]
+        ), ''
         order by p.ordinal
       ), '')
       from regexp_matches(
-        f.field[1], '\\(.)|"((?:[^"\\]|\\.|"")*)"|([^"\\]+)', 'g'
+        f.field[1], e'\\\\(.)|"((?:[^"\\\\]|\\\\.|"")*)"|([^"\\\\]+)', 'g'
       ) with ordinality as p (part, ordinal)
     ) end
     from regexp_matches(
-      v_body, '((?:[^,"\\)]|\\.|"(?:[^"\\]|\\.|"")*")*),', 'g'
+      v_body, e'((?:[^,"\\\\)]|\\\\.|"(?:[^"\\\\]|\\\\.|"")*")*),', 'g'
     ) with ordinality as f (field, ordinal)
     order by f.ordinal
   );
@@ -141,7 +143,7 @@ begin
   end if;
   -- An array of one value: the way to call an input function by its type.
   v_row := notifyq.array_json(
-    '{"' || replace(replace(value, '\', '\\'), '"', '\"') || '"}', type, modifier
+    '{"' || replace(replace(value, e'\\', e'\\\\'), '"', e'\\"') || '"}', type, modifier
   );
   return v_row -> 0;
 end;

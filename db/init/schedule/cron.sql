@@ -33,7 +33,7 @@ create or replace function notifyq.cron_number(word text, lowest integer, names 
   returns integer language plpgsql immutable
 as $$
 begin
-  if word ~ '^\d{1,2}$' then
+  if word ~ '^[0-9]{1,2}$' then
     return word::integer;
   end if;
   return array_position(names, word) + lowest - 1;
@@ -62,7 +62,7 @@ begin
       '{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,'
       '33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56,57,58,59}'::integer[]
     )[lowest + 1 : least(highest, case field when 'day of the week' then 6 else 59 end) + 1];
-  elsif length(expression) < 3 and expression ~ '^\d+$'
+  elsif length(expression) < 3 and expression ~ '^[0-9]+$'
     and expression::integer between lowest and highest
     and field <> 'day of the week'
   then
@@ -71,7 +71,7 @@ begin
   foreach v_term in array string_to_array(expression, ',') loop
     -- Captures: first, -last, last, /step, step, which one of the month.
     v_parts := regexp_match(
-      v_term, '^(\*|\d{1,2}|[a-z]{3})(-(\d{1,2}|[a-z]{3}))?(/(\d{1,2}))?(l|#[1-5])?$'
+      v_term, '^([*]|[0-9]{1,2}|[a-z]{3})(-([0-9]{1,2}|[a-z]{3}))?(/([0-9]{1,2}))?(l|#[1-5])?$'
     );
     if field = 'day of the month' and v_term in ('l', 'lw') then
       v_values := v_values || case v_term when 'l' then 32 else 33 end;
@@ -129,7 +129,7 @@ begin
     when '@annually' then '0 0 1 1 *'
     else v_cron
   end;
-  v_fields := regexp_split_to_array(v_cron, '\s+');
+  v_fields := regexp_split_to_array(v_cron, '[[:space:]]+');
   if cardinality(v_fields) = 5 then
     v_fields := '0'::text || v_fields;
   end if;
@@ -149,7 +149,7 @@ create or replace function notifyq.cron_every(cron text)
   returns bigint language plpgsql
 as $$
 declare
-  v_text text := (regexp_match(btrim(cron, e' \t\r\n'), '^@every\s+(.+)$', 'i'))[1];
+  v_text text := (regexp_match(btrim(cron, e' \t\r\n'), '^@every[[:space:]]+(.+)$', 'i'))[1];
   v_every interval;
 begin
   if v_text is null then

@@ -248,7 +248,7 @@ as $$
     select t.tgrelid::regclass as relation, o.ordinal, o.operation, t.tgname::text as name,
       a.arguments[1] as stream, a.arguments[2] as columns,
       notifyq.capture_problem(t.tgrelid, a.arguments) as problem,
-      substring(pg_get_triggerdef(t.oid) from ' WHEN \((.*)\) EXECUTE FUNCTION ') as condition,
+      substring(pg_get_triggerdef(t.oid) from ' WHEN [(](.*)[)] EXECUTE FUNCTION ') as condition,
       t.tgtype & 1 = 1 as is_by_row, t.tgenabled in ('O', 'A') as is_enabled
     from pg_trigger as t
     -- The bits of tgtype are the operations; in tgargs each argument ends with a zero byte.
@@ -260,7 +260,7 @@ as $$
         convert_from(decode(p.part, 'hex'), getdatabaseencoding()) order by p.ordinal
       )
       from regexp_split_to_table(
-        regexp_replace(encode(t.tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '
+        regexp_replace(encode(t.tgargs, 'hex'), '(..)', e'\\1 ', 'g'), '00 '
       ) with ordinality as p (part, ordinal)
     ) as a (arguments)
     where t.tgfoid in (

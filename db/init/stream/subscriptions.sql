@@ -90,7 +90,7 @@ declare
   v_time timestamptz;
 begin
   perform notifyq.check_given('position', position_batch.position is not null);
-  if position_batch.position ~ '^\d{1,18}$' then
+  if position_batch.position ~ '^[0-9]{1,18}$' then
     v_id := position_batch.position::bigint;
   elsif position_batch.position not in ('last', 'now', 'start') then
     begin

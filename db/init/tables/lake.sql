@@ -70,7 +70,7 @@ create table if not exists messages.lake_file (
   constraint lake_file_id_pk primary key (id),
   constraint lake_file_lake_path_uq unique (lake, path),
   -- Replaced files are deleted by their path: it must not leave the folder.
-  constraint lake_file_path_ck check (path !~ '(^/|(^|/)\.\.(/|$))'),
+  constraint lake_file_path_ck check (path !~ '(^/|(^|/)[.][.](/|$))'),
   constraint lake_file_batch_fk foreign key (batch)
     references notifyq.lake_batch (id) on delete cascade,
   constraint lake_file_removed_fk foreign key (removed)
