@@ -25,6 +25,7 @@ comment on column messages.audit.origin is 'The address of a browser, or the too
 comment on column messages.audit.details is 'Counts and changed values; never payloads.';
 
 create table if not exists notifyq.duty_failure (
+  total bigint not null default 1,
   duty text not null,
   failed_at timestamptz not null default clock_timestamp(),
   next_at timestamptz not null,
@@ -33,7 +34,6 @@ create table if not exists notifyq.duty_failure (
   error text not null,
   constraint duty_failure_duty_pk primary key (duty)
 );
-alter table notifyq.duty_failure add column if not exists total bigint not null default 1;
 
 comment on table notifyq.duty_failure is
   'The duties of maintenance that have failed, with their last error.';
