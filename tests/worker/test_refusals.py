@@ -54,6 +54,18 @@ def echo(app: App) -> App:
     return app
 
 
+@pytest.fixture
+def seen(echo: App) -> list[Any]:
+    """Give the payloads of the events that the worker's subscriber gets."""
+    seen: list[Any] = []
+
+    @echo.subscriber("news", "reader")
+    async def read(event: Event) -> None:
+        seen.append(event.payload())
+
+    return seen
+
+
 async def test_a_dropped_queue_stops_neither_its_worker_nor_other_queues(
     echo: App, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,14 +103,8 @@ async def test_a_worker_waits_for_its_only_queue(
 
 
 async def test_a_dropped_stream_stops_neither_its_worker_nor_queues(
-    echo: App, connection: Connection, caplog: pytest.LogCaptureFixture
+    echo: App, seen: list[Any], connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[Any] = []
-
-    @echo.subscriber("news", "reader")
-    async def read(event: Event) -> None:
-        seen.append(event.payload())
-
     async def has_seen() -> bool:
         return seen == ["again"]
 
@@ -139,14 +145,12 @@ async def test_a_claim_that_is_refused_is_tried_again(
 
 @pytest.mark.parametrize("state", [*STATES[4:], *PASSING])
 async def test_a_batch_that_is_refused_is_fetched_again(
-    echo: App, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+    echo: App,
+    seen: list[Any],
+    connection: Connection,
+    state: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    seen: list[Any] = []
-
-    @echo.subscriber("news", "reader")
-    async def read(event: Event) -> None:
-        seen.append(event.payload())
-
     async def has_seen() -> bool:
         return seen == [1]
 

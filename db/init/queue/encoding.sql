@@ -6,7 +6,8 @@ create or replace function notifyq.is_utf8(text text)
   returns boolean language plpgsql immutable
 as $$
 begin
-  return convert_from(convert_to(text, 'SQL_ASCII'), 'UTF8') is not null or text is null;
+  perform convert_from(convert_to(text, 'SQL_ASCII'), 'UTF8');
+  return true;
 exception
   when character_not_in_repertoire or untranslatable_character then
     return false;

@@ -144,9 +144,9 @@ class Fetcher:
                 self._refuse(queues[0], error)
                 return []
         else:
-            for queue in queues:
+            for queue in self._refused.keys() & queues:
                 self._refusals.works(f"queue {queue!r}")
-                self._refused.pop(queue, None)
+                del self._refused[queue]
             return claimed
         claimed = []
         for queue in queues:

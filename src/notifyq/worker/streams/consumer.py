@@ -191,8 +191,9 @@ class StreamConsumer:
             self._refusals.refused(member.name, error, "nothing is handled until it works again")
             member.not_before = time.monotonic() + min(PAUSE, self._poll)
             return None
-        member.refused_with = None
-        self._refusals.works(member.name)
+        if member.refused_with is not None:
+            member.refused_with = None
+            self._refusals.works(member.name)
         return batch
 
     def _check_refused(self) -> None:
