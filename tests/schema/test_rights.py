@@ -100,6 +100,7 @@ WORK = [
     "select notifyq.fire_schedules()",
     "select notifyq.next_schedule()",
     "select messages.maintain()",
+    "select notifyq.maintain(false)",
     "select notifyq.maintain_urgently()",
     "select messages.subscribe('orders', 'w')",
     "select messages.next_batch('orders', 'r')",

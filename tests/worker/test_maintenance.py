@@ -32,7 +32,7 @@ async def test_maintenance_that_fails_is_tried_again_and_stops_no_message(
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events, maintenance=0.02):
-        async with refusing(connection, "messages.maintain", "P0001"):
+        async with refusing(connection, "notifyq.maintain", "P0001"):
             before = len(events.of(MaintenanceDone))
             for number in range(1, 6):
                 await app.publish("q", None)
@@ -59,7 +59,7 @@ async def test_expired_locks_and_due_messages_do_not_wait_for_retention(
             return bool(
                 await connection.fetchval(
                     "select exists (select from pg_stat_activity where wait_event = 'advisory' "
-                    "and query like '%messages.maintain()%' "
+                    "and query like '%notifyq.maintain(%' "
                     "and datname = current_database())"
                 )
             )

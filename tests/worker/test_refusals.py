@@ -18,7 +18,8 @@ STATES = [
 PASSING = ["40001", "40P01", "53100", "53300", "55P03", "57014"]
 """Those after which the same call may succeed."""
 BESIDES = [
-    "messages.maintain", "notifyq.fire_schedules", "messages.extend_many", "notifyq.suppress",
+    "messages.maintain", "notifyq.maintain", "notifyq.maintain_urgently",
+    "notifyq.fire_schedules", "messages.extend_many", "notifyq.suppress",
     "notifyq.unsuppress", "notifyq.take_wake_slots", "notifyq.leave_wake_slots",
     "notifyq.next_due", "notifyq.rate_limit_wait", "notifyq.wake_all",
     "notifyq.worker_heartbeat", "notifyq.remove_worker", "notifyq.is_transaction_over",

@@ -242,7 +242,7 @@ comment on function notifyq.maintain_urgently is
   'Do what messages must not wait for while messages.maintain() is in a long retention: reap '
   'expired locks and stage due messages; return how many. Null: another session is doing it.';
 
-create or replace function messages.maintain()
+create or replace function notifyq.maintain(urgently boolean)
   returns messages.maintenance_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
@@ -261,7 +261,8 @@ begin
   end if;
   for v_duty in
     select d.* from notifyq.maintain_duties(notifyq.fresh_low()) as d
-    where v_runs_rare or not d.is_rare
+    where (v_runs_rare or not d.is_rare)
+      and (urgently or d.function not in ('fire_schedules', 'reap', 'stage_due'))
   loop
     v_done := coalesce(
       notifyq.run_duty(
@@ -280,6 +281,18 @@ begin
     end case;
   end loop;
   return v_report;
+end;
+$$;
+comment on function notifyq.maintain is
+  'Run the duties of messages.maintain(): all, or without those of notifyq.maintain_urgently() and '
+  'the schedules, for a worker that calls these in statements of their own.';
+
+create or replace function messages.maintain()
+  returns messages.maintenance_report language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return notifyq.maintain(true);
 end;
 $$;
 comment on function messages.maintain is

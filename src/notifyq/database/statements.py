@@ -106,7 +106,7 @@ CRON_NEXT = "select messages.cron_next(cron => $1, timezone => $2, later_than =>
 MAINTAIN = """
 select messages.version() as version, notifyq.oldest_client() as serves,
   array(select d.error from notifyq.failing_duties() as d where d.failures > 0) as failing, m.*
-from messages.maintain() as m
+from notifyq.maintain(urgently => false) as m
 """
 MAINTAIN_URGENTLY = "select * from notifyq.maintain_urgently()"
 FIRE_SCHEDULES = """

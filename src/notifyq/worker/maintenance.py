@@ -57,7 +57,6 @@ class Maintenance:
     async def _serve_rest(self) -> None:
         while True:
             began = time.monotonic()
-            await self._fire()  # here, so that it is reported
             await self.run_once()
             await asyncio.sleep(self._pause(began))
 
