@@ -159,7 +159,6 @@ READ_TABLES = [
     "select * from messages.share",
     "select * from messages.attempt",
     "select * from notifyq.relay_receipt",
-    "select * from notifyq.relay_self",
     "select * from notifyq.relay_mark",
     "select * from messages.schedule",
     "select * from notifyq.dedup",
@@ -184,8 +183,6 @@ READ_TABLES = [
     "select * from notifyq.lake_prune",
     "select * from messages.anomaly",
     "select * from notifyq.load",
-    "select * from notifyq.load_attempt",
-    "select * from notifyq.load_row",
     "select * from notifyq.replay",
     "select * from notifyq.replayed",
     "select * from notifyq.worker",
@@ -264,6 +261,10 @@ INFO = [
 ]
 CAPTURES = ["select messages.captures()"]
 ADMIN = [
+    # Who reads these can act as a relay or add rows to a load.
+    "select * from notifyq.relay_self",
+    "select * from notifyq.load_attempt",
+    "select * from notifyq.load_row",
     "select notifyq.note_audit('ann', 'queue.pause', 'default')",
     "select messages.alter_archive()",
     "select messages.create_queue('q')",

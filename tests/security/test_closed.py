@@ -20,8 +20,8 @@ TAKES = [
 ]
 # Names, policies and counts are no secrets; the rest is of no use for what is not the caller's.
 OPEN = {
-    *("queue_info", "stream_info", "subscription_info", "batch_info", "backlog", "throughput"),
-    *("payload_schema", "payload_type", "captures", "forwards", "subscription_lags"),
+    *("queue_info", "stream_info", "backlog", "throughput"),
+    *("payload_schema", "payload_type", "captures", "forwards"),
     # Of the session itself, and hints for workers.
     *(
         "unsuppress",
@@ -83,6 +83,7 @@ REFUSED = {
         "subscribe": "select messages.subscribe('st', 'x')",
         "next_batch": "select messages.next_batch('st', 's')",
         "batch_events": "select messages.batch_events({b})",
+        "batch_info": "select messages.batch_info({b})",
         "retry_event": "select messages.retry_event({b}, {e})",
         "fail_event": "select messages.fail_event({b}, {e})",
         "retry_batch": "select messages.retry_batch({b})",
@@ -118,6 +119,8 @@ NOTHING = {
         "progress": "select messages.progress({m}, 1, 0.5)",
         "steps": "select messages.steps({m})",
         "parked": "select messages.parked('q')",
+        "subscription_info": "select messages.subscription_info('st')",
+        "subscription_lags": "select notifyq.subscription_lags()",
     },
 }
 

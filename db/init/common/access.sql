@@ -40,6 +40,13 @@ begin
 end;
 $$;
 
+-- Whether the caller may see who consumes from a queue or stream: readers may see all.
+create or replace function notifyq.may_inspect(queue text)
+  returns boolean language sql stable
+as $$
+  select notifyq.is_allowed(queue, 'consume from') or notifyq.has_role('notifyq_reader');
+$$;
+
 create or replace function notifyq.check_access(queue text, act text)
   returns void language plpgsql stable
 as $$

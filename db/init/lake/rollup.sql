@@ -290,6 +290,16 @@ as $$
 $$;
 comment on function notifyq.rolled_up is 'The last batch of a lake that is rolled up; 0: none is.';
 
+-- A type or the name of a worker as part of a key, which an index takes up to about 2700 bytes.
+-- A hash keeps two long ones apart.
+create or replace function notifyq.key_part(name text)
+  returns text language sql immutable
+as $$
+  select case
+    when octet_length(name) > 400 then concat(left(name, 50), '...', md5(name)) else name
+  end;
+$$;
+
 create or replace function notifyq.add_rollup(
   lake bigint,
   rollup jsonb,
@@ -313,7 +323,10 @@ begin
     );
   end if;
   v_finished := notifyq.merge_rollup(array(
-    select jsonb_populate_record(null::notifyq.rollup, r.value || v_own)
+    select jsonb_populate_record(
+      null::notifyq.rollup,
+      r.value || v_own || jsonb_build_object('type', notifyq.key_part(r.value ->> 'type'))
+    )
     from jsonb_array_elements(rollup) as r (value)
   ));
   perform notifyq.merge_rollup_errors(array(
@@ -321,7 +334,10 @@ begin
     from jsonb_array_elements(errors) as r (value)
   ));
   perform notifyq.merge_rollup_workers(array(
-    select jsonb_populate_record(null::notifyq.rollup_worker, r.value || v_own)
+    select jsonb_populate_record(
+      null::notifyq.rollup_worker,
+      r.value || v_own || jsonb_build_object('worker', notifyq.key_part(r.value ->> 'worker'))
+    )
     from jsonb_array_elements(workers) as r (value)
   ));
   update notifyq.rollup_progress as p
@@ -332,7 +348,8 @@ end;
 $$;
 comment on function notifyq.add_rollup is
   'Add counts of hours to notifyq.rollup, rollup_error and rollup_worker: arrays of objects with '
-  'the columns of these tables, each key once in a call. Return how many messages were counted. '
+  'the columns of these tables, each key once in a call. A type or worker of more than 400 bytes '
+  'is cut and gets its MD5 hash. Return how many messages were counted. '
   'Raises NQ003 outside of a transaction that has called roll_up().';
 
 create or replace function notifyq.forget_rollup(lake bigint)

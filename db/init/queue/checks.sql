@@ -21,6 +21,49 @@ begin
 end;
 $$;
 
+-- The limit that a message or an event exceeds, whatever its queue or stream, as text, or null. The
+-- texts are those of the values: whoever calls has them already.
+create or replace function notifyq.content_error(
+  message jsonb, message_text text, headers jsonb, headers_text text, type text, key text
+)
+  returns text language plpgsql immutable
+as $$
+declare
+  v_error text;
+begin
+  if octet_length(type) > 200 then
+    return 'type has more than 200 bytes';
+  elsif octet_length(key) > 200 then
+    return 'key has more than 200 bytes';
+  end if;
+  -- PostgreSQL stores 1e5000 in a few bytes and writes it in full; Python reads 4300 digits.
+  -- Numbers that long have 255 digits in a row, as few texts do: the costly check is for those
+  -- only.
+  if jsonb_path_exists(message, '$.**{101}')
+    or octet_length(message_text) > 4000 and message_text ~ '[0-9]{255}'
+  then
+    v_error := notifyq.limit_error('message', message);
+  end if;
+  if octet_length(headers_text) > 200 then
+    v_error := coalesce(v_error, notifyq.limit_error('header', headers));
+  end if;
+  return v_error;
+end;
+$$;
+
+create or replace function notifyq.raise_limit(error text, resize text)
+  returns void language plpgsql
+as $$
+begin
+  raise exception using
+    errcode = 'NQ008',
+    message = error,
+    hint = concat(
+      'publish a reference to large data, and a string instead of deep or long values; ', resize
+    );
+end;
+$$;
+
 create or replace function notifyq.check_message_limits()
   returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -35,23 +78,11 @@ begin
   if new.max_attempts is not null then
     perform notifyq.check_between('max_attempts', new.max_attempts, 1, 1000);
   end if;
-  -- PostgreSQL stores 1e5000 in a few bytes and writes it in full; Python reads 4300 digits.
-  -- Numbers that long have 255 digits in a row, as few texts do: the costly check is for those
-  -- only.
-  if jsonb_path_exists(new.message, '$.**{101}')
-    or octet_length(v_message) > 4000 and v_message ~ '[0-9]{255}'
-  then
-    v_error := notifyq.limit_error('message', new.message);
-  end if;
-  if octet_length(v_headers) > 200 then
-    v_error := coalesce(v_error, notifyq.limit_error('header', new.headers));
-  end if;
-  if octet_length(new.type) > 200 then
-    v_error := 'type has more than 200 bytes';
-  elsif octet_length(new.dedup_key) > 1000 then
+  v_error := notifyq.content_error(
+    new.message, v_message, new.headers, v_headers, new.type, new.key
+  );
+  if octet_length(new.dedup_key) > 1000 then
     v_error := 'dedup_key has more than 1000 bytes';
-  elsif octet_length(new.key) > 200 then
-    v_error := 'key has more than 200 bytes';
   end if;
   -- No queue has a smaller maximum.
   if v_bytes > 4096 then
@@ -63,11 +94,10 @@ begin
     end if;
   end if;
   if v_error is not null then
-    raise exception using
-      errcode = 'NQ008',
-      message = v_error,
-      hint = 'publish a reference to large data, and a string instead of deep or long values; '
-        'raise the size with `notifyq queues alter --max-bytes` or messages.alter_queue()';
+    perform notifyq.raise_limit(
+      v_error,
+      'raise the size with `notifyq queues alter --max-bytes` or messages.alter_queue()'
+    );
   end if;
   return new;
 end;

@@ -170,6 +170,8 @@ begin
   grant select, insert (stream, subscriber, procedure, position)
     on messages.subscriber_procedure to notifyq_worker, notifyq_admin;
   grant select on all tables in schema messages, notifyq to notifyq_reader, notifyq_admin;
+  -- Who knows these names and numbers can act as that relay or load.
+  revoke select on notifyq.relay_self, notifyq.load_attempt, notifyq.load_row from notifyq_reader;
 end;
 $$;
 

@@ -20,7 +20,7 @@ as $$
 begin
   return nullif(argument, '')::text[];
 exception
-  when data_exception or array_subscript_error then
+  when data_exception or program_limit_exceeded then
     raise exception using
       errcode = 'NQ003',
       message = format('the columns of a capture cannot be read: %L', left(argument, 200)),
@@ -133,6 +133,12 @@ begin
     );
   end if;
   if v_messages is not null then
+    -- A write to the table must not fail because its key is long: a hash identifies the row as well.
+    v_keys := array(
+      select case when octet_length(k.key) > 200 then md5(k.key) else k.key end
+      from unnest(v_keys) with ordinality as k (key, position)
+      order by k.position
+    );
     perform notifyq.publish_captured(v_root, arguments[1], v_messages, v_keys, operation);
   end if;
 end;

@@ -208,6 +208,19 @@ exception
 end;
 $$;
 
+-- The condition of a capture as SQL. The owner of the table may have written one that is too complex
+-- to be shown.
+create or replace function notifyq.capture_condition(trigger oid)
+  returns text language plpgsql stable
+as $$
+begin
+  return substring(pg_get_triggerdef(trigger) from ' WHEN [(](.*)[)] EXECUTE FUNCTION ');
+exception
+  when others then
+    return format('(cannot be shown: %s)', sqlerrm);
+end;
+$$;
+
 -- The right to publish is that of the owner of the table: a session that writes to the table needs
 -- none, and these functions give no access to other streams.
 create or replace function notifyq.publish_captured(
@@ -248,7 +261,7 @@ as $$
     select t.tgrelid::regclass as relation, o.ordinal, o.operation, t.tgname::text as name,
       a.arguments[1] as stream, a.arguments[2] as columns,
       notifyq.capture_problem(t.tgrelid, a.arguments) as problem,
-      substring(pg_get_triggerdef(t.oid) from ' WHEN [(](.*)[)] EXECUTE FUNCTION ') as condition,
+      notifyq.capture_condition(t.oid) as condition,
       t.tgtype & 1 = 1 as is_by_row, t.tgenabled in ('O', 'A') as is_enabled
     from pg_trigger as t
     -- The bits of tgtype are the operations; in tgargs each argument ends with a zero byte.

@@ -106,6 +106,7 @@ begin
     join messages.stream as s on s.id = u.stream
     where (s.name = subscription_lags.stream or subscription_lags.stream is null)
       and (u.name = subscription_lags.subscriber or subscription_lags.subscriber is null)
+      and notifyq.may_inspect(s.name)
     order by s.name, u.name
   loop
     v_unread := notifyq.unread_batch(v_subscription.id);
@@ -132,7 +133,8 @@ $$;
 comment on function notifyq.subscription_lags(integer, text, text) is
   'How far behind each subscriber is: stream, subscriber, lag, pending, last_seen_at and retries '
   'as in messages.subscription_info(). Counts up to most pending events and retries. The other '
-  'columns are null, which keeps a call cheap. Raises NQ003.';
+  'columns are null, which keeps a call cheap. Leaves out streams that are closed to the caller, '
+  'unless it is a reader. Raises NQ003.';
 
 create or replace function messages.subscription_info(
   stream text default null, subscriber text default null
@@ -172,8 +174,8 @@ comment on function messages.subscription_info(text, text) is
   'How far subscribers are: lag is the age of the oldest unfinished event, pending how many those '
   'are (up to 1000000), last_seen_at when the last batch was opened, last_tick the newest tick '
   'then, current_batch the oldest open one, next_tick the one after last_tick, retries the events '
-  'to be delivered again, dead those in the archive, members how many have a batch open. Raises '
-  'NQ020 and NQ021.';
+  'to be delivered again, dead those in the archive, members how many have a batch open. Leaves '
+  'out streams that are closed to the caller, unless it is a reader. Raises NQ020 and NQ021.';
 
 create or replace function messages.batch_info(batch bigint)
   returns setof messages.batch_report language plpgsql stable security definer
@@ -183,6 +185,11 @@ as $$
 declare
   v_batch notifyq.batch := notifyq.find_batch(batch_info.batch);
 begin
+  perform notifyq.check_access(s.name, 'consume from')
+  from messages.subscription as u
+  join messages.stream as s on s.id = u.stream
+  where u.id = v_batch.subscription
+    and not notifyq.may_inspect(s.name);
   return query
   select v_batch.id, s.name, u.name, v_batch.member, v_batch.opened_at, e.ended_at,
     v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
@@ -205,7 +212,8 @@ comment on function messages.batch_info(bigint) is
   'One batch: its subscription, its times, and the snapshots and ids that its events lie between. '
   'tick is the newest tick when its end was set, previous_tick that of the batch before it, both '
   'with their times; null: none, or it was deleted. lag is how long ago the batch was cut: at the '
-  'tick() that ends it, else when it was opened. Raises NQ022 for an unknown batch.';
+  'tick() that ends it, else when it was opened. Raises NQ022 for an unknown batch, NQ007 without '
+  'the right to its stream.';
 
 create or replace function notifyq.open_batches(
   stream text default null, quantity integer default 100

@@ -40,12 +40,19 @@ end;
 $$;
 
 create or replace function notifyq.check_events(
-  stream messages.stream, payloads jsonb[], headers jsonb, is_allowed boolean default false
+  stream messages.stream,
+  payloads jsonb[],
+  keys text[],
+  type text,
+  headers jsonb,
+  is_allowed boolean default false
 )
   returns void language plpgsql
 as $$
 declare
-  v_bytes integer;
+  v_headers text := headers::text;
+  v_bytes bigint;
+  v_error text;
 begin
   -- A transaction that has published before may not know of a new segment: it takes no lock again
   -- that it holds, and only a new lock makes it read changed definitions. This call takes one.
@@ -64,15 +71,26 @@ begin
       format('headers must be an object: %s', left(headers::text, 100))
     );
   end if;
-  select max(octet_length(p.payload::text)) + coalesce(octet_length(headers::text), 0)
-  into v_bytes
-  from (select unnest(payloads) as payload) as p;
+  select max(octet_length(p.payload_text)) + coalesce(octet_length(v_headers), 0),
+    min(notifyq.content_error(p.payload, p.payload_text, headers, v_headers, type, p.key))
+      filter (where octet_length(concat(p.payload_text, v_headers, type, p.key)) > 200)
+  into v_bytes, v_error
+  from (
+    select e.payload, e.payload::text as payload_text, e.key
+    from (select unnest(payloads) as payload, unnest(keys) as key) as e
+    offset 0
+  ) as p;
   if v_bytes > stream.max_bytes then
-    raise exception using
-      errcode = 'NQ008',
-      message = format('an event has %s bytes with its headers, stream %L allows %s',
-        v_bytes, stream.name, stream.max_bytes),
-      hint = 'raise max_bytes of the stream, or publish a reference to the data';
+    v_error := format(
+      'an event has %s bytes with its headers, stream %L allows %s', v_bytes, stream.name,
+      stream.max_bytes
+    );
+  end if;
+  if v_error is not null then
+    perform notifyq.raise_limit(
+      v_error,
+      'raise the size with `notifyq stream alter --max-bytes` or messages.alter_stream()'
+    );
   end if;
   perform notifyq.check_payload(
     stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload)
@@ -99,7 +117,7 @@ declare
   v_stream messages.stream := notifyq.find_stream(name);
   v_ids bigint[];
 begin
-  perform notifyq.check_events(v_stream, payloads, headers, is_allowed);
+  perform notifyq.check_events(v_stream, payloads, keys, type, headers, is_allowed);
   perform pg_current_xact_id();
   v_ids := array(
     select nextval('messages.event_id_seq') from generate_series(1, cardinality(payloads))
@@ -155,14 +173,17 @@ comment on function notifyq.unsuppress_streams(text[]) is
 -- Stream event: a view of the events of all streams; a plain insert into it publishes.
 --
 -- The rule makes one statement of the insert and the common checks, which costs less than a
--- function call; admit_event() does the other checks. A rule repeats an expression wherever its
+-- function call; admit_event() does the other checks. No stream has a smaller max_bytes than 4000,
+-- and with fewer bytes no number has too many digits. A rule repeats an expression wherever its
 -- column is named, so each is named once, in a sub-select. Its `offset 0` keeps the planner from
 -- merging it with the rest: a function declared stable would be called for the check and again
 -- for the row. Functions and defaults run with the rights of the caller, tables are read with those
 -- of the owner.
 
 -- The transaction id is drawn before the suppression key is tried, as in publish_events().
-create or replace function notifyq.admit_event(stream text, message jsonb, headers jsonb)
+create or replace function notifyq.admit_event(
+  stream text, message jsonb, headers jsonb, type text default null, key text default null
+)
   returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
@@ -181,15 +202,18 @@ begin
   -- Most calls come here because no subscriber suppresses notifications.
   if (
     jsonb_typeof(coalesce(headers, '{}')) = 'object'
-    and octet_length(message::text) + octet_length(coalesce(headers, '{}')::text)
-      <= v_stream.unchecked_bytes
+    and octet_length(message::text) + octet_length(coalesce(headers, '{}')::text) <= 4000
+    and octet_length(concat(type, key)) <= 200
+    and not jsonb_path_exists(message, '$.**{101}')
+    and not jsonb_path_exists(coalesce(headers, '{}'), '$.**{101}')
+    and v_stream.unchecked_bytes is not null
   ) is not true then
     if message is null then
       perform notifyq.raise_invalid(
         'message must not be null', 'publish the JSON value null instead'
       );
     end if;
-    perform notifyq.check_events(v_stream, array[message], headers);
+    perform notifyq.check_events(v_stream, array[message], array[key], type, headers);
   end if;
   if v_stream.notify = 'always'
     or pg_current_xact_id() is not null
@@ -200,7 +224,7 @@ begin
   return v_stream.segment;
 end;
 $$;
-comment on function notifyq.admit_event(text, jsonb, jsonb) is
+comment on function notifyq.admit_event is
   'Called by an insert into messages.stream_event, for a stream with conditions or without '
   'suppressed notifications: checks the event, notifies, and returns the segment to write to. Not '
   'for direct use.';
@@ -230,18 +254,23 @@ create or replace rule publish as
         select s.segment
         from messages.stream as s
         where s.name = n.stream
+          and s.unchecked_bytes is not null
           and octet_length(n.message::text)
             + case
                 when n.headers is null then 0
-                when jsonb_typeof(n.headers) = 'object' then octet_length(n.headers::text)
+                when jsonb_typeof(n.headers) = 'object'
+                  and not jsonb_path_exists(n.headers, '$.**{101}')
+                  then octet_length(n.headers::text)
               end
-            <= s.unchecked_bytes
+            <= 4000
+          and not jsonb_path_exists(n.message, '$.**{101}')
+          and octet_length(concat(n.type, n.key)) <= 200
           and case
             when pg_current_xact_id() is not null
               then not pg_try_advisory_xact_lock_shared(hashtextextended(n.stream, 7305427005))
           end
       ),
-      notifyq.admit_event(n.stream, n.message, n.headers)
+      notifyq.admit_event(n.stream, n.message, n.headers, n.type, n.key)
     ),
     n.type, n.key, n.message, coalesce(n.headers, '{}')
   from (

@@ -63,7 +63,7 @@ comment on column messages.stream.payload_type is 'The type of each payload.';
 comment on column messages.stream.payload_schema is 'The JSON Schema for payloads, as text.';
 comment on column messages.stream.is_guarded is 'Whether it has grants.';
 comment on column messages.stream.unchecked_bytes is
-  'Most bytes of an event that publish() writes without the other checks; null: each is checked.';
+  'Null: each event needs the checks of check_events(), however small it is.';
 
 create table if not exists notifyq.segment (
   id bigint generated always as identity,

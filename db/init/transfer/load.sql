@@ -41,7 +41,7 @@ declare
 begin
   select s.* into v_stream from messages.stream as s where s.name = check_target.queue;
   if found then
-    perform notifyq.check_events(v_stream, '{}', null);
+    perform notifyq.check_events(v_stream, '{}', '{}', null, null);
     return;
   end if;
   perform notifyq.find_queue(check_target.queue);

@@ -274,6 +274,25 @@ async def test_old_hours_become_days_and_nothing_is_lost(connection: Connection,
         assert len(await rows(connection, table, "span = 'day'")) == 2
 
 
+async def test_long_types_and_workers_are_keys_of_their_own(
+    connection: Connection, lake: int
+) -> None:
+    long = [await connection.fetchval(  # a text that an index does not compress
+        "select $1 || string_agg(md5(n::text), '') from generate_series(1, 300) as n", end
+    ) for end in "ab"]  # fmt: skip
+    worker = {"bucket_at": HOUR, "queue": "q", "finished": 1, "dead": 0, "run_total_us": 1}
+    for batch in (0, 1):
+        await roll(
+            connection, lake, batch, batch + 1, [counted(1, {1: 1}, type=it) for it in long], [],
+            [worker | {"worker": it} for it in long],
+        )  # fmt: skip
+    types = {row["type"]: row["finished"] for row in await rows(connection, "rollup")}
+    assert list(types.values()) == [2, 2]
+    workers = {row["worker"]: row["finished"] for row in await rows(connection, "rollup_worker")}
+    assert workers == types
+    assert all(long[n].startswith(it[:50]) for n, it in enumerate(sorted(types)))
+
+
 async def test_forgetting_a_lake_removes_its_roll_up(connection: Connection, lake: int) -> None:
     await roll(connection, lake, 0, 3, [counted(1, {0: 1})])
     await connection.execute("select messages.forget_lake($1)", lake)

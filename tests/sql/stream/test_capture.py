@@ -442,3 +442,44 @@ async def test_an_event_that_is_refused_refuses_the_change(
     await connection.execute("insert into item values (1)")
     (event,) = await captured.events()
     assert event["of"] == "1"
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "for each row execute function notifyq.capture_each('changes', '{{{{{{{a}}}}}}}')",
+        "for each row when (new.id" + " + 1" * 5000 + " > 0) "
+        "execute function notifyq.capture_each('changes', '')",
+    ],
+    ids=["columns", "condition"],
+)
+async def test_a_capture_that_cannot_be_shown_hides_no_other(
+    connection: Connection, captured: Captured, trigger: str
+) -> None:
+    await connection.execute(TABLE)
+    await captured.begin()
+    await connection.execute("create table bad (id integer)")
+    await connection.execute("set max_stack_depth = '7MB'")
+    await connection.execute(f"create trigger t after insert on bad {trigger}")
+    await connection.execute("set max_stack_depth = '100kB'")
+    shown = {
+        row["relation"]: row for row in await connection.fetch("select * from messages.captures()")
+    }
+    assert {"bad", "item"} == set(shown)
+    assert shown["item"]["problem"] is None
+    assert "cannot be" in str(shown["bad"]["problem"]) + str(shown["bad"]["condition"])
+    await value(connection, "uncapture", relation="item", stream="changes")
+    await connection.execute("select messages.uncapture('bad', 'changes')")
+    await value(connection, "drop_stream", name="changes", force=True)
+
+
+async def test_a_long_key_of_a_row_is_hashed(connection: Connection, captured: Captured) -> None:
+    await connection.execute("create table item (id text primary key)")
+    await captured.begin()
+    await connection.execute(
+        "insert into item select repeat('x', n) from generate_series(200, 201) n"
+    )
+    events = await captured.events()
+    hashed = await connection.fetchval("select md5(repeat('x', 201))")
+    assert [it["of"] for it in events] == ["x" * 200, hashed]
+    assert [it["key"]["id"] for it in events] == ["x" * 200, "x" * 201]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -376,3 +377,47 @@ async def test_functions_in_the_search_path_are_not_called(
             "values ('s', '1', '{\"a\": 1}')"
         )
     assert await events(connection) == [("s", None, None, 1, {"a": 1})]
+
+
+DEEP = "[" * 101 + "[]" + "]" * 101
+LIMITS = {
+    "type": {"type": "t" * 201},
+    "key": {"key": "é" * 101},
+    "levels": {"message": {"a": json.loads(DEEP)}},
+    "levels of a header": {"headers": {"h": json.loads(DEEP)}},
+    "number": {"message": {"a": 10**4001}},
+    "number of a header": {"headers": {"n": 10**4001}},
+}
+WITHIN: dict[str, Any] = {
+    "type": "t" * 200,
+    "key": "é" * 100,
+    "message": {"a": json.loads("[" * 99 + "[]" + "]" * 99), "b": 10**3000},
+    "headers": {"n": 10**900},
+}
+
+
+@pytest.mark.parametrize("subscribed", [False, True], ids=["notified", "suppressed"])
+@pytest.mark.parametrize("way", ["insert", "publish", "publish_many"])
+@pytest.mark.usefixtures("stream")
+async def test_an_event_has_the_limits_of_a_message(
+    connection: Connection, connect: Connect, way: str, subscribed: bool
+) -> None:
+    async def publish(**given: Any) -> None:
+        if way == "insert":
+            await insert(connection, **given)
+        elif way == "publish":
+            await value(connection, "publish", queue="s", **({"message": 1} | given))
+        else:
+            given["messages"] = [0, given.pop("message", 1)]
+            if "key" in given:
+                given["keys"] = [None, given.pop("key")]
+            await rows(connection, "publish_many", queue="s", **given)
+
+    await value(connection, "alter_stream", name="s", max_bytes=65536)
+    if subscribed:
+        await (await connect()).execute("select notifyq.suppress_stream('s')")
+    await publish(**WITHIN)
+    for what, given in LIMITS.items():
+        with pytest.raises(MessageLimitError, match=what.split()[0].replace("levels", "deep")):
+            await publish(**given)
+    assert len(await events(connection)) == (2 if way == "publish_many" else 1)
