@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from notifyq.cli.demo import without_password
 from notifyq.cli.options import duration, instant
-from notifyq.cli.output import cell, printable, span, when
+from notifyq.cli.output import cell, span, when
 from notifyq.models.payload import check_json
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from support.database import Connection

@@ -35,23 +35,14 @@ from notifyq.cli.options import (
     limit_option,
     masks_of,
 )
-from notifyq.cli.output import (
-    cell,
-    err,
-    out,
-    pick,
-    print_json,
-    print_rows,
-    printable,
-    row_json,
-    when,
-)
+from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, when
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
 from notifyq.models.message import ArchivedMessage, Status
 from notifyq.operations import monitor
 from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
+from notifyq.printable import printable
 from notifyq.telemetry import log_events
 
 dead = typer.Typer(

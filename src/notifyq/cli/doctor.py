@@ -10,10 +10,11 @@ import typer
 from notifyq.cli.arguments import dsn_source
 from notifyq.cli.command import actor, resolve_dsn, run
 from notifyq.cli.options import DsnOption, JsonOption, flag, repeated
-from notifyq.cli.output import out, print_json, printable
+from notifyq.cli.output import out, print_json
 from notifyq.config import listen_dsn_from_environment
 from notifyq.errors import NotifyqError
 from notifyq.operations.doctor import CHECKS, Level, apply_fixes, examine, steps
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

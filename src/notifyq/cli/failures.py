@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 
 from notifyq.cli.hints import advised
-from notifyq.cli.output import printable
 from notifyq.errors import DatabaseError, NotifyqError, ServerError
+from notifyq.printable import printable
 
 
 def text(error: Exception) -> str:

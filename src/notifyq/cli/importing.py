@@ -11,11 +11,12 @@ import typer
 from notifyq.cli.arguments import warn_of_password
 from notifyq.cli.command import open_database, sync
 from notifyq.cli.options import DsnOption, JsonOption, flag, pairs, repeated
-from notifyq.cli.output import err, out, print_json, print_rows, printable
+from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
 from notifyq.database.pool import connect
 from notifyq.importing import SYSTEMS, Transfer
+from notifyq.printable import printable
 from notifyq.queues.admin import Admin
 
 if TYPE_CHECKING:

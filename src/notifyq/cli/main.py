@@ -19,7 +19,8 @@ from typer.core import TyperGroup
 from notifyq import __version__
 from notifyq.cli.arguments import refuse_blanks, with_dsn
 from notifyq.cli.logs import mask_logs
-from notifyq.cli.output import err, out, printable
+from notifyq.cli.output import err, out
+from notifyq.printable import printable
 from notifyq.signals import unwinding
 
 # Typer uses the click that is installed or a copy of its own: the class comes from the right one.

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from notifyq.dsn import masked_in
+from notifyq.printable import first_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -178,12 +179,7 @@ def cell(value: Any, most: int = _MOST) -> str:
         case dict() | list():
             return _json(value)[:most]
         case _:
-            return printable(str(value)[:most].partition("\n")[0])
-
-
-def printable(text: str) -> str:
-    """A text without characters that could control a terminal: texts come from anywhere."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+            return first_line(str(value), most)
 
 
 def when(value: datetime, *, full: bool = False) -> str:

@@ -26,12 +26,13 @@ from notifyq.cli.options import (
     flag,
     repeated,
 )
-from notifyq.cli.output import err, out, print_json, printable
+from notifyq.cli.output import err, out, print_json
 from notifyq.cli.signals import stop_signals
 from notifyq.cli.worker import load
 from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_from_file
 from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
+from notifyq.printable import printable
 from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
 from notifyq.telemetry import log_events
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.models.message import Status
 from notifyq.models.outcome import ErrorReport
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -66,7 +67,7 @@ def _headline(error: BaseException) -> str:
 def in_line(text: str) -> str:
     """A text in one line of bounded length, without control characters: for a log."""
     words = " ".join(text[: 10 * _LINE].split())
-    line = "".join(c if c.isprintable() else "?" for c in words)
+    line = printable(words)
     return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 

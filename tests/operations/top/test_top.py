@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from notifyq.chaos.proxy import Proxy
 from notifyq.database.pool import Database
+from notifyq.operations import monitor
 from notifyq.operations.masks import HIDDEN, Masks
 from notifyq.operations.monitor import Figure, Health
 from notifyq.operations.top.app import Top
+from notifyq.operations.top.frame import line
+from notifyq.operations.top.listing import MESSAGES
+from notifyq.operations.top.once import as_text
 from notifyq.operations.top.snapshot import Snapshot, Source
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import _of_server
@@ -324,3 +330,40 @@ def test_only_bloat_of_large_tables_is_reported(part: float, size: int, is_repor
     )
     problems = "; ".join(_of_server(Snapshot(datetime.now(UTC)), Health(figures)))
     assert (problems == f"bloat {part:.0%}") is is_reported
+
+
+EVIL = "a\x1b]0;owned\x07b\x9b31m\u202e"
+
+
+def filled(kind: Any) -> Any:
+    """Give a value of the type, with control characters in each text."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in {Union, UnionType}:
+        return filled(inner[0])
+    if origin is tuple:
+        return (filled(inner[0]),)
+    if origin is dict:
+        return {filled(inner[0]): filled(inner[1])}
+    if is_dataclass(kind):
+        # Modules import the names of their annotations for type checks only.
+        names = {name: getattr(monitor, name) for name in monitor.__all__}
+        names |= {"datetime": datetime, "timedelta": timedelta}
+        hints = get_type_hints(kind, localns=names)
+        return kind(**{it.name: filled(hints[it.name]) for it in fields(kind)})
+    plain = {str: EVIL, datetime: datetime.now(UTC), timedelta: timedelta(1), int: 1, float: 1.0}
+    return plain.get(kind, kind is bool)
+
+
+def test_no_text_of_any_view_controls_the_terminal() -> None:
+    seen = filled(Snapshot)
+    for view in (*VIEWS, MESSAGES):
+        rows = chosen(view, seen)
+        assert rows
+        raw = [column.cell(seen, row) for row in rows for column in view.columns]
+        assert any(EVIL in it for it in raw)
+        for row in rows:
+            for column in view.columns:
+                assert column.show(seen, row).isprintable(), (view.name, column.title)
+    for text in as_text(seen, 10_000).splitlines():
+        assert text.isprintable()
+    assert line(EVIL).plain.isprintable()

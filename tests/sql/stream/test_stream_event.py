@@ -380,7 +380,7 @@ async def test_functions_in_the_search_path_are_not_called(
 
 
 DEEP = "[" * 101 + "[]" + "]" * 101
-LIMITS = {
+LIMITS: dict[str, dict[str, Any]] = {
     "type": {"type": "t" * 201},
     "key": {"key": "é" * 101},
     "levels": {"message": {"a": json.loads(DEEP)}},

@@ -17,9 +17,10 @@ from notifyq.cli.options import (
     flag,
     instant_option,
 )
-from notifyq.cli.output import err, out, print_json, print_table, printable, when
+from notifyq.cli.output import err, out, print_json, print_table, when
 from notifyq.cli.progress import Progress
 from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from notifyq.spark.lake.export import ExportSummary

@@ -21,9 +21,10 @@ from notifyq.cli.options import (
     path,
     repeated,
 )
-from notifyq.cli.output import err, out, print_json, print_rows, print_table, printable, when
+from notifyq.cli.output import err, out, print_json, print_rows, print_table, when
 from notifyq.cli.progress import Progress
 from notifyq.cli.spark.common import EngineOption, make_engine, needs_extra
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from notifyq.spark.publish.load import LoadSummary

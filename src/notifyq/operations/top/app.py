@@ -16,7 +16,8 @@ from notifyq.dsn import hosts_of, options_of
 from notifyq.errors import NotifyqError
 from notifyq.operations.top.frame import LiveScreen, Question
 from notifyq.operations.top.main import Main
-from notifyq.operations.top.text import lasting, printable
+from notifyq.operations.top.text import lasting
+from notifyq.printable import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -63,7 +64,7 @@ class Top(App[None]):
             state = time.strftime("%H:%M:%S")
         else:
             away = lasting(timedelta(seconds=time.monotonic() - self._away_since))
-            state = f"DATABASE AWAY for {away}: {printable(self._failure)}"
+            state = f"DATABASE AWAY for {away}: {first_line(self._failure)}"
         mode = "  read-only" if self.read_only else ""
         line = f"notifyq top  {title}  {state}{mode}  {self._name}"
         return Text(line, no_wrap=True, overflow="ellipsis")
@@ -115,7 +116,7 @@ class Top(App[None]):
         try:
             notice = await self.source.call(call())
         except _FAILURES as error:
-            notice = f"failed: {printable(str(error))}"
+            notice = f"failed: {first_line(str(error))}"
         self.source.forget()
         self._show_notice(notice)
         self.wake()

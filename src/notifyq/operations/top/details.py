@@ -11,7 +11,8 @@ from notifyq.operations import monitor
 from notifyq.operations.masks import redacted
 from notifyq.operations.top import acts
 from notifyq.operations.top.frame import Detail
-from notifyq.operations.top.text import lasting, printable
+from notifyq.operations.top.text import lasting
+from notifyq.printable import first_line, printable_lines
 
 if TYPE_CHECKING:
     from notifyq.models.message import Attempt, Message
@@ -86,7 +87,7 @@ def message_text(message: Message | ArchivedMessage, attempts: list[Attempt], ma
         lines += [
             "",
             f"attempt {attempt.number}: {attempt.status} after {span}, "
-            f"{_value(attempt.locked_at)}, by {printable(attempt.handled_by or '?')}",
+            f"{_value(attempt.locked_at)}, by {first_line(attempt.handled_by or '?')}",
         ]
         texts = (redacted(it, masks, *documents) for it in (attempt.details, attempt.traceback))
         lines += [_lines(text) for text in texts if text]
@@ -101,7 +102,7 @@ def _value(value: Any) -> str:
             return "never"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return printable(str(value))
+    return first_line(str(value))
 
 
 def _pretty(text: str | None, masks: Masks) -> str | None:
@@ -110,19 +111,15 @@ def _pretty(text: str | None, masks: Masks) -> str | None:
 
 
 def _lines(text: str) -> str:
-    """A text of several lines, without characters that control a terminal."""
-    shown = "\n".join(
-        "".join(c if c.isprintable() else "?" for c in line)
-        for line in text[:_LONGEST].expandtabs(4).splitlines()
-    )
-    return shown + ("\n…" if len(text) > _LONGEST else "")
+    """A text of several lines, up to the longest that is shown."""
+    return printable_lines(text[:_LONGEST]) + ("\n…" if len(text) > _LONGEST else "")
 
 
 class WorkerScreen(Detail):
     """A worker and the messages that it has locked."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"worker {printable(name)}")
+        super().__init__(f"worker {first_line(name)}")
         self._worker = name
 
     async def fetch(self) -> None:
@@ -154,7 +151,7 @@ def worker_text(worker: WorkerInfo) -> str:
     ]
     lines += ["", f"{worker.held} messages locked, {worker.expired} of them expired:"]
     lines += [
-        f"  {it.id:>12}  {printable(it.queue):<24} attempt {it.attempts}, "
+        f"  {it.id:>12}  {first_line(it.queue):<24} attempt {it.attempts}, "
         f"since {_value(it.locked_at)}"
         for it in worker.messages
     ]

@@ -11,6 +11,8 @@ from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
+from notifyq.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -52,7 +54,7 @@ class Host(Protocol):
 
 def line(text: str) -> Text:
     """One line, cut off where it is too long."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 class LiveScreen(Screen[None]):

@@ -17,8 +17,9 @@ from notifyq.operations.top.details import MessageScreen
 from notifyq.operations.top.frame import LiveScreen
 from notifyq.operations.top.snapshot import Row, Snapshot
 from notifyq.operations.top.table import Table
-from notifyq.operations.top.text import age, printable
+from notifyq.operations.top.text import age
 from notifyq.operations.top.views import Column, View, text
+from notifyq.printable import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -66,7 +67,7 @@ def _row(it: Message | ArchivedMessage | Found, masks: Masks) -> Row:
         shown = details or it.message
     else:
         shown = redacted(details, masks, None) or masks.text(it.message, indent=None)
-    return Row(it.id, state, at, it.attempts, printable(it.type), printable(shown))
+    return Row(it.id, state, at, it.attempts, first_line(it.type), first_line(shown))
 
 
 class Listing(LiveScreen):
@@ -137,7 +138,7 @@ class QueueMessages(Listing):
     BINDINGS: ClassVar[list[Any]] = [("tab,left,right", "turn", "Live or dead")]
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"queue {printable(queue)}", self._messages)
+        super().__init__(f"queue {first_line(queue)}", self._messages)
         self._queue = queue
         self.is_of_dead = False
 
@@ -171,7 +172,7 @@ def of_subscriber(stream: str, subscriber: str) -> Listing:
         found = await Archive(source.database).dead(stream, _MOST, subscriber=subscriber)
         return [_row(it, source.masks) for it in found]
 
-    return Listing(f"dead events of {printable(stream)} / {printable(subscriber)}", find)
+    return Listing(f"dead events of {first_line(stream)} / {first_line(subscriber)}", find)
 
 
 def of_group(group: DeadGroup, masks: Masks) -> Listing:
@@ -183,4 +184,4 @@ def of_group(group: DeadGroup, masks: Masks) -> Listing:
         return [_row(it, source.masks) for it in page.messages]
 
     name = redacted(group.fingerprint, masks, None)
-    return Listing(f"dead: {printable(name)[:60]}", find)
+    return Listing(f"dead: {first_line(name)[:60]}", find)

@@ -11,8 +11,9 @@ from notifyq.operations.top.details import WorkerScreen
 from notifyq.operations.top.frame import LiveScreen, line
 from notifyq.operations.top.listing import QueueMessages, of_group, of_subscriber
 from notifyq.operations.top.table import MOST, Table
-from notifyq.operations.top.text import count, printable, status_line, summary
+from notifyq.operations.top.text import count, status_line, summary
 from notifyq.operations.top.views import DEAD, QUEUES, STREAMS, VIEWS, WORKERS
+from notifyq.printable import first_line
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -176,6 +177,6 @@ class Main(LiveScreen):
             which = f"these {count(row.dead)} dead messages"
             question = f"Retry {which if row.dead > 1 else 'this dead message'}?\n"
             self.top.act(
-                question + printable(row.sample),
+                question + first_line(row.sample),
                 lambda: acts.retry_group(source.database, row.fingerprint, source.masks),
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.operations.masks import redacted
 from notifyq.operations.top.text import status_line, summary
 from notifyq.operations.top.views import HEALTH, VIEWS, chosen, cut, fitting
+from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from notifyq.operations.masks import Masks
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 def as_text(seen: Snapshot, width: int) -> str:
     """All views except health, which is only one line."""
-    lines = [summary(seen), status_line(seen)]
+    lines = [summary(seen), printable(status_line(seen))]
     for view in VIEWS:
         rows = chosen(view, seen)
         if view is HEALTH or not rows:
             continue
         columns = fitting(view, seen, rows, width)
         cells = [[it.title for it, _ in columns]]
-        cells += [[cut(it.cell(seen, row), size) for it, size in columns] for row in rows]
+        cells += [[cut(it.show(seen, row), size) for it, size in columns] for row in rows]
         lines += ["", view.name.upper()]
         lines += [
             "  ".join(

@@ -47,7 +47,7 @@ class Table(DataTable[Text]):
             for row in rows:
                 self.add_row(
                     *(
-                        Text(cut(it.cell(seen, row), width), justify=_side(it), no_wrap=True)
+                        Text(cut(it.show(seen, row), width), justify=_side(it), no_wrap=True)
                         for it, width in columns
                     )
                 )

@@ -58,12 +58,6 @@ def course(values: Sequence[float]) -> str:
     return "".join(_BARS[min(7, round(7 * value / most))] for value in values)
 
 
-def printable(text: str | None, most: int = 500) -> str:
-    """The first line of an untrusted text, without characters that control a terminal."""
-    line = (text or "").strip()[:most].partition("\n")[0]
-    return "".join(c if c.isprintable() else "?" for c in line)
-
-
 def summary(seen: Snapshot) -> str:
     """One line about all queues together."""
     rows = seen.backlog
@@ -108,7 +102,7 @@ def _of_maintenance(seen: Snapshot, health: Health) -> Iterator[str]:
         yield f"due messages not staged for {lasting(timedelta(seconds=overdue))}"
     for duty, runs in health.by_subject("maintenance_failing").items():
         if runs:
-            yield f"maintenance cannot {printable(duty)}, {runs:.0f} runs failed"
+            yield f"maintenance cannot {duty}, {runs:.0f} runs failed"
     if failed := sum(it.failed for it in seen.cron):
         yield f"pg_cron failed {failed} {'time' if failed == 1 else 'times'} in an hour"
     if gone := sum(it.state in {"unresponsive", "gone"} and it.held > 0 for it in seen.workers):
@@ -118,7 +112,7 @@ def _of_maintenance(seen: Snapshot, health: Health) -> Iterator[str]:
 def _of_server(seen: Snapshot, health: Health) -> Iterator[str]:
     for holder in seen.holders[:1]:
         if (holder.xmin_age or 0) >= _OLD_XMIN:
-            name = printable(f"pid {holder.pid}" if holder.pid else holder.name)
+            name = f"pid {holder.pid}" if holder.pid else holder.name
             yield f"xmin held by {holder.cause} {name}, {count(holder.xmin_age or 0)} old"
     if (queue := health.get("notify_queue") or 0) > 0.1:
         yield f"NOTIFY queue {queue:.0%} full"

@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq.operations.texts import size
-from notifyq.operations.top.text import age, count, course, lasting, per_second, printable
+from notifyq.operations.top.text import age, count, course, lasting, per_second
+from notifyq.printable import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,10 @@ class Column:
     rank: int = 0
     is_number: bool = True
     most: int = 60
+
+    def show(self, seen: Snapshot, row: Any) -> str:
+        """One line that a terminal can show: what a cell has may come from anybody."""
+        return first_line(self.cell(seen, row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ def text(title: str, name: str, rank: int = 0, most: int = 60) -> Column:
 
     def cell(_: Snapshot, row: Any) -> str:
         value = getattr(row, name)
-        return printable(value if isinstance(value, str) else ", ".join(value or ()))
+        return value if isinstance(value, str) else ", ".join(value or ())
 
     return Column(title, cell, cell, rank, is_number=False, most=most)
 
@@ -152,7 +157,7 @@ WORKERS = View(
         since("up", "started_at", 3),
         Column(
             "serves",
-            lambda _, it: printable(", ".join((*it.queues, *it.streams))),
+            lambda _, it: ", ".join((*it.queues, *it.streams)),
             lambda _, it: it.queues,
             2,
             is_number=False,
@@ -174,7 +179,7 @@ DEAD = View(
         text("ended", "statuses", 2, 14),
         Column(
             "error",
-            lambda _, it: printable(it.sample or it.fingerprint or "(no text)"),
+            lambda _, it: it.sample or it.fingerprint or "(no text)",
             lambda _, it: it.fingerprint or "",
             is_number=False,
             most=200,
@@ -279,7 +284,7 @@ def fitting(
     listed = list(rows)
     widths = {
         column.title: min(
-            max([len(column.title) + 1, *(len(column.cell(seen, it)) for it in listed)]),
+            max([len(column.title) + 1, *(len(column.show(seen, it)) for it in listed)]),
             column.most,
         )
         for column in view.columns
