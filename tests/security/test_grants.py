@@ -300,6 +300,25 @@ async def test_an_app_gets_a_one_line_error(bills: int, roles: None, database: s
         assert await app.admin.revoke_queue("default", role_name("billing"))
 
 
+@pytest.mark.parametrize(
+    ("who", "names"),
+    [
+        ("billing", "the role notifyq_admin"),
+        ("reader", "the role notifyq_admin"),
+        ("mallory", "one of the roles notifyq_publisher, notifyq_worker, notifyq_reader, "),
+    ],
+)
+async def test_an_error_names_the_roles_that_have_the_right(
+    roles: None, database: str, who: str, names: str
+) -> None:
+    async with App(dsn_of(database, who)) as app:
+        with pytest.raises(AccessDeniedError, match=f"ask the owner for {names}"):
+            await app.admin.create_queue("q")
+        if who == "reader":
+            with pytest.raises(AccessDeniedError, match="notifyq_publisher, notifyq_admin"):
+                await app.publish("default", 1)
+
+
 @pytest.mark.parametrize("function", ["result", "await_result"])
 async def test_results_are_for_roles_that_publish_or_consume(
     connection: Connection, bills: int, enter: Enter, function: str

@@ -133,7 +133,7 @@ begin
     );
   end if;
   if v_messages is not null then
-    -- A write to the table must not fail because its key is long: a hash identifies the row as well.
+    -- A write to the table must not fail because its key is long: a hash identifies the row too.
     v_keys := array(
       select case when octet_length(k.key) > 200 then md5(k.key) else k.key end
       from unnest(v_keys) with ordinality as k (key, position)

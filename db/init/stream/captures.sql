@@ -208,13 +208,13 @@ exception
 end;
 $$;
 
--- The condition of a capture as SQL. The owner of the table may have written one that is too complex
--- to be shown.
+-- The condition of a capture as SQL. The owner of the table may have written one that is too
+-- complex to be shown.
 create or replace function notifyq.capture_condition(trigger oid)
   returns text language plpgsql stable
 as $$
 begin
-  return substring(pg_get_triggerdef(trigger) from ' WHEN [(](.*)[)] EXECUTE FUNCTION ');
+  return substring(pg_get_triggerdef(trigger) from ' WHEN [(](.*)[)] [A-Z]+ FUNCTION ');
 exception
   when others then
     return format('(cannot be shown: %s)', sqlerrm);

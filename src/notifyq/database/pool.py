@@ -15,6 +15,7 @@ from notifyq.config import DatabaseSettings, require_dsn
 from notifyq.database.connect import Route
 from notifyq.database.encoding import storable
 from notifyq.database.per_loop import PerLoop
+from notifyq.database.probes import ROLES_OF_FUNCTION
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
 from notifyq.dsn import masked, unusable
 from notifyq.errors import (
@@ -27,7 +28,7 @@ from notifyq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import TypeAlias
 
     from asyncpg.pool import PoolConnectionProxy
@@ -51,10 +52,7 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
         case asyncpg.InvalidCatalogNameError():
             return DatabaseUnavailableError(f"{error}: create it, or correct {where}")
         case asyncpg.InsufficientPrivilegeError():
-            return AccessDeniedError(
-                f"{error}: ask the owner for one of the roles notifyq_publisher, notifyq_worker, "
-                "notifyq_reader, notifyq_admin"
-            )
+            return _denied(error)
         case asyncpg.InvalidSchemaNameError():
             return SchemaMissingError(f"{error}: install the schema with `notifyq init`")
         case _ if is_misfit(error):
@@ -63,6 +61,14 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
             return _misconfigured(error, where)
         case _:
             return _unavailable(error, where) if is_passing(error) else None
+
+
+def _denied(error: asyncpg.PostgresError, roles: Sequence[str] = ()) -> AccessDeniedError:
+    """An error that names the roles that have the right; without them, all of ours."""
+    names = [f"notifyq_{it}" for it in ("publisher", "worker", "reader", "admin")]
+    given = [it for it in names if it in roles] or names
+    which = f"the role {given[0]}" if len(given) == 1 else f"one of the roles {', '.join(given)}"
+    return AccessDeniedError(f"{error}: ask the owner for {which}")
 
 
 def _misconfigured(error: BaseException, where: str) -> ConfigurationError:
@@ -317,3 +323,8 @@ class Database:
             # The old primary may keep its connections open.
             await pool.expire_connections()
             raise
+        except asyncpg.InsufficientPrivilegeError as error:
+            # In any language of the server the text ends with the name of the function.
+            name = str(error).rpartition(" ")[2]
+            roles = [row["role"] for row in await pool.fetch(ROLES_OF_FUNCTION, name)]
+            raise _denied(error, roles) from error

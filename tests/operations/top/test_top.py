@@ -349,7 +349,8 @@ def filled(kind: Any) -> Any:
         names = {name: getattr(monitor, name) for name in monitor.__all__}
         names |= {"datetime": datetime, "timedelta": timedelta}
         hints = get_type_hints(kind, localns=names)
-        return kind(**{it.name: filled(hints[it.name]) for it in fields(kind)})
+        made: Any = kind
+        return made(**{it.name: filled(hints[it.name]) for it in fields(kind)})
     plain = {str: EVIL, datetime: datetime.now(UTC), timedelta: timedelta(1), int: 1, float: 1.0}
     return plain.get(kind, kind is bool)
 
