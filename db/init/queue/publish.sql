@@ -30,24 +30,26 @@ declare
   v_id bigint;
   v_segment bigint;
   v_room integer;
+  v_text text;
 begin
   -- Most publishers pay the price of a single event, and each function that a condition names is
   -- resolved once per transaction, called or not: an event that needs no further checks is written
   -- here, as publish_events() would, and the functions for other cases stand apart.
-  select s.segment, case when s.unchecked_bytes is not null then 4000 end into v_segment, v_room
+  select s.segment, s.unchecked_bytes into v_segment, v_room
   from messages.stream as s
   where s.name = publish.queue;
   if v_room is not null then
+    v_text := publish.message::text;
     if publish.headers is not null then
       v_room := case
-        when jsonb_typeof(publish.headers) = 'object'
-          and not jsonb_path_exists(publish.headers, '$.**{101}')
+        when jsonb_typeof(publish.headers) = 'object' and octet_length(publish.headers::text) <= 200
           then v_room - octet_length(publish.headers::text)
       end;
     end if;
-    if octet_length(publish.message::text) <= v_room
+    if octet_length(v_text) <= v_room
       and octet_length(concat(publish.type, publish.key)) <= 200
       and not jsonb_path_exists(publish.message, '$.**{101}')
+      and (octet_length(v_text) <= 4000 or v_text !~ '[0-9]{255}')
       and publish.priority = 0
       and publish.delay is null and publish.available_at is null
       and publish.dedup_key is null and publish.after is null and publish.max_attempts is null

@@ -173,8 +173,7 @@ comment on function notifyq.unsuppress_streams(text[]) is
 -- Stream event: a view of the events of all streams; a plain insert into it publishes.
 --
 -- The rule makes one statement of the insert and the common checks, which costs less than a
--- function call; admit_event() does the other checks. No stream has a smaller max_bytes than 4000,
--- and with fewer bytes no number has too many digits. A rule repeats an expression wherever its
+-- function call; admit_event() does the other checks, also of what content_error() may refuse. A rule repeats an expression wherever its
 -- column is named, so each is named once, in a sub-select. Its `offset 0` keeps the planner from
 -- merging it with the rest: a function declared stable would be called for the check and again
 -- for the row. Functions and defaults run with the rights of the caller, tables are read with those
@@ -189,6 +188,7 @@ create or replace function notifyq.admit_event(
 as $$
 declare
   v_stream messages.stream;
+  v_text text := message::text;
 begin
   select s.* into v_stream from messages.stream as s where s.name = admit_event.stream;
   if not found then
@@ -202,11 +202,12 @@ begin
   -- Most calls come here because no subscriber suppresses notifications.
   if (
     jsonb_typeof(coalesce(headers, '{}')) = 'object'
-    and octet_length(message::text) + octet_length(coalesce(headers, '{}')::text) <= 4000
+    and octet_length(v_text) + octet_length(coalesce(headers, '{}')::text)
+      <= v_stream.unchecked_bytes
+    and octet_length(headers::text) > 200 is not true
     and octet_length(concat(type, key)) <= 200
     and not jsonb_path_exists(message, '$.**{101}')
-    and not jsonb_path_exists(coalesce(headers, '{}'), '$.**{101}')
-    and v_stream.unchecked_bytes is not null
+    and (octet_length(v_text) <= 4000 or v_text !~ '[0-9]{255}')
   ) is not true then
     if message is null then
       perform notifyq.raise_invalid(
@@ -254,20 +255,21 @@ create or replace rule publish as
         select s.segment
         from messages.stream as s
         where s.name = n.stream
-          and s.unchecked_bytes is not null
-          and octet_length(n.message::text)
-            + case
-                when n.headers is null then 0
-                when jsonb_typeof(n.headers) = 'object'
-                  and not jsonb_path_exists(n.headers, '$.**{101}')
-                  then octet_length(n.headers::text)
-              end
-            <= 4000
-          and not jsonb_path_exists(n.message, '$.**{101}')
-          and octet_length(concat(n.type, n.key)) <= 200
+          -- First, as admit_event() checks what subscribers are notified of.
           and case
-            when pg_current_xact_id() is not null
-              then not pg_try_advisory_xact_lock_shared(hashtextextended(n.stream, 7305427005))
+            when pg_current_xact_id() is null
+              or pg_try_advisory_xact_lock_shared(hashtextextended(n.stream, 7305427005)) then false
+            else
+              octet_length(n.message::text)
+                + case
+                    when n.headers is null then 0
+                    when jsonb_typeof(n.headers) = 'object' and octet_length(n.headers::text) <= 200
+                      then octet_length(n.headers::text)
+                  end
+                <= s.unchecked_bytes
+              and octet_length(concat(n.type, n.key)) <= 200
+              and not jsonb_path_exists(n.message, '$.**{101}')
+              and (octet_length(n.message::text) <= 4000 or n.message::text !~ '[0-9]{255}')
           end
       ),
       notifyq.admit_event(n.stream, n.message, n.headers, n.type, n.key)

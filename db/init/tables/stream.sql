@@ -63,7 +63,8 @@ comment on column messages.stream.payload_type is 'The type of each payload.';
 comment on column messages.stream.payload_schema is 'The JSON Schema for payloads, as text.';
 comment on column messages.stream.is_guarded is 'Whether it has grants.';
 comment on column messages.stream.unchecked_bytes is
-  'Null: each event needs the checks of check_events(), however small it is.';
+  'Most bytes of an event that publish() writes without the checks of its stream; null: each is '
+  'checked.';
 
 create table if not exists notifyq.segment (
   id bigint generated always as identity,
