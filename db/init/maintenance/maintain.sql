@@ -252,6 +252,7 @@ declare
   v_duty record;
   v_done text;
 begin
+  perform notifyq.check_given('urgently', urgently is not null);
   -- A row lock: any role of the database could hold an advisory lock permanently.
   perform from notifyq.schema_version as s
   where s.version = (select min(v.version) from notifyq.schema_version as v)
@@ -285,7 +286,7 @@ end;
 $$;
 comment on function notifyq.maintain is
   'Run the duties of messages.maintain(): all, or without those of notifyq.maintain_urgently() and '
-  'the schedules, for a worker that calls these in statements of their own.';
+  'the schedules, for a worker that calls these in statements of their own. Raises NQ003 for null.';
 
 create or replace function messages.maintain()
   returns messages.maintenance_report language plpgsql security definer

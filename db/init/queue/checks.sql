@@ -22,7 +22,7 @@ end;
 $$;
 
 -- The limit that a message or an event exceeds, whatever its queue or stream, as text, or null. The
--- texts are those of the values: whoever calls has them already.
+-- texts are those of the values: each caller has them already.
 create or replace function notifyq.content_error(
   message jsonb, message_text text, headers jsonb, headers_text text, type text, key text
 )

@@ -47,7 +47,8 @@ begin
       end;
     end if;
     if octet_length(v_text) <= v_room
-      and octet_length(concat(publish.type, publish.key)) <= 200
+      and (publish.type is null or octet_length(publish.type) <= 200)
+      and (publish.key is null or octet_length(publish.key) <= 200)
       and not jsonb_path_exists(publish.message, '$.**{101}')
       and (octet_length(v_text) <= 4000 or v_text !~ '[0-9]{255}')
       and publish.priority = 0

@@ -71,7 +71,7 @@ begin
       format('headers must be an object: %s', left(headers::text, 100))
     );
   end if;
-  select max(octet_length(p.payload_text)) + coalesce(octet_length(v_headers), 0),
+  select max(octet_length(p.payload_text))::bigint + coalesce(octet_length(v_headers), 0),
     min(notifyq.content_error(p.payload, p.payload_text, headers, v_headers, type, p.key))
       filter (where octet_length(concat(p.payload_text, v_headers, type, p.key)) > 200)
   into v_bytes, v_error
@@ -173,11 +173,11 @@ comment on function notifyq.unsuppress_streams(text[]) is
 -- Stream event: a view of the events of all streams; a plain insert into it publishes.
 --
 -- The rule makes one statement of the insert and the common checks, which costs less than a
--- function call; admit_event() does the other checks, also of what content_error() may refuse. A rule repeats an expression wherever its
--- column is named, so each is named once, in a sub-select. Its `offset 0` keeps the planner from
--- merging it with the rest: a function declared stable would be called for the check and again
--- for the row. Functions and defaults run with the rights of the caller, tables are read with those
--- of the owner.
+-- function call; admit_event() does the other checks, also of what content_error() may refuse. A
+-- rule repeats an expression wherever its column is named, so each is named once, in a sub-select.
+-- Its `offset 0` keeps the planner from merging it with the rest: a function declared stable would
+-- be called for the check and again for the row. Functions and defaults run with the rights of the
+-- caller, tables are read with those of the owner.
 
 -- The transaction id is drawn before the suppression key is tried, as in publish_events().
 create or replace function notifyq.admit_event(
@@ -267,7 +267,8 @@ create or replace rule publish as
                       then octet_length(n.headers::text)
                   end
                 <= s.unchecked_bytes
-              and octet_length(concat(n.type, n.key)) <= 200
+              and (n.type is null or octet_length(n.type) <= 200)
+              and (n.key is null or octet_length(n.key) <= 200)
               and not jsonb_path_exists(n.message, '$.**{101}')
               and (octet_length(n.message::text) <= 4000 or n.message::text !~ '[0-9]{255}')
           end
