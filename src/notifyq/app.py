@@ -76,8 +76,8 @@ class App(Decorators):
             if given is not None:
                 require_dsn(given, f"{name} of the App")
         self._check_payloads = check_payloads
-        self.dsn = dsn
-        self.listen_dsn = listen_dsn
+        self._dsn = dsn
+        self._listen_dsn = listen_dsn
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
         self._schemas: PayloadSchemas | None = None
@@ -102,6 +102,26 @@ class App(Decorators):
         self._schemas = None
         if self._database is not None:
             await self._database.close()
+
+    @property
+    def dsn(self) -> str | None:
+        """The DSN that was given; None: that of the environment. Close the App before a change."""
+        return self._dsn
+
+    @dsn.setter
+    def dsn(self, dsn: str | None) -> None:
+        self._dsn = dsn
+        self._database = self._schemas = self._results = None
+
+    @property
+    def listen_dsn(self) -> str | None:
+        """The DSN to listen on that was given. Close the App before a change."""
+        return self._listen_dsn
+
+    @listen_dsn.setter
+    def listen_dsn(self, listen_dsn: str | None) -> None:
+        self._listen_dsn = listen_dsn
+        self._database = self._schemas = self._results = None
 
     @property
     def database(self) -> Database:

@@ -16,7 +16,7 @@ from tenacity import wait_fixed
 from docs.pages import blocks
 from notifyq import App, Event, Message, Policy, Reject, Transaction
 from notifyq.testing import Sandbox
-from support.database import ROOT, Connection
+from support.database import ROOT, Connection, install, session
 
 
 class Pair(BaseModel):
@@ -167,6 +167,25 @@ async def test_attempts_end_as_in_a_worker(database: str) -> None:
         await sandbox.advance(2)
         (done,) = await sandbox.drain()
         assert (done.id, done.status, done.attempts) == (first, "success", 2)
+
+
+async def test_each_sandbox_of_an_app_has_its_own_database(
+    database: str, empty_database: str
+) -> None:
+    async with session(empty_database) as admin:
+        await install(admin)
+    app = App(check_payloads=True)
+    echo = app.handler("echo")(lambda payload: payload)
+    for dsn in (database, empty_database, database):
+        async with Sandbox(app, dsn) as sandbox:
+            sent = await app.publish("echo", 7)
+            [done] = await sandbox.drain()
+            assert done.result == "7"
+            assert await app.result(sent) == 7
+            name = await app.database.value("select current_database()")
+            assert name == dsn.rpartition("/")[2].partition("?")[0]
+    assert app.dsn is None
+    assert echo.queue == "echo"
 
 
 async def test_drain_handles_batches_transactions_and_results(
