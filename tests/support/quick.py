@@ -143,6 +143,7 @@ QUICK = [
     "telemetry/test_tracebacks.py",
     "telemetry/test_tracing.py",
     "testing/test_sandbox.py::test_attempts_end_as_in_a_worker",
+    "testing/test_sandbox.py::test_each_sandbox_of_an_app_has_its_own_database",
     "testing/test_sandbox.py::test_subscribers_are_drained_with_handlers",
     "upgrade/test_install.py",
     "upgrade/restore/test_origin.py",
