@@ -110,6 +110,7 @@ class App(Decorators):
 
     @dsn.setter
     def dsn(self, dsn: str | None) -> None:
+        """Use another database."""
         self._dsn = dsn
         self._database = self._schemas = self._results = None
 
@@ -120,6 +121,7 @@ class App(Decorators):
 
     @listen_dsn.setter
     def listen_dsn(self, listen_dsn: str | None) -> None:
+        """Listen elsewhere."""
         self._listen_dsn = listen_dsn
         self._database = self._schemas = self._results = None
 

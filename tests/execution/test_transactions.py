@@ -60,6 +60,25 @@ async def test_effect_and_end_are_one_commit(
     assert await accounts.fetchval("select count(*) from messages.message where queue = 'default'")
 
 
+async def test_a_timeout_of_the_database_does_not_end_a_handler(
+    app: App, accounts: Connection, events: Events
+) -> None:
+    if await accounts.fetchval("select current_setting('transaction_timeout', true)") is None:
+        pytest.skip("this server has no transaction_timeout")
+    database = await accounts.fetchval("select quote_ident(current_database())")
+    await accounts.execute(f"alter database {database} set transaction_timeout = '2s'")
+    seen: list[str] = []
+
+    @app.handler("accounts", transactional=True)
+    async def enter(number: int, connection: Transaction) -> None:
+        await connection.execute("insert into public.accounts values ($1)", number)
+        seen.append(await connection.fetchval("show transaction_timeout"))
+
+    async with working(app, events):
+        await (await enter.publish(7)).result(timeout=10)
+    assert seen == ["0"]
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ValueError("no"), "failed"), (Retry("later", after=0), "failed"), (Reject("no"), "rejected")],

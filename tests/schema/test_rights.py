@@ -256,6 +256,7 @@ INFO = [
     "select messages.cron_entries()",
     "select notifyq.table_sizes()",
     "select notifyq.failing_duties()",
+    "select notifyq.late_sequences()",
     "select notifyq.notification_counters()",
     "select messages.health()",
 ]

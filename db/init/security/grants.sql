@@ -107,7 +107,7 @@ begin
       ),
       (
         'worker reader', 'notifyq',
-        'subscription_lags table_sizes notification_counters failing_duties'
+        'subscription_lags table_sizes notification_counters failing_duties late_sequences'
       ),
       ('reader', 'messages', 'workers'),
 

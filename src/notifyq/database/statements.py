@@ -24,7 +24,11 @@ NO_IDLE_TIMEOUT = "set local idle_in_transaction_session_timeout = 0"
 TRANSACTION = """
 select set_config('idle_in_transaction_session_timeout', '0', true),
   set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
-  set_config('tcp_keepalives_count', '3', true)
+  set_config('tcp_keepalives_count', '3', true),
+  case
+    when current_setting('transaction_timeout', true) <> '0'
+      then set_config('transaction_timeout', '0', true)
+  end
 """
 PUBLISH_MANY = """
 select messages.publish_many(

@@ -23,6 +23,12 @@ set local lock_timeout = '20s';
 set local client_min_messages = notice;
 -- Only this schema: functions of other users could shadow those of the system.
 set local search_path = pg_catalog, pg_temp;
+-- Unknown before 15.8: the files read views.
+do $$ begin
+  if current_setting('restrict_nonsystem_relation_kind', true) <> '' then
+    set local restrict_nonsystem_relation_kind = '';
+  end if;
+end; $$;
 do $$ begin perform pg_advisory_xact_lock(7305427003); end; $$;
 do $$ begin perform set_config(
   'lock_timeout',

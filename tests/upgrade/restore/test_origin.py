@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cli.programs import Notifyq
 from notifyq.errors import ForeignPositionError, InvalidArgumentError
 from support.database import value
 from upgrade.restore.readers import burn, dead_since, position
@@ -73,3 +74,43 @@ async def test_a_snapshot_from_the_future_is_refused(connection: Connection) -> 
             "select messages.dead_since("
             "split_part(messages.current_position(), '/', 1) || '/9999999999:9999999999:')"
         )
+
+
+async def test_sequences_that_replication_has_left_behind_are_set(
+    connection: Connection, database: str
+) -> None:
+    async def late() -> dict[str, int]:
+        rows = await connection.fetch("select * from notifyq.late_sequences()")
+        return {row["sequence"]: row["used"] for row in rows}
+
+    await connection.execute("""
+        select messages.create_stream('s'), messages.create_queue('w', backoff => '0');
+        select messages.subscribe('s', 'c');
+        select messages.publish('default', to_jsonb(n)), messages.publish('s', to_jsonb(n))
+        from generate_series(1, 5) as n;
+        select messages.finish(c.id, c.lock_token) from messages.claim('{default}', 5) as c;
+    """)
+    batch = await value(connection, "next_batch", stream="s", subscriber="c")
+    await value(connection, "finish_batch", batch=batch)
+    assert await late() == {}
+    newest = await connection.fetchval("select max(id) from messages.message_archive")
+    await connection.execute("truncate messages.event")  # as old segments are dropped
+    await connection.execute("""
+        select setval(s.oid::regclass, 1, false) from pg_class as s
+        where s.relkind = 'S' and s.relname ~ '^(message_id|event_id|batch_id|stream_id)_seq$'
+    """)
+    found = await late()
+    assert found["messages.message_id_seq"] == newest
+    assert {it.partition(".")[2] for it in found} >= {
+        "message_id_seq", "event_id_seq", "batch_id_seq", "stream_id_seq",
+    }  # fmt: skip
+    with Notifyq(database) as command:
+        assert "sequences are behind their tables" in command("doctor", "--only", "origin").out
+        assert "and adopted" in command("migrate", "--adopt").out
+        assert "and adopted before" in command("migrate", "--adopt").out
+    assert await late() == {}
+    assert await value(connection, "publish", queue="default", message=1) == newest + 1
+    assert await value(connection, "publish", queue="s", message=1) == 6
+    await value(connection, "create_stream", name="t")
+    await value(connection, "subscribe", stream="t", subscriber="c")
+    assert await value(connection, "next_batch", stream="s", subscriber="c")

@@ -71,7 +71,15 @@ async def _repairs(context: Context, missing: list[str]) -> tuple[str, ...]:
 
 
 async def check_origin(context: Context) -> Finding:
-    """Whether the database was restored from a backup of another server."""
+    """Whether the database came from another server, by a backup or by replication."""
+    late = await context.connection.fetch("select * from notifyq.late_sequences()")
+    if late:
+        behind = listed([f"{it['sequence']} behind {it['relation']}" for it in late])
+        return fail(
+            f"sequences are behind their tables, as after logical replication: {behind}: new rows "
+            "get numbers that others have",
+            "run `notifyq migrate --adopt`, which sets them",
+        )
     row = await context.diagnosis()
     if row["is_foreign"]:
         return warn(

@@ -142,13 +142,20 @@ async def check_session(context: Context) -> Finding:
     row = await context.row(
         "select current_setting('default_transaction_isolation') as isolation, "
         "current_setting('statement_timeout') as timeout, "
-        "current_setting('session_replication_role') as replication"
+        "current_setting('session_replication_role') as replication, "
+        "coalesce(current_setting('restrict_nonsystem_relation_kind', true), '') as restricted"
     )
     if row["replication"] != "origin":
         return fail(
             f"session_replication_role is {row['replication']}: no trigger fires, publishers do "
             "not notify, and limits are not kept",
             await change(context, {"session_replication_role": "origin"}),
+        )
+    if row["restricted"]:
+        return fail(
+            f"restrict_nonsystem_relation_kind is {row['restricted']}: maintenance drops no days, "
+            "and dead messages cannot be listed",
+            await change(context, {"restrict_nonsystem_relation_kind": ""}),
         )
     if row["isolation"] != "read committed":
         return warn(
