@@ -2,6 +2,39 @@
 --
 -- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
+-- Where this server is in its WAL. Null: it does not tell, as Aurora unless wal_level is logical.
+create or replace function notifyq.wal_position()
+  returns pg_lsn language plpgsql stable
+as $$
+begin
+  if pg_is_in_recovery() then
+    return pg_last_wal_replay_lsn();
+  end if;
+  return pg_current_wal_insert_lsn();
+exception
+  when object_not_in_prerequisite_state or insufficient_privilege or feature_not_supported then
+    return null;
+end;
+$$;
+
+-- A server that does not tell has shared storage, so a failover keeps its timeline.
+create or replace function notifyq.current_timeline()
+  returns integer language plpgsql stable
+as $$
+declare
+  v_position pg_lsn;
+begin
+  if not pg_is_in_recovery() then
+    v_position := notifyq.wal_position();
+  end if;
+  if v_position is null then
+    return (select c.timeline_id from pg_control_checkpoint() as c);
+  end if;
+  -- After a promotion the control file has it only from the next checkpoint on.
+  return ('x' || left(pg_walfile_name(v_position), 8))::bit(32)::integer;
+end;
+$$;
+
 -- Identity and progress of this server at this moment, in the present epoch.
 create or replace function notifyq.current_origin()
   returns notifyq.origin language plpgsql stable security definer
@@ -11,12 +44,7 @@ declare
   v_here notifyq.origin;
 begin
   select coalesce((select max(o.epoch) from notifyq.origin as o), 1), s.system_identifier,
-    case
-      when pg_is_in_recovery() then (select c.timeline_id from pg_control_checkpoint() as c)
-      -- After a promotion the control file has it only from the next checkpoint on.
-      else ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer
-    end,
-    pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()
+    notifyq.current_timeline(), pg_snapshot_xmax(pg_current_snapshot()), clock_timestamp()
   into v_here
   from pg_control_system() as s;
   return v_here;

@@ -136,12 +136,11 @@ begin
   where d.datname = current_database()
   union all
   select 'kept_wal', s.slot_name::text,
-    pg_wal_lsn_diff(
-      case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_lsn() end,
-      s.restart_lsn
-    )::double precision, 'bytes'
+    pg_wal_lsn_diff(w.position, s.restart_lsn)::double precision, 'bytes'
   from pg_replication_slots as s
+  cross join notifyq.wal_position() as w (position)
   where s.restart_lsn is not null
+    and w.position is not null
   union all
   select f.name, j.entry, f.value::double precision, f.unit
   from messages.cron_entries() as j

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from notifyq.operations.doctor.finding import Fix, change, fail, ok, warn
 from notifyq.operations.texts import size
 
@@ -80,6 +82,13 @@ async def check_partitions(context: Context) -> Finding:
 
 async def check_wal(context: Context) -> Finding:
     """Whether WAL piles up."""
+    try:
+        return await _check_wal(context)
+    except asyncpg.ObjectNotInPrerequisiteStateError:  # Aurora, unless wal_level is logical
+        return ok("this server does not tell how much WAL it keeps")
+
+
+async def _check_wal(context: Context) -> Finding:
     slot = await context.connection.fetchrow("""
         select s.slot_name, s.active, s.wal_status,
           format('select pg_drop_replication_slot(%L)', s.slot_name) as advice,
