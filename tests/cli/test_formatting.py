@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from notifyq.cli.demo import without_password
 from notifyq.cli.options import duration, instant
-from notifyq.cli.output import cell, span, when
+from notifyq.cli.output import cell, when
 from notifyq.models.payload import check_json
+from notifyq.operations.texts import span
 from notifyq.printable import printable
 
 if TYPE_CHECKING:
@@ -54,13 +55,13 @@ def test_instant_without_offset_is_local() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((0, "0 ms"), (0.0123, "12.3 ms"), (0.9996, "1000 ms"), (3.42, "3.42 s")),
+        *((0, "0 s"), (0.0123, "12.3 ms"), (0.9996, "1,000 ms"), (3.42, "3.42 s")),
         *(
             (119, "119 s"),
             (300, "5 min"),
             (7200, "2 h"),
             (2_592_000, "30 d"),
-            (31_536_000 * 9, "3285 d"),
+            (31_536_000 * 9, "3,285 d"),
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Rules over the catalog: they hold for the functions and tables that are yet to be written."""
 
+import builtins
 import inspect
 import re
 
@@ -391,3 +392,22 @@ async def test_the_owner_of_everything_is_the_owner_of_the_schema(connection: Co
     assert not await connection.fetchval(
         "select exists (select from pg_auth_members where member = 'notifyq_owner'::regrole)"
     )
+
+
+async def test_a_comment_names_functions_that_exist(connection: Connection) -> None:
+    rows = await connection.fetch("select distinct proname::text from pg_proc")
+    # Expressions of SQL in the form of functions, and functions of C and Python.
+    known = {row[0] for row in rows} | {"greatest", "mkstemp", *_named_in_python()}
+    unknown = {
+        (path.name, name)
+        for path in [*(ROOT / "db").rglob("*.sql"), *(ROOT / "src").rglob("*.py")]
+        for comment in re.findall(r"(?:--|#) ([^\n]*)", path.read_text())
+        for name in re.findall(r"(?<![.\w])([a-z_]{3,})\(\)", comment)
+    }
+    assert {it for it in unknown if it[1] not in known} == set()
+
+
+def _named_in_python() -> set[str]:
+    texts = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    made = (re.findall(r"\b(?:def|import) ([\w, ]+)", text) for text in texts)
+    return {*dir(builtins)}.union(*(re.split(r"\W+", names) for found in made for names in found))

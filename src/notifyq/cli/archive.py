@@ -20,12 +20,13 @@ from notifyq.cli.options import (
     flag,
     instant_option,
 )
-from notifyq.cli.output import cell, out, print_json, print_table, size, span
+from notifyq.cli.output import cell, out, print_json, print_table
 from notifyq.cli.progress import Progress
 from notifyq.models.message import Status
 from notifyq.operations.monitor import archive_days
 from notifyq.operations.monitor import retention as read_retention
 from notifyq.operations.monitor.statements import ALTER_ARCHIVE
+from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
 if TYPE_CHECKING:

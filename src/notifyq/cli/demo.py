@@ -17,11 +17,12 @@ import typer
 
 from notifyq.cli.command import given_dsn, open_database, run
 from notifyq.cli.options import DsnOption, JsonOption
-from notifyq.cli.output import err, out, print_json, print_table, span
+from notifyq.cli.output import err, out, print_json, print_table
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import connect
 from notifyq.dsn import options_of, url_of
 from notifyq.models.message import Status
+from notifyq.operations.texts import span
 from notifyq.schema import install
 from notifyq.server import development
 

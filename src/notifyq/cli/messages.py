@@ -23,7 +23,7 @@ from notifyq.cli.options import (
     instant_option,
     require_json,
 )
-from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, span, when
+from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, when
 from notifyq.database import statements as sql
 from notifyq.models.message import (
     ArchivedMessage,
@@ -35,6 +35,7 @@ from notifyq.models.message import (
     Status,
 )
 from notifyq.models.payload import encode
+from notifyq.operations.texts import span
 from notifyq.printable import printable
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from notifyq.dsn import masked_in
+from notifyq.operations.texts import span
 from notifyq.printable import first_line, printable
 
 if TYPE_CHECKING:
@@ -192,24 +193,6 @@ def when(value: datetime, *, full: bool = False) -> str:
         return local.strftime("%Y-%m-%d %H:%M:%S %z")
     is_today = local.date() == datetime.now().astimezone().date()
     return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
-
-
-def span(value: timedelta) -> str:
-    """A duration as people read it: 12 ms, 3.4 s, 5 min, 2.0 h, 30 d."""
-    seconds = value.total_seconds()
-    limits = ((1, "ms", 0.001), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600))
-    unit, size = next(((u, s) for limit, u, s in limits if seconds < limit), ("d", 86_400))
-    number = seconds / size
-    return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
-
-
-def size(number: float) -> str:
-    """Bytes as people read them: 512 B, 3.4 MB, 12 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
 
 
 def row_json(row: Message | ArchivedMessage | Event, **more: Any) -> str:

@@ -22,11 +22,12 @@ from notifyq.cli.options import (
     headers,
     instant_option,
 )
-from notifyq.cli.output import out, print_rows, span, when
+from notifyq.cli.output import out, print_rows, when
 from notifyq.cli.worker import load_app
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import Json, check_json
+from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Overlap, Schedule, Schedules
 

@@ -19,11 +19,12 @@ from notifyq.cli.options import (
     SubscriberArgument,
     flag,
 )
-from notifyq.cli.output import cell, out, print_rows, row_json, size, when
+from notifyq.cli.output import cell, out, print_rows, row_json, when
 from notifyq.cli.policy import takes_policy
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
 from notifyq.errors import StreamNotFoundError
+from notifyq.operations.texts import size
 from notifyq.printable import printable
 from notifyq.streams.admin import StreamPolicy, Streams
 from notifyq.streams.tail import Tail
