@@ -187,6 +187,27 @@ async def test_grants_apply_to_the_role_of_set_role(
         await connection.execute(f"alter role {role_name('biller')} inherit; {again}")
 
 
+async def test_a_grant_to_a_role_counts_for_members_that_have_its_privileges(
+    bills: int, enter: Enter, connection: Connection
+) -> None:
+    """Membership without the privileges is not enough, though the function may be called."""
+    biller, billing = role_name("biller"), role_name("billing")
+    session = await enter("biller")
+    member = f"revoke {billing} from {biller}; grant {billing} to {biller}"
+    rights = f"usage on schema messages, notifyq {{}} {biller}"
+    publish = f"execute on all functions in schema messages {{}} {biller}"
+    await connection.execute(f"alter role {biller} noinherit; {member}")
+    await connection.execute(f"grant {rights.format('to')}; grant {publish.format('to')}")
+    try:
+        assert await connection.fetchval("select pg_has_role($1, $2, 'member')", biller, billing)
+        with pytest.raises(QueueDeniedError, match="may not publish into queue 'bills'"):
+            await session.execute(PUBLISH[0])
+        await session.execute("select messages.publish('default', '1')")
+    finally:
+        await connection.execute(f"revoke {rights.format('from')}; revoke {publish.format('from')}")
+        await connection.execute(f"alter role {biller} inherit; {member}")
+
+
 async def test_objects_of_the_caller_grant_nothing(bills: int, enter: Enter) -> None:
     for who, statement in (("publisher", PUBLISH[4]), ("worker", NAMED[0])):
         session = await enter(who)
