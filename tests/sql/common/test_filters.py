@@ -12,7 +12,7 @@ from schema.test_plans import Explained
 from support.database import publish, value
 
 if TYPE_CHECKING:
-    from support.database import Connection
+    from support.database import Connect, Connection
 
 CLAIM = (
     "select id from messages.claim(queues => array['default'], quantity => 9, "
@@ -175,6 +175,27 @@ async def test_an_index_finds_one_among_a_hundred_thousand(connection: Connectio
         "$.v * 0 == 0')"
     )
     assert [row[0] for row in found] == ["1", "3", "4"]
+
+
+async def test_a_claim_by_an_index_does_not_wait_for_locked_rows(
+    connection: Connection, connect: Connect
+) -> None:
+    await connection.execute("""
+        select messages.publish_many('default', array(
+          select jsonb_build_object('v', n % 2) from generate_series(1, 4) as n
+        ));
+        create index message_payload_idx on messages.message
+          using gin (message jsonb_path_ops) where state = 'waiting';
+    """)
+    other = await connect()
+    async with other.transaction():
+        await other.execute("select from messages.message where id = (select min(id) from "
+                            "messages.message) for update")  # fmt: skip
+        await connection.execute("set lock_timeout = '5s'")
+        found = await connection.fetch(
+            "select id from messages.claim(array['default'], 2, filter => '$.v == 1')"
+        )
+    assert [row["id"] for row in found] == [3]
 
 
 @pytest.mark.parametrize(
