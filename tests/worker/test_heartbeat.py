@@ -3,7 +3,10 @@
 import asyncio
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
 
 from notifyq import App, Message
 from notifyq.telemetry import (
@@ -13,7 +16,9 @@ from notifyq.telemetry import (
     MessageFinished,
     MessagesClaimed,
 )
+from notifyq.worker.heartbeat import Heartbeat, Key, Lock
 from support.database import Connection, expire, until, value
+from support.rows import message
 from support.running import Events, reaping, statuses, working
 
 
@@ -192,3 +197,47 @@ async def test_a_message_that_comes_back_while_its_lost_lock_is_cleaned_up_is_he
     assert row is not None
     assert (row["status"], row["result"], row["attempts"]) == ("success", 2, 2)
     assert len(events.of(MessageFinished, status="success")) == 1
+
+
+class SlowSession:
+    """A session whose answers take two seconds of a clock that the test owns."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.calls: list[list[int]] = []
+        monkeypatch.setattr("notifyq.worker.heartbeat.time.monotonic", lambda: self.now)
+
+    async def fetch(self, _statement: str, ids: list[int], *_: object) -> list[tuple[int]]:
+        self.calls.append(ids)
+        self.now += 2
+        return [(id_,) for id_ in ids if id_ != 3]
+
+
+async def test_a_renewed_lock_counts_from_the_request_and_not_from_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    locked_at = datetime(2030, 1, 1, tzinfo=UTC)
+    lost: list[Key] = []
+    extended: list[int] = []
+    session = SlowSession(monkeypatch)
+    heartbeat = Heartbeat(lost.append, extended.append)
+    locks = [
+        Lock(
+            message(
+                id=id_, lock_token=1, locked_at=locked_at,
+                lock_expires_at=locked_at + timedelta(seconds=30),
+            ),
+            session.now, extends=True,
+        )
+        for id_ in (1, 2, 3)
+    ]  # fmt: skip
+    for lock in locks:
+        heartbeat.add(lock)
+    session.now += 10
+    await heartbeat.beat(cast("Any", session))
+    assert session.calls == [[1, 2, 3]]
+    assert session.now == 1012
+    # 30 seconds from the request at 1010, less a twentieth.
+    assert [lock.deadline for lock in locks[:2]] == [1038.5, 1038.5]
+    assert extended == [2]
+    assert lost == [(3, 1)]

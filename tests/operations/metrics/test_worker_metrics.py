@@ -98,6 +98,7 @@ async def test_running_handlers_and_extended_locks_are_counted(app: App, events:
     async with working(app, events, metrics=metrics):
         await slow.publish_many([1, 2])
         await events.wait(LocksExtended)
+        assert read(metrics)("notifyq_locks_extended_total") >= 1
         assert read(metrics)("notifyq_handlers_running") == 2
         go_on.set()
         await events.wait(MessageFinished, 2)

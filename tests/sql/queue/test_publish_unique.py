@@ -283,3 +283,21 @@ async def test_limits_and_queues_hold_for_what_is_published_once(
         with pytest.raises(MessageLimitError):
             await publish(connection, "x" * 2_000_000, **options)
     assert [message for _, message in await live(connection)] == [1]
+
+
+@pytest.mark.parametrize("window", [None, HOUR])
+async def test_keys_are_locked_in_order(connection: Connection, window: timedelta | None) -> None:
+    """Whatever their order in the call: two calls with the same keys would end in a deadlock."""
+    keys = ["c", "a", "d", "b"]
+    ids = await connection.fetch(
+        "select messages.publish_many('default', array_fill('1'::jsonb, array[4]), "
+        "dedup_keys => $1, dedup_window => $2) as id",
+        keys,
+        window,
+    )
+    order = "select array_agg(dedup_key order by ctid) from "
+    assert await connection.fetchval(order + "messages.message") == sorted(keys)
+    if window is not None:
+        assert await connection.fetchval(order + "notifyq.dedup") == sorted(keys)
+    found = await connection.fetch("select id, dedup_key from messages.message")
+    assert [{row["id"]: row["dedup_key"] for row in found}[row["id"]] for row in ids] == keys
