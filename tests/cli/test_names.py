@@ -109,6 +109,12 @@ def test_an_unknown_subscriber_gets_a_similar_name(
     assert "did you mean 'warehouse'?" in notifyq.refused(*args)
 
 
+def test_a_queue_that_is_a_stream_gets_its_name(notifyq: Notifyq, names: str) -> None:
+    assert notifyq.dsn == names
+    assert "did you mean 'orders'?" in notifyq.refused("publish", "ordres", "1")
+    assert "did you mean 'billing'?" in notifyq.refused("stream", "tail", "biling")
+
+
 async def test_an_empty_or_dropped_queue_is_known(notifyq: Notifyq, names: str) -> None:
     assert notifyq.good("ls", "-q", "billing").out == "no messages\n"
     assert notifyq.good("dead", "ls", "-q", "orders").out == "no dead messages\n"

@@ -2,6 +2,48 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
+-- Queues and streams with a similar name, as the beginning of a hint; empty: there is none. Similar:
+-- at least half of the pairs of letters are the same.
+-- Source: L. R. Dice, Measures of the Amount of Ecologic Association Between Species, 1945.
+create or replace function notifyq.near_names(name text)
+  returns text language sql stable
+as $$
+  with pairs as (
+    select k.name, array(
+      select distinct substr(' ' || lower(k.name) || ' ', i, 2)
+      from generate_series(1, length(k.name) + 1) as i
+    ) as parts
+    from (
+      select q.name from messages.queue as q
+      union
+      select s.name from messages.stream as s
+      union
+      select near_names.name
+    ) as k
+    where abs(length(k.name) - length(near_names.name)) <= 3
+      and length(k.name) <= 200
+  )
+  select coalesce(
+    'did you mean ' || string_agg(quote_literal(n.name), ' or ' order by n.likeness desc, n.name)
+      || '? Or ',
+    ''
+  )
+  from (
+    select o.name, c.likeness
+    from pairs as g
+    join pairs as o on o.name <> g.name
+    cross join lateral (
+      select 2.0 * count(*) / (cardinality(g.parts) + cardinality(o.parts)) as likeness
+      from unnest(o.parts) as p (part)
+      where p.part = any (g.parts)
+    ) as c
+    where g.name = near_names.name
+      and c.likeness >= 0.5
+    order by c.likeness desc, o.name
+    limit 2
+  ) as n
+$$;
+
 create or replace function notifyq.find_queue(name text)
   returns messages.queue language plpgsql stable
 as $$
@@ -13,7 +55,7 @@ begin
     raise exception using
       errcode = 'NQ001',
       message = format('there is no queue %L', find_queue.name),
-      hint = format(
+      hint = notifyq.near_names(find_queue.name) || format(
         'create it with `notifyq queues create %1$s` or messages.create_queue(%1$L), or, as a '
         'stream, with `notifyq stream create %1$s` or messages.create_stream(%1$L)', find_queue.name
       );

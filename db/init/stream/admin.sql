@@ -13,7 +13,7 @@ begin
     raise exception using
       errcode = 'NQ020',
       message = format('there is no stream %L', find_stream.name),
-      hint = format(
+      hint = notifyq.near_names(find_stream.name) || format(
         'create it with `notifyq stream create %s` or select messages.create_stream(%L)',
         find_stream.name, find_stream.name
       );

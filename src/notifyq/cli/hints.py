@@ -91,16 +91,19 @@ async def add_near_names(database: Database, error: DatabaseError) -> None:
 
 async def _known(database: Database, error: DatabaseError) -> list[str]:
     match error:
-        case QueueNotFoundError():
-            return [row["queue"] for row in await Admin(database).queue_info()]
-        case StreamNotFoundError():
-            return [row["stream"] for row in await Streams(database).info()]
+        case QueueNotFoundError() | StreamNotFoundError():
+            return await _queues_and_streams(database)
         case SubscriptionNotFoundError():
             return sorted({it.subscriber for it in await Streams(database).subscriptions()})
         case ScheduleNotFoundError():
             return [it.name for it in await Schedules(database).list()]
         case _:
             return []
+
+
+async def _queues_and_streams(database: Database) -> list[str]:
+    queues = [row["queue"] for row in await Admin(database).queue_info()]
+    return queues + [row["stream"] for row in await Streams(database).info()]
 
 
 async def require_known(
@@ -111,8 +114,7 @@ async def require_known(
     Dead events have their stream as queue. A dropped queue is known by its archive.
     """
     if queue is not None:
-        names = [row["queue"] for row in await Admin(database).queue_info()]
-        names += [row["stream"] for row in await Streams(database).info()]
+        names = await _queues_and_streams(database)
         if queue not in names and not await Archive(database).finished(queue, None, 1):
             raise QueueNotFoundError(f"there is no queue {_quoted(queue)}")
     if subscriber is not None:

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from notifyq.errors import InvalidArgumentError, QueueNotEmptyError, QueueNotFoundError
+from notifyq.errors import (
+    InvalidArgumentError,
+    QueueNotEmptyError,
+    QueueNotFoundError,
+    StreamNotFoundError,
+)
 from support.database import (
     Connect,
     Connection,
@@ -324,3 +329,32 @@ async def test_durations_are_kept_exactly_in_every_interval_style(
         "and rate_period::text = interval '1 year 2 days -04:05:06.7'::text "
         "from messages.queue where name = 'q'"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("biling", "did you mean 'billing'? Or create it"),
+        ("ordres", "did you mean 'orders'? Or create it"),
+        ("Billing", "did you mean 'billing'? Or create it"),
+        ("it s", "did you mean 'it''s'? Or create it"),
+        ("mail", "create it"),
+        ("", "create it"),
+        ("x" * 100_000, "create it"),
+    ],
+)
+async def test_an_unknown_name_gets_a_similar_one(
+    connection: Connection, given: str, meant: str
+) -> None:
+    await connection.execute("""
+        select messages.create_queue(q) from unnest(array['billing', 'it''s', 'invoices']) as q;
+        select messages.create_stream('orders');
+    """)
+    for call in ("publish($1, '1')", "pause_queue($1)", "alter_stream($1)"):
+        with pytest.raises((QueueNotFoundError, StreamNotFoundError)) as caught:
+            await connection.execute(f"select messages.{call}".replace("$1", quoted(given)))
+        assert str(caught.value.hint).startswith(meant), call
+
+
+def quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
