@@ -309,6 +309,7 @@ class App(Decorators):
         try:
             yield
         except QueueNotFoundError as error:
+            meant, ends, _ = (error.hint or "").partition("? Or ")
             if name in self.registry.queues() or self.registry.declares_stream(name):
                 error.hint = (
                     "await app.create() creates the queues and streams that the app declares"
@@ -318,6 +319,8 @@ class App(Decorators):
                     f"create a queue with await app.admin.create_queue({name!r}), "
                     f"a stream with await app.streams.create({name!r})"
                 )
+            if ends:
+                error.hint = meant + ends + error.hint
             raise
 
     async def create_queues(self, queues: Sequence[str] = ()) -> list[str]:

@@ -254,7 +254,8 @@ def test_a_worker_that_cannot_start_again_ends_all(shared_database: str, folder:
         os.kill(workers.pids[2], signal.SIGKILL)
         result = workers.end()
     assert result.code == 1
-    assert result.err.count("notifyq: module 'handlers' cannot be imported") == 1
+    why = "notifyq: module 'handlers' cannot be imported: No module named 'no_such_thing'"
+    assert result.err.count(f"{why} ({folder / 'handlers.py'}, line 1)") == 1
     assert result.err.count(" WorkerStopped ") == 2
 
 

@@ -153,5 +153,5 @@ async def test_a_wrong_cron_option_is_refused_at_the_decorator(app: App) -> None
         app.cron("@hourly", name="b", timeout=3)(handler)
     app.cron("0 25 * * *", name="c")(handler)
     await app.create_queues()
-    with pytest.raises(InvalidArgumentError, match="'25' cannot be the hour"):
+    with pytest.raises(InvalidArgumentError, match="schedule 'c': '25' cannot be the hour"):
         await app.create_schedules()

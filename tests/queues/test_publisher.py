@@ -113,6 +113,14 @@ async def test_a_group_calls_back_with_its_results(app: App) -> None:
     assert await app.archive.unblock(held)
 
 
+async def test_a_misspelt_queue_gets_the_name_that_was_meant(app: App) -> None:
+    app.handler("billing")(lambda: None)
+    await app.create()
+    with pytest.raises(QueueNotFoundError) as caught:
+        await app.publish("biling", 1)
+    assert "did you mean 'billing'? Or create a queue with await" in str(caught.value)
+
+
 async def test_a_group_is_published_all_or_none(app: App) -> None:
     with pytest.raises(QueueNotFoundError):
         await app.publish_group("default", [1, 2], callback=("nope", None))

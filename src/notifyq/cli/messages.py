@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import acting, noting, open_database, sync
+from notifyq.cli.command import noting, open_database, sync
 from notifyq.cli.hints import require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -40,6 +40,8 @@ from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from notifyq.database.pool import Database
 
 
 @sync
@@ -198,9 +200,7 @@ async def cancel(
 
     With --running their workers cancel the handlers.
     """
-    refused = "{} cannot be cancelled: it is being handled, is finished, or never existed"
-    if running:
-        refused = "{} cannot be cancelled: it is finished, or never existed"
+    refused = "{} cannot be cancelled now: try again"
     args = (running, children)
     await _change_each(dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused)
 
@@ -229,16 +229,11 @@ async def amend(
     changes = [name for name, value in given.items() if value is not None]
     if not changes:
         raise typer.BadParameter("give JSON, --priority, --at or --header")
-    async with acting(dsn, "message.amend", message_id, changes=changes) as act:
-        changed = bool(await act.value(sql.AMEND, message_id, *given.values()))
-        act.note(changed=changed)
-    if not changed:
-        err.print(
-            f"notifyq: {message_id} cannot be changed: it is being handled, is finished, or never "
-            "existed"
-        )
-        raise typer.Exit(1)
-    out.print(f"changed {message_id}")
+    refused = "{} cannot be changed now: try again"
+    args = tuple(given.values())
+    await _change_each(
+        dsn, [message_id], "message.amend", sql.AMEND, args, "changed", refused, changes=changes
+    )
 
 
 async def _change_each(
@@ -249,17 +244,32 @@ async def _change_each(
     args: Sequence[Any],
     done: str,
     refused: str,
+    **facts: Any,
 ) -> None:
+    """Change messages one by one; `refused` is why one is not, where its state does not tell."""
     refusals = 0
     async with open_database(dsn) as database:
         for message_id in dict.fromkeys(ids):
-            async with noting(database, action, message_id) as act:
+            async with noting(database, action, message_id, **facts) as act:
                 changed = bool(await act.value(statement, message_id, *args))
                 act.note(changed=changed)
             if changed:
                 out.print(f"{done} {message_id}")
             else:
-                err.print(f"notifyq: {refused.format(message_id)}")
+                why = await _why_not(database, message_id) or refused.format(message_id)
+                err.print(f"notifyq: {printable(why)}")
                 refusals += 1
     if refusals:
         raise typer.Exit(1)
+
+
+async def _why_not(database: Database, message_id: int) -> str:
+    """Why a message cannot be changed, if its state tells."""
+    found = await Archive(database).find(message_id)
+    if found is None:
+        return f"there is no message {message_id}, neither live nor archived"
+    if isinstance(found, ArchivedMessage):
+        return f"{message_id} is finished: {found.status}"
+    if found.state == "locked":
+        return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
+    return ""

@@ -7,6 +7,8 @@ import gc
 import importlib
 import logging
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from notifyq.worker.queue_order import MOST_WEIGHT
 log = logging.getLogger("notifyq.worker")
 
 _USUAL_THRESHOLD = gc.get_threshold()
+_PACKAGE = Path(__file__).parents[1]
 
 
 def worker(
@@ -173,6 +176,14 @@ def load_app(target: str) -> App:
     return app
 
 
+def _place(error: BaseException) -> str:
+    """The line of the user's code that failed: the last one that is in no installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+    own = [it for it in frames if not it.filename.startswith((*installed, str(_PACKAGE)))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
 def load(target: str, what: str) -> Any:
     """Import MODULE and take WHAT out of it, or None; the current folder is on the path."""
     module_name, colon, attribute = target.partition(":")
@@ -194,6 +205,6 @@ def load(target: str, what: str) -> Any:
             ) from error
         kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
         raise ConfigurationError(
-            f"module {module_name!r} cannot be imported: {kind}{error}"
+            f"module {module_name!r} cannot be imported: {kind}{error}{_place(error)}"
         ) from error
     return getattr(module, attribute, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from notifyq.arguments import check_fields, plain
 from notifyq.database import statements as sql
+from notifyq.errors import DatabaseError
 from notifyq.models.message import decode_headers, readable
 from notifyq.models.payload import encode
 
@@ -101,7 +102,15 @@ class Schedules:
 
     async def add_all(self, schedules: Iterable[Schedule]) -> list[str]:
         """Define or redefine schedules; return the names of those that changed."""
-        return [schedule.name for schedule in schedules if await self.add(schedule)]
+        changed = []
+        for schedule in schedules:
+            try:
+                if await self.add(schedule):
+                    changed.append(schedule.name)
+            except DatabaseError as error:
+                error.args = (f"schedule {schedule.name!r}: {error.args[0]}", *error.args[1:])
+                raise
+        return changed
 
     async def remove(self, name: str) -> bool:
         """Remove a schedule; its messages stay. False: there was none."""
