@@ -134,6 +134,12 @@ def test_a_group_lists_without_a_command(notifyq: Notifyq) -> None:
         assert "No such option: --jsn" in notifyq.refused(group, "--jsn", code=2)
 
 
+@pytest.mark.parametrize("option", ["--dsn", "--json"])
+def test_an_option_before_the_command_is_told_its_place(anywhere: Notifyq, option: str) -> None:
+    line = anywhere.refused(option, "x", "ls", code=2)
+    assert f"{option} stands behind the command, as in `notifyq ls {option}`" in line
+
+
 def test_version_is_printed(anywhere: Notifyq) -> None:
     assert anywhere.good("--version").out == f"notifyq {__version__}\n"
 

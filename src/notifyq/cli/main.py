@@ -248,5 +248,8 @@ def _explain_usage(error: Any) -> int:
     command = context.command_path if context else "notifyq"
     # pydantic's prefix
     reason = error.format_message().replace("Value error, ", "")
+    option = getattr(error, "option_name", None)
+    if option in {"--dsn", "--json"} and context is not None and context.parent is None:
+        reason = f"{option} stands behind the command, as in `notifyq ls {option}`"
     err.print(f"notifyq: {printable(reason)} (see `{command} --help`)")
     return 2
