@@ -135,7 +135,7 @@ def test_a_group_lists_without_a_command(notifyq: Notifyq) -> None:
 
 
 @pytest.mark.parametrize("option", ["--dsn", "--json"])
-def test_an_option_before_the_command_is_told_its_place(anywhere: Notifyq, option: str) -> None:
+def test_an_option_before_the_command_is_explained(anywhere: Notifyq, option: str) -> None:
     line = anywhere.refused(option, "x", "ls", code=2)
     assert f"{option} stands behind the command, as in `notifyq ls {option}`" in line
 

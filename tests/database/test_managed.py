@@ -1,4 +1,4 @@
-"""A server that refuses to tell its place in the WAL, as Aurora does."""
+"""A server that refuses to report its position in the WAL, as Aurora does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED = ("pg_current_wal_insert_lsn", "pg_current_wal_lsn")
 
 @pytest.fixture
 async def managed(empty_database: str) -> str:
-    """Give a database whose functions for the place in the WAL raise what Aurora raises."""
+    """Give a database whose functions for the position in the WAL raise what Aurora raises."""
     async with session(empty_database) as connection:
         await connection.execute("set allow_system_table_mods = on")
         for name in REFUSED:
@@ -37,7 +37,7 @@ async def managed(empty_database: str) -> str:
     return empty_database
 
 
-async def test_the_product_works_without_the_place_in_the_wal(managed: str) -> None:
+async def test_the_product_works_without_the_wal_position(managed: str) -> None:
     with Notifyq(managed) as command:
         assert command("init").code == 0
     app = App(managed)
@@ -72,7 +72,7 @@ async def _check_functions(connection: Connection, position: str) -> None:
     )
 
 
-async def test_what_depends_on_the_place_in_the_wal_is_left_out(managed: str) -> None:
+async def test_what_depends_on_the_wal_position_is_left_out(managed: str) -> None:
     async with session(managed) as connection:
         name = f"managed_{connection.get_server_pid()}"
         with Notifyq(managed) as command:
@@ -83,5 +83,5 @@ async def test_what_depends_on_the_place_in_the_wal_is_left_out(managed: str) ->
                 found = command("doctor", "--only", "wal").out
             finally:
                 await connection.execute(f"select pg_drop_replication_slot('{name}')")
-    assert "does not tell how much WAL" in found
+    assert "does not report how much WAL" in found
     assert {"database_bytes", "kept_wal"} & {row["name"] for row in figures} == {"database_bytes"}

@@ -101,7 +101,7 @@ WORK = [
     "select notifyq.next_schedule()",
     "select messages.maintain()",
     "select notifyq.maintain(false)",
-    "select notifyq.maintain_urgently()",
+    "select notifyq.reap_and_stage()",
     "select messages.subscribe('orders', 'w')",
     "select messages.next_batch('orders', 'r')",
     "select messages.batch_events(messages.next_batch('orders', 'r'))",
@@ -257,6 +257,7 @@ INFO = [
     "select notifyq.table_sizes()",
     "select notifyq.failing_duties()",
     "select notifyq.late_sequences()",
+    "select notifyq.wal_position()",
     "select notifyq.notification_counters()",
     "select messages.health()",
 ]

@@ -111,9 +111,9 @@ async def test_a_life_of_messages(package: Package) -> None:
 
 
 async def _maintain(package: Package) -> None:
-    if "MAINTAIN_URGENTLY" in package.left:
-        [urgent] = await package.fetch("MAINTAIN_URGENTLY")
-        assert {*urgent.keys()} == {"reaped", "staged"}
+    if "REAP_AND_STAGE" in package.left:
+        [urgent] = await package.fetch("REAP_AND_STAGE")
+        assert {*urgent.keys()} == {"reaped", "staged", "expired"}
     [maintenance] = await package.fetch("MAINTAIN")
     report = {"reaped", "staged", "notified", "partitions_made", "partitions_dropped"}
     assert report <= {*maintenance.keys()}

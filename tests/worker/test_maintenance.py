@@ -5,10 +5,14 @@ import gc
 from collections import Counter
 from datetime import timedelta
 
+import pytest
+from prometheus_client import generate_latest
+
 from notifyq import App
-from notifyq.telemetry import MaintenanceDone, MessageFinished
+from notifyq.operations.metrics import WorkerMetrics
+from notifyq.telemetry import LocksExpired, MaintenanceDone, MessageFinished
 from notifyq.worker.maintenance import Maintenance
-from support.database import Connect, Connection, expire, make_due, publish, rows, until
+from support.database import Connect, Connection, expire, make_due, publish, rows, until, value
 from support.refusing import refusing
 from support.running import Events, statuses, working
 
@@ -73,6 +77,45 @@ async def test_expired_locks_and_due_messages_do_not_wait_for_retention(
         await make_due(connection, due)
         await events.wait(MaintenanceDone, staged=1)
         await holder.execute("select pg_advisory_unlock(1)")
+
+
+async def test_expired_locks_are_made_known(
+    app: App, events: Events, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a kill -9: the worker that reaps the locks of another one logs them."""
+    await value(connection, "create_queue", name="once", max_attempts=1)
+    await value(
+        connection, "create_queue", name="twice", max_attempts=2, backoff=timedelta(hours=1)
+    )
+    for queue in ("once", "twice"):
+        await connection.execute(
+            "select messages.publish_many($1, array_fill('1'::jsonb, array[15]))", queue
+        )
+        await connection.execute(
+            "select count(*) from messages.claim(array[$1], 15, worker => 'web-1\x1b:7')", queue
+        )
+    ids = await connection.fetch(
+        "update messages.message set lock_expires_at = now() - interval '1 s' returning id, queue"
+    )
+    app.handler("other")(lambda: None)
+    await app.create_queues()
+    metrics = WorkerMetrics()
+    async with working(app, events, maintenance=0.05, metrics=metrics):
+        await events.wait(LocksExpired)
+    [expired] = events.of(LocksExpired)
+    assert (expired.quantity, expired.by_queue) == (30, {"once": 15, "twice": 15})
+    lines = {(it.levelname, it.getMessage()) for it in caplog.records if "lock" in it.getMessage()}
+    once = min(row["id"] for row in ids if row["queue"] == "once")
+    twice = min(row["id"] for row in ids if row["queue"] == "twice")
+    start = "the lock of message {} expired in attempt 1, held by web-1?:7;"
+    assert {
+        ("ERROR", f"queue 'once': {start.format(once)} that was its last attempt"),
+        ("WARNING", f"queue 'twice': {start.format(twice)} it comes again"),
+        ("WARNING", "10 more locks expired"),
+    } <= lines
+    assert len(lines) == 21
+    seen = generate_latest(metrics.registry).decode()
+    assert 'notifyq_locks_expired_total{queue="once"} 15.0' in seen
 
 
 async def test_one_session_maintains_at_a_time(

@@ -18,7 +18,7 @@ STATES = [
 PASSING = ["40001", "40P01", "53100", "53300", "55P03", "57014"]
 """Those after which the same call may succeed."""
 BESIDES = [
-    "messages.maintain", "notifyq.maintain", "notifyq.maintain_urgently",
+    "messages.maintain", "notifyq.maintain", "notifyq.reap_and_stage",
     "notifyq.fire_schedules", "messages.extend_many", "notifyq.suppress",
     "notifyq.unsuppress", "notifyq.take_wake_slots", "notifyq.leave_wake_slots",
     "notifyq.next_due", "notifyq.rate_limit_wait", "notifyq.wake_all",

@@ -2,8 +2,8 @@
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 
--- Queues and streams with a similar name, as the beginning of a hint; empty: there is none. Similar:
--- at least half of the pairs of letters are the same.
+-- Queues and streams with a similar name, as the beginning of a hint; empty: there is none.
+-- Similar: at least half of the pairs of letters are the same.
 -- Source: L. R. Dice, Measures of the Amount of Ecologic Association Between Species, 1945.
 create or replace function notifyq.near_names(name text)
   returns text language sql stable

@@ -2,9 +2,9 @@
 --
 -- raises: NQ003 invalid argument, NQ903 not adopted, NQ904 foreign position
 
--- Where this server is in its WAL. Null: it does not tell, as Aurora unless wal_level is logical.
 create or replace function notifyq.wal_position()
-  returns pg_lsn language plpgsql stable
+  returns pg_lsn language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   if pg_is_in_recovery() then
@@ -16,8 +16,11 @@ exception
     return null;
 end;
 $$;
+comment on function notifyq.wal_position is
+  'The position of this server in its WAL. Null: it refuses to report it, as Aurora does unless '
+  'wal_level is logical.';
 
--- A server that does not tell has shared storage, so a failover keeps its timeline.
+-- A server that refuses has shared storage, so a failover keeps its timeline.
 create or replace function notifyq.current_timeline()
   returns integer language plpgsql stable
 as $$

@@ -1,41 +1,78 @@
--- Maintain: reap expired locks, stage due messages, notify again, put orphans back.
+-- Maintain: reap expired locks, stage due messages, notify again, and run all other duties.
 --
 -- raises: NQ003 invalid argument
 
-create or replace function messages.reap(quantity integer default 1000)
-  returns integer language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
+-- End expired locks; return how many, also by queue, and the first ones: {"reaped": 1, "by_queue":
+-- {"q": 1}, "locks": [{"queue": "q", "id": 7, "attempt": 2, "worker": "w", "is_last": false}]}.
+create or replace function notifyq.reap_locks(quantity bigint)
+  returns jsonb language plpgsql
   set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_ids bigint[];
-  v_tokens bigint[];
-  v_details text[];
+  v_expired messages.message[];
+  v_locks jsonb;
+  v_lock record;
 begin
-  perform notifyq.check_quantity(reap.quantity, 100000);
   -- In id order, and without rows that a finisher has locked: the finisher wins, and no two reapers
   -- get the same row.
-  with expired as materialized (
-    select m.id, m.lock_token, m.locked_by
+  v_expired := array(
+    select m
     from messages.message as m
     where m.state = 'locked'
       and m.lock_expires_at <= v_now
     order by m.id
-    limit reap.quantity
+    limit reap_locks.quantity
     for update skip locked
-  )
-  select array_agg(e.id), array_agg(e.lock_token), array_agg(notifyq.expiry(e.locked_by))
-  into v_ids, v_tokens, v_details
-  from expired as e;
-  if v_ids is null then
-    return 0;
+  );
+  if v_expired = '{}' then
+    return '{"reaped": 0, "by_queue": {}, "locks": []}'::jsonb;
   end if;
   perform notifyq.retry_locked(
-    v_ids, v_tokens, null, v_details,
-    array_fill('lock_expired'::messages.message_status, array[cardinality(v_ids)])
+    array_agg(e.id order by e.id), array_agg(e.lock_token order by e.id), null,
+    array_agg(notifyq.expiry(e.locked_by) order by e.id),
+    array_fill('lock_expired'::messages.message_status, array[cardinality(v_expired)])
+  )
+  from unnest(v_expired) as e;
+  v_locks := (
+    select jsonb_agg(
+      jsonb_build_object(
+        'queue', e.queue, 'id', e.id, 'attempt', e.attempts, 'worker', e.locked_by,
+        'is_last', not exists (select from messages.message as m where m.id = e.id)
+      )
+      order by e.id
+    )
+    from (select u.* from unnest(v_expired) as u order by u.id limit 20) as e
   );
-  return cardinality(v_ids);
+  -- What is dead has a warning of its own.
+  for v_lock in
+    select l.*
+    from jsonb_to_recordset(v_locks)
+      as l (queue text, id bigint, attempt integer, worker text, is_last boolean)
+    where not l.is_last
+  loop
+    raise warning 'notifyq: lock of message % in queue % expired in attempt %, held by %',
+      v_lock.id, v_lock.queue, v_lock.attempt, left(coalesce(v_lock.worker, '-'), 200);
+  end loop;
+  if cardinality(v_expired) > 20 then
+    raise warning 'notifyq: % more locks expired', cardinality(v_expired) - 20;
+  end if;
+  return jsonb_build_object(
+    'reaped', cardinality(v_expired), 'locks', v_locks, 'by_queue', (
+      select jsonb_object_agg(q.name, q.locks)
+      from (select e.queue as name, count(*) as locks from unnest(v_expired) as e group by 1) as q
+    )
+  );
+end;
+$$;
+
+create or replace function messages.reap(quantity integer default 1000)
+  returns integer language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform notifyq.check_quantity(reap.quantity, 100000);
+  return (notifyq.reap_locks(reap.quantity) ->> 'reaped')::integer;
 end;
 $$;
 comment on function messages.reap is
@@ -237,7 +274,9 @@ comment on function notifyq.failing_duties is
   'The duties of maintenance that have failed: the last error in words, how many runs have failed '
   'since one succeeded (0: the last one did), and how many in all.';
 
-create or replace function notifyq.maintain_urgently(out reaped integer, out staged integer)
+create or replace function notifyq.reap_and_stage(
+  out reaped integer, out staged integer, out expired jsonb
+)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
@@ -247,17 +286,20 @@ begin
   if not found then
     return;
   end if;
-  reaped := coalesce(
-    notifyq.run_duty('reap expired locks', 'messages', 'reap', variadic '{}')::integer, 0
-  );
+  expired := notifyq.run_duty(
+    'reap expired locks', 'notifyq', 'reap_locks', variadic '{1000}'
+  )::jsonb;
+  reaped := coalesce((expired ->> 'reaped')::integer, 0);
   staged := coalesce(
     notifyq.run_duty('stage due messages', 'messages', 'stage_due', variadic '{}')::integer, 0
   );
 end;
 $$;
-comment on function notifyq.maintain_urgently is
+comment on function notifyq.reap_and_stage is
   'Do what messages must not wait for while messages.maintain() is in a long retention: reap '
-  'expired locks and stage due messages; return how many. Null: another session is doing it.';
+  'expired locks and stage due messages; return how many. expired: the locks by_queue, and the '
+  'first 20 as objects with queue, id, attempt, worker and is_last. Null: another session is doing '
+  'it.';
 
 create or replace function notifyq.maintain(urgently boolean)
   returns messages.maintenance_report language plpgsql security definer
@@ -302,7 +344,7 @@ begin
 end;
 $$;
 comment on function notifyq.maintain is
-  'Run the duties of messages.maintain(): all, or without those of notifyq.maintain_urgently() and '
+  'Run the duties of messages.maintain(): all, or without those of notifyq.reap_and_stage() and '
   'the schedules, for a worker that calls these in statements of their own. Raises NQ003 for null.';
 
 create or replace function messages.maintain()
@@ -322,148 +364,3 @@ comment on function messages.maintain is
   'the coming days of the archive and of the attempts, and drop those past their retention. A step '
   'that fails stops no other; `notifyq doctor` shows its error. Null: '
   'another session is running it. pg_cron calls it, and workers about once a second.';
-
--- Orphans: messages whose queue, or the session that owned them, is gone.
-
--- Publishers that skip NOTIFY do not read the queue: a queue that is dropped while a worker
--- suppresses its notifications can be published into until the worker notices.
-create or replace function notifyq.reject_orphans(quantity bigint)
-  returns integer language plpgsql
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-as $$
-declare
-  v_queue text := '';
-  v_orphans messages.message[];
-  v_rejected integer := 0;
-begin
-  loop
-    -- From one queue to the next in the indexes, however many messages each has.
-    v_queue := least(
-      (
-        select m.queue from messages.message as m
-        where m.state = 'waiting' and m.queue > v_queue order by m.queue limit 1
-      ),
-      (
-        select m.queue from messages.message as m
-        where m.state = 'scheduled' and m.queue > v_queue order by m.queue limit 1
-      )
-    );
-    exit when v_queue is null;
-    continue when exists (select from messages.queue as q where q.name = v_queue);
-    v_orphans := array(
-      select m
-      from messages.message as m
-      where m.queue = v_queue
-        and m.state <> 'locked'
-        and m.id = any (
-          array(
-            select w.id from messages.message as w
-            where w.state = 'waiting' and w.queue = v_queue limit reject_orphans.quantity
-          ) || array(
-            select w.id from messages.message as w
-            where w.state = 'scheduled' and w.queue = v_queue limit reject_orphans.quantity
-          )
-        )
-      order by m.id
-      for update skip locked
-    );
-    v_rejected := v_rejected + cardinality(v_orphans);
-    perform notifyq.reject_all(
-      v_orphans, format('there is no queue %L any more', left(v_queue, 200))
-    );
-  end loop;
-  return v_rejected;
-end;
-$$;
-
--- Put back messages of sessions that have ended, see queue/owned.sql; returns how many. Where a
--- queue allows several attempts each such session counts as one: a message that ends its sessions
--- is dead in the end. Where it allows one, the message comes back any number of times, as in Q4M.
--- Rows are read as of before the locks: a session takes its lock first.
-create or replace function notifyq.return_owned(quantity integer)
-  returns integer language plpgsql
-  set enable_seqscan = off set enable_sort = off set jit = off
-as $$
-declare
-  v_gone text[];
-  v_owned messages.message[];
-  v_why text := 'the session that owned it has ended';
-begin
-  if exists (select from notifyq.owner_session) then
-    v_gone := array(
-      select format('%s.%s', o.pid, o.number)
-      from notifyq.owner_session as o
-      where (o.pid, o.number) not in (
-        select l.pid, l.objid::bigint
-        from pg_locks as l
-        join pg_database as d on d.oid = l.database and d.datname = current_database()
-        where l.locktype = 'advisory'
-          and l.classid = 730542
-          and l.objsubid = 2
-          and l.granted
-      )
-      for update of o skip locked
-    );
-  end if;
-  -- About twice a minute in any case: a session may have released its lock by hand.
-  if coalesce(v_gone, '{}') = '{}' and random() >= 0.03 then
-    return 0;
-  end if;
-  v_owned := array(
-    select m
-    from messages.message as m
-    where m.state = 'locked'
-      and m.lock_expires_at = 'infinity'
-      and not exists (
-        select from notifyq.owner_session as o
-        where format('%s.%s', o.pid, o.number) = substring(m.locked_by from '[0-9]+[.][0-9]+$')
-          and format('%s.%s', o.pid, o.number) <> all (coalesce(v_gone, '{}'))
-      )
-    order by m.id
-    limit quantity
-    for update skip locked
-  );
-  perform notifyq.retry_locked(
-    array_agg(o.id), array_agg(o.lock_token),
-    array_agg(interval '0'), array_agg(v_why),
-    array_agg('lock_expired'::messages.message_status)
-  )
-  from unnest(v_owned) as o
-  join messages.queue as q on q.name = o.queue
-  where notifyq.attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) > 1;
-  perform notifyq.release_locked(array_agg(o.id), array_agg(o.lock_token), null)
-  from unnest(v_owned) as o
-  left join messages.queue as q on q.name = o.queue
-  where q.name is null
-    or notifyq.attempts_of(o.max_attempts, o.handler_attempts, q.max_attempts) = 1;
-  -- Not while another transaction has locked such a message: it may put it back.
-  delete from notifyq.owner_session as o
-  where format('%s.%s', o.pid, o.number) = any (v_gone)
-    and not exists (
-      select from messages.message as m
-      where m.state = 'locked'
-        and m.lock_expires_at = 'infinity'
-        and substring(m.locked_by from '[0-9]+[.][0-9]+$') = format('%s.%s', o.pid, o.number)
-    );
-  return cardinality(v_owned);
-end;
-$$;
-
--- The same for a claim that found nothing, about once a second; whether anything came back.
-create or replace function notifyq.return_orphaned()
-  returns boolean language plpgsql
-  set enable_seqscan = off
-as $$
-declare
-  v_checked bigint := nullif(current_setting('notifyq.owners_checked', true), '')::bigint;
-  v_now bigint := notifyq.epoch_ms(clock_timestamp());
-begin
-  if v_now between v_checked and v_checked + 999
-    or not exists (select from notifyq.owner_session)
-  then
-    return false;
-  end if;
-  perform set_config('notifyq.owners_checked', v_now::text, false);
-  return notifyq.return_owned(1000) > 0;
-end;
-$$;

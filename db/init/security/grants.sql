@@ -54,7 +54,7 @@ begin
         'claim_owned release_orphans suppress unsuppress is_transaction_over take_wake_slots '
         'leave_wake_slots next_due wake_all rate_limit_wait renotify fire_schedules next_schedule '
         'relay_source relay_claim relay_finish relay_marks relay_forget diagnose worker_heartbeat '
-        'remove_worker maintain maintain_urgently'
+        'remove_worker maintain reap_and_stage'
       ),
 
       -- Durable work. The right to see a result includes progress and output.
@@ -107,7 +107,8 @@ begin
       ),
       (
         'worker reader', 'notifyq',
-        'subscription_lags table_sizes notification_counters failing_duties late_sequences'
+        'subscription_lags table_sizes notification_counters failing_duties late_sequences '
+        'wal_position'
       ),
       ('reader', 'messages', 'workers'),
 

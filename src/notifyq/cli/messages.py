@@ -246,7 +246,7 @@ async def _change_each(
     refused: str,
     **facts: Any,
 ) -> None:
-    """Change messages one by one; `refused` is why one is not, where its state does not tell."""
+    """Change messages one by one; `refused` is why one is not, unless its state shows it."""
     refusals = 0
     async with open_database(dsn) as database:
         for message_id in dict.fromkeys(ids):
@@ -264,7 +264,7 @@ async def _change_each(
 
 
 async def _why_not(database: Database, message_id: int) -> str:
-    """Why a message cannot be changed, if its state tells."""
+    """Why a message cannot be changed, if its state shows it."""
     found = await Archive(database).find(message_id)
     if found is None:
         return f"there is no message {message_id}, neither live nor archived"

@@ -176,7 +176,7 @@ def load_app(target: str) -> App:
     return app
 
 
-def _place(error: BaseException) -> str:
+def _failed_line(error: BaseException) -> str:
     """The line of the user's code that failed: the last one that is in no installed package."""
     frames = traceback.extract_tb(error.__traceback__)
     installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
@@ -205,6 +205,6 @@ def load(target: str, what: str) -> Any:
             ) from error
         kind = "" if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: "
         raise ConfigurationError(
-            f"module {module_name!r} cannot be imported: {kind}{error}{_place(error)}"
+            f"module {module_name!r} cannot be imported: {kind}{error}{_failed_line(error)}"
         ) from error
     return getattr(module, attribute, None)

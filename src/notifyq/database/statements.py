@@ -112,7 +112,7 @@ select messages.version() as version, notifyq.oldest_client() as serves,
   array(select d.error from notifyq.failing_duties() as d where d.failures > 0) as failing, m.*
 from notifyq.maintain(urgently => false) as m
 """
-MAINTAIN_URGENTLY = "select * from notifyq.maintain_urgently()"
+REAP_AND_STAGE = "select * from notifyq.reap_and_stage()"
 FIRE_SCHEDULES = """
 select f.fired, notifyq.next_schedule() as next_schedule
 from notifyq.fire_schedules() as f (fired)

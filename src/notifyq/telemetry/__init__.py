@@ -157,6 +157,13 @@ class QueueUnsuppressed(TelemetryEvent, level=logging.DEBUG):
     queue: str
 
 
+class LocksExpired(TelemetryEvent, level=logging.DEBUG):
+    """This process ended expired locks, as of workers that were killed; the log names them."""
+
+    quantity: int
+    by_queue: dict[str, int]
+
+
 class MaintenanceDone(TelemetryEvent, level=logging.DEBUG):
     """This process ran messages.maintain()."""
 

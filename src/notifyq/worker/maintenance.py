@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
@@ -15,7 +16,13 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.queues.admin import check_versions
-from notifyq.telemetry import MaintenanceDone, MaintenanceFailing, SchedulesFired
+from notifyq.telemetry import (
+    LocksExpired,
+    MaintenanceDone,
+    MaintenanceFailing,
+    SchedulesFired,
+)
+from notifyq.telemetry.tracebacks import in_line
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -94,10 +101,27 @@ class Maintenance:
         return fired
 
     async def _run_urgent(self) -> None:
-        row = await self._ask("urgent maintenance", sql.MAINTAIN_URGENTLY)
+        row = await self._ask("urgent maintenance", sql.REAP_AND_STAGE)
         if row and (row["reaped"] or row["staged"]):
             rest = {"notified": 0, "partitions_made": 0, "partitions_dropped": 0}
-            self._telemetry(MaintenanceDone(**row, **rest))
+            done = {name: row[name] for name in ("reaped", "staged")}
+            self._telemetry(MaintenanceDone(**done, **rest))
+        if row and row["reaped"]:
+            self._note_expired(**json.loads(row["expired"]))
+
+    def _note_expired(
+        self, reaped: int, by_queue: dict[str, int], locks: list[dict[str, Any]]
+    ) -> None:
+        self._telemetry(LocksExpired(quantity=reaped, by_queue=by_queue))
+        for it in locks:
+            log.log(
+                logging.ERROR if it["is_last"] else logging.WARNING,
+                "queue %r: the lock of message %d expired in attempt %d, held by %s; %s",
+                it["queue"], it["id"], it["attempt"], in_line(it["worker"] or "nobody"),
+                "that was its last attempt" if it["is_last"] else "it comes again",
+            )  # fmt: skip
+        if reaped > len(locks):
+            log.warning("%d more locks expired", reaped - len(locks))
 
     async def _ask(self, what: str, statement: str) -> asyncpg.Record | None:
         """The row of a call; None if it failed, which stops no message."""

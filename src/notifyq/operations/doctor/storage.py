@@ -85,7 +85,7 @@ async def check_wal(context: Context) -> Finding:
     try:
         return await _check_wal(context)
     except asyncpg.ObjectNotInPrerequisiteStateError:  # Aurora, unless wal_level is logical
-        return ok("this server does not tell how much WAL it keeps")
+        return ok("this server does not report how much WAL it keeps")
 
 
 async def _check_wal(context: Context) -> Finding:

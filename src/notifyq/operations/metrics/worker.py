@@ -15,6 +15,7 @@ from notifyq.telemetry import (
     HandlerStuck,
     ListenerConnected,
     LockLost,
+    LocksExpired,
     LocksExtended,
     MaintenanceDone,
     MessageFinished,
@@ -62,6 +63,7 @@ class WorkerMetrics(EventMetrics):
             EventRetried: lambda event: self._event_retries.labels(*self._names(event)).inc(),
             HandlerStuck: lambda event: self._stuck.labels(self._queues[event.queue]).inc(),
             LockLost: lambda event: self._lost.labels(self._queues[event.queue]).inc(),
+            LocksExpired: self._locks_expired,
             LocksExtended: lambda event: self._extended.inc(event.quantity),
             MessageFinished: self._message_finished,
             MessagesClaimed: self._messages_claimed,
@@ -123,6 +125,9 @@ class WorkerMetrics(EventMetrics):
         )
         self._lost = self._counter(
             "locks_lost", "Messages settled too late: another worker had locked them.", "queue"
+        )
+        self._expired = self._counter(
+            "locks_expired", "Expired locks that this process ended, of any worker.", "queue"
         )
         self._extended = self._counter("locks_extended", "Locks extended while their handlers ran.")
         self._stuck = self._counter(
@@ -194,6 +199,10 @@ class WorkerMetrics(EventMetrics):
             self._claimed.labels(self._queues[queue]).inc(quantity)
             if queue in self._suppressed_queues:
                 self._suppressed.labels(sql.NEW_MESSAGE).inc(quantity)
+
+    def _locks_expired(self, event: LocksExpired) -> None:
+        for queue, quantity in event.by_queue.items():
+            self._expired.labels(self._queues[queue]).inc(quantity)
 
     def _message_finished(self, event: MessageFinished) -> None:
         queue = self._queues[event.queue]
