@@ -91,7 +91,8 @@ def test_the_audit_has_changes_of_messages_without_payloads(
     assert ("message.cancel", str(waiting), {"changed": True}) in rows
     assert ("message.unblock", str(blocked), {"changed": False}) in rows
     assert ("dead.delete", str(second), {"deleted": 1}) in rows
-    assert ("dead.retry", queue, {"status": "rejected", "done": 2}) in rows
+    [several] = [it[2] for it in rows if it[:2] == ("dead.retry", queue) and it[2]["done"] == 2]
+    assert (several["status"], len(several["as"])) == ("rejected", 2)
     (retried,) = (it[2] for it in rows if it[:2] == ("dead.retry", str(first)))
     assert (retried["done"], len(retried["as"])) == (1, 1)
     assert [

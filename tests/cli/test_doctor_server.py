@@ -480,3 +480,16 @@ def _age(server: Server, number: int) -> None:
         check=True,
         capture_output=True,
     )
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_is_not_utf8(own: str, encoding: str) -> None:
+    name = f"in_{encoding.lower()}"
+    async with session(own) as connection:
+        await connection.execute(
+            f"create database {name} encoding '{encoding}' locale 'C' template template0"
+        )
+    finding = await examine(with_database(own, name), "encoding")
+    assert finding.level is Level.WARN
+    assert encoding in finding.found
+    assert (await examine(own, "encoding")).level is Level.OK

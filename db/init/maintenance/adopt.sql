@@ -12,6 +12,16 @@ begin
     return;
   end if;
   v_here := notifyq.current_origin();
+  perform from notifyq.origin as o
+  where o.epoch = v_here.epoch and o.timeline = v_here.timeline
+  for update skip locked;
+  -- reap_and_stage() has it, and may wait for what this transaction has locked: at the next time.
+  if not found and exists (
+    select from notifyq.origin as o
+    where o.epoch = v_here.epoch and o.timeline = v_here.timeline
+  ) then
+    return;
+  end if;
   insert into notifyq.origin as o
   select v_here.*
   where notifyq.is_known(v_here)

@@ -84,7 +84,7 @@ comment on function messages.reap is
 create or replace function messages.stage_due(quantity integer default 10000)
   returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -94,11 +94,15 @@ declare
 begin
   perform notifyq.check_quantity(stage_due.quantity, 1000000);
   for v_queue in
-    select q.* from messages.queue as q
-    where exists (
+    select q.*
+    from messages.queue as q
+    -- The limit keeps the planner from reading the messages of all queues for one join.
+    cross join lateral (
       select from messages.message as m
       where m.queue = q.name and m.state = 'scheduled' and m.available_at <= v_now
-    )
+      order by m.available_at
+      limit 1
+    ) as due
     order by q.name
   loop
     v_ids := notifyq.stage_queue(v_queue.name, clock_timestamp(), stage_due.quantity - v_staged);
@@ -135,7 +139,7 @@ $$;
 create or replace function notifyq.renotify()
   returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off
+  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
 as $$
 begin
   return (
@@ -144,9 +148,12 @@ begin
     from (
       select q
       from messages.queue as q
-      where exists (
-        select from messages.message as m where m.queue = q.name and m.state = 'waiting'
-      )
+      cross join lateral (
+        select from messages.message as m
+        where m.queue = q.name and m.state = 'waiting'
+        order by m.priority desc, m.id
+        limit 1
+      ) as waiting
       order by q.name
       offset 0
     ) as each (queue)
@@ -215,7 +222,8 @@ $$;
 -- The duties, in their order: what each does, as words behind "cannot", its function and arguments.
 -- `is_rare`: about twice a minute, as it reads many rows. Schedules and locks come first, because
 -- others take longer. Signals are checked late, because workers that park wait for their locks.
--- Days are dropped last, because that locks the archive until the commit.
+-- Days are dropped late, because that locks the archive until the commit. The position is recorded
+-- last: reap_and_stage() needs that row, and must not wait for the others.
 create or replace function notifyq.maintain_duties(
   fresh bigint,
   out duty text,
@@ -227,8 +235,7 @@ create or replace function notifyq.maintain_duties(
   returns setof record language sql immutable
 as $$
   values
-    ('record its position', 'notifyq', 'note_reached', '{}'::bigint[], false),
-    ('fire schedules', 'notifyq', 'fire_schedules', '{}', false),
+    ('fire schedules', 'notifyq', 'fire_schedules', '{}'::bigint[], false),
     ('reap expired locks', 'messages', 'reap', '{}', false),
     ('stage due messages', 'messages', 'stage_due', '{}', false),
     ('reject messages of dropped queues', 'notifyq', 'reject_orphans', '{1000}', false),
@@ -252,7 +259,8 @@ as $$
     ('delete receipts', 'notifyq', 'forget_receipts', '{20000}', false),
     ('create days', 'notifyq', 'make_partitions', '{}', false),
     ('delete by retention', 'notifyq', 'retain', '{}', false),
-    ('drop days', 'notifyq', 'drop_partitions', '{}', false)
+    ('drop days', 'notifyq', 'drop_partitions', '{}', false),
+    ('record its position', 'notifyq', 'note_reached', '{}', false)
 $$;
 
 create or replace function notifyq.failing_duties(
