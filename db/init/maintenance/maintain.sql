@@ -10,39 +10,48 @@ create or replace function notifyq.reap_locks(quantity bigint)
 as $$
 declare
   v_now timestamptz := clock_timestamp();
-  v_expired messages.message[];
+  v_ids bigint[];
+  v_tokens bigint[];
+  v_details text[];
+  v_expired jsonb;
   v_locks jsonb;
   v_lock record;
 begin
   -- In id order, and without rows that a finisher has locked: the finisher wins, and no two reapers
   -- get the same row.
-  v_expired := array(
-    select m
+  with expired as materialized (
+    select m.id, m.lock_token, m.locked_by, m.queue, m.attempts
     from messages.message as m
     where m.state = 'locked'
       and m.lock_expires_at <= v_now
     order by m.id
     limit reap_locks.quantity
     for update skip locked
-  );
-  if v_expired = '{}' then
+  )
+  select array_agg(e.id), array_agg(e.lock_token), array_agg(notifyq.expiry(e.locked_by)),
+    jsonb_agg(
+      jsonb_build_object(
+        'queue', e.queue, 'id', e.id, 'attempt', e.attempts, 'worker', left(e.locked_by, 200)
+      )
+    )
+  into v_ids, v_tokens, v_details, v_expired
+  from expired as e;
+  if v_ids is null then
     return '{"reaped": 0, "by_queue": {}, "locks": []}'::jsonb;
   end if;
   perform notifyq.retry_locked(
-    array_agg(e.id order by e.id), array_agg(e.lock_token order by e.id), null,
-    array_agg(notifyq.expiry(e.locked_by) order by e.id),
-    array_fill('lock_expired'::messages.message_status, array[cardinality(v_expired)])
-  )
-  from unnest(v_expired) as e;
+    v_ids, v_tokens, null, v_details,
+    array_fill('lock_expired'::messages.message_status, array[cardinality(v_ids)])
+  );
   v_locks := (
     select jsonb_agg(
-      jsonb_build_object(
-        'queue', e.queue, 'id', e.id, 'attempt', e.attempts, 'worker', e.locked_by,
-        'is_last', not exists (select from messages.message as m where m.id = e.id)
+      e.lock || jsonb_build_object(
+        'is_last', not exists (select from messages.message as m where m.id = v_ids[e.position])
       )
-      order by e.id
+      order by e.position
     )
-    from (select u.* from unnest(v_expired) as u order by u.id limit 20) as e
+    from jsonb_array_elements(v_expired) with ordinality as e (lock, position)
+    where e.position <= 20
   );
   -- What is dead has a warning of its own.
   for v_lock in
@@ -52,15 +61,19 @@ begin
     where not l.is_last
   loop
     raise warning 'notifyq: lock of message % in queue % expired in attempt %, held by %',
-      v_lock.id, v_lock.queue, v_lock.attempt, left(coalesce(v_lock.worker, '-'), 200);
+      v_lock.id, v_lock.queue, v_lock.attempt, coalesce(v_lock.worker, '-');
   end loop;
-  if cardinality(v_expired) > 20 then
-    raise warning 'notifyq: % more locks expired', cardinality(v_expired) - 20;
+  if cardinality(v_ids) > 20 then
+    raise warning 'notifyq: % more locks expired', cardinality(v_ids) - 20;
   end if;
   return jsonb_build_object(
-    'reaped', cardinality(v_expired), 'locks', v_locks, 'by_queue', (
+    'reaped', cardinality(v_ids), 'locks', v_locks, 'by_queue', (
       select jsonb_object_agg(q.name, q.locks)
-      from (select e.queue as name, count(*) as locks from unnest(v_expired) as e group by 1) as q
+      from (
+        select e.lock ->> 'queue' as name, count(*) as locks
+        from jsonb_array_elements(v_expired) as e (lock)
+        group by 1
+      ) as q
     )
   );
 end;
