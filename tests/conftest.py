@@ -12,7 +12,7 @@ import inspect
 import itertools
 import os
 import signal
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -31,15 +31,12 @@ from support.database import (
     Connection,
     Notices,
     Notifications,
-    clear,
-    create_clone,
     drop_database,
-    end_sessions,
     install,
     open_session,
     session,
-    stamp,
 )
+from support.databases import Databases
 from support.engine import Engine, choose_engine, compose_command
 from support.quick import HINT, QUICK
 from support.running import Events
@@ -213,47 +210,22 @@ def _report(config: pytest.Config, line: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def spares() -> dict[str, str]:
-    """Give the databases that are free for the next test: name and stamp of each."""
-    return {}
+def databases(server: str, template: str) -> Iterator[Databases]:
+    with closing(Databases(server, template, _RUN)) as databases:
+        yield databases
 
 
 @pytest.fixture
-async def database(server: str, template: str, spares: dict[str, str]) -> AsyncIterator[str]:
-    """Give the address of a database as a fresh install leaves it.
-
-    A test that only filled tables hands its database on; one that changed anything else does not.
-    """
-    async with session(server) as admin:
-        if not spares:
-            name = f"{_RUN}_{next(_numbers)}"
-            await create_clone(admin, name, template)
-            async with session(with_database(server, name)) as connection:
-                spares[name] = await stamp(connection)
-        name, fresh = spares.popitem()
-        dsn = with_database(server, name)
+def database(databases: Databases) -> Iterator[str]:
+    """Give the address of a database as a fresh install leaves it."""
+    with databases.lend() as dsn:
         yield dsn
-        await end_sessions(admin, name)
-        if (cleared := await _cleared(dsn, fresh)) is None:
-            await drop_database(admin, name)
-        else:
-            spares[name] = cleared
-
-
-async def _cleared(dsn: str, fresh: str) -> str | None:
-    async with session(dsn) as connection:
-        if await connection.fetchval("select to_regclass('notifyq.redrive') is null"):
-            return None
-        if await stamp(connection) != fresh:
-            return None
-        await clear(connection)
-        return await stamp(connection)
 
 
 @pytest.fixture
 async def empty_database(server: str) -> AsyncIterator[str]:
     """Give the address of a fresh database without the schema, gone after the test."""
-    name = f"{_RUN}_{next(_numbers)}"
+    name = f"{_RUN}_empty_{next(_numbers)}"
     async with session(server) as admin:
         await admin.execute(f'create database "{name}" template template0')
         yield with_database(server, name)

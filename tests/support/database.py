@@ -75,35 +75,6 @@ async def end_sessions(admin: Connection, name: str) -> None:
     await until(all_gone, f"no session is in {name}")
 
 
-async def stamp(connection: Connection) -> str:
-    """Return a value that changes with any definition, setting or statistics of the database."""
-    return str(await connection.fetchval(_STAMP))
-
-
-async def clear(connection: Connection) -> None:
-    """Empty the tables, which leaves an install as it was made."""
-    # Only what was written: all tables take a hundred times as long, in every test.
-    await connection.execute("""
-        do $$
-        declare
-          v_written text;
-        begin
-          select string_agg(c.oid::regclass::text, ', ') into v_written
-          from pg_class as c
-          where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
-            and c.relkind = 'r'
-            and c.relname not in ('schema_version', 'segment') and pg_relation_size(c.oid) > 0;
-          execute 'truncate ' || v_written || ' cascade';
-          perform setval(s.seqrelid, s.seqstart, false)
-          from pg_sequence as s
-          where pg_sequence_last_value(s.seqrelid) is not null;
-        end $$;
-        update notifyq.segment set stream = null, closed_at = null, sealed = null;
-        insert into notifyq.origin select (notifyq.current_origin()).*;
-        insert into messages.queue (name) values ('default');
-    """)
-
-
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
     """Poll until the condition holds; for states without an event."""
     deadline = time.monotonic() + seconds
@@ -441,28 +412,4 @@ _CRON = """
     select format('cron %s: %s %s in %s, active %s', j.jobname, j.schedule, j.command, j.database,
       j.active)
     from cron.job as j where j.jobname like 'notifyq %'
-"""
-
-_STAMP = """
-    select md5(string_agg(x.line, ' ' order by x.line))
-    from (
-      select format('class %s %s', oid, xmin) from pg_class where oid >= 16384
-      union all select format('proc %s %s', oid, xmin) from pg_proc where oid >= 16384
-      union all select format('type %s %s', oid, xmin) from pg_type where oid >= 16384
-      union all select format('constraint %s %s', oid, xmin) from pg_constraint where oid >= 16384
-      union all select format('trigger %s %s', oid, xmin) from pg_trigger where oid >= 16384
-      union all select format('enum %s %s', oid, xmin) from pg_enum
-      union all select format('extension %s %s', oid, xmin) from pg_extension
-      union all select format('namespace %s %s', oid, xmin) from pg_namespace where nspname !~ '_'
-      union all select format('column %s %s %s', attrelid, attnum, xmin)
-        from pg_attribute where attrelid >= 16384
-      union all select format('default %s %s', oid, xmin) from pg_attrdef
-      union all select format('comment %s %s', objoid, xmin) from pg_description
-        where objoid >= 16384
-      union all select format('statistics %s %s', starelid, staattnum) from pg_statistic
-        where starelid >= 16384
-      union all select format('setting %s', setconfig) from pg_db_role_setting
-        where setdatabase = (select oid from pg_database where datname = current_database())
-      union all select format('version %s', version) from notifyq.schema_version
-    ) as x (line)
 """

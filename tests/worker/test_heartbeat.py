@@ -17,26 +17,44 @@ from notifyq.telemetry import (
     MessagesClaimed,
 )
 from notifyq.worker.heartbeat import Heartbeat, Key, Lock
-from support.database import Connection, expire, until, value
+from support.database import Connection, expire, session, until, value
 from support.rows import message
 from support.running import Events, reaping, statuses, working
 
 
-async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
-    app: App, events: Events, database: str
+async def until_outlived(connection: Connection, messages: int) -> None:
+    """Wait until handlers have run for two seconds longer than the locks that they began with."""
+
+    async def have_outlived() -> bool:
+        outlived = await connection.fetchval(
+            "select count(*) from messages.message "
+            "where state = 'locked' and lock_expires_at > locked_at + interval '3 seconds'"
+        )
+        return bool(outlived == messages)
+
+    await until(have_outlived, "locks are extended", 30)
+
+
+async def test_locks_are_held_through_handlers_that_outlive_them(
+    app: App, events: Events, database: str, connection: Connection
 ) -> None:
+    over, let_go = asyncio.Event(), threading.Event()
+
     @app.handler("sync", lock_duration=1)
     def sync() -> None:
-        time.sleep(3)
+        let_go.wait(30)
 
     @app.handler("async", lock_duration=1)
     async def later() -> None:
-        await asyncio.sleep(3)
+        await over.wait()
 
     with reaping(database):
         async with working(app, events):
             await app.publish("sync", None)
             await app.publish("async", None)
+            await until_outlived(connection, messages=2)
+            over.set()
+            let_go.set()
             await events.wait(MessageFinished, 2, status="success")
     assert events.of(LockLost) == []
 
@@ -44,9 +62,18 @@ async def test_a_lock_of_one_second_is_held_through_handlers_of_three(
 async def test_a_lock_is_held_through_a_handler_that_blocks_the_loop(
     app: App, events: Events, database: str
 ) -> None:
+    def watch() -> None:
+        async def wait() -> None:
+            async with session(database) as connection:
+                await until_outlived(connection, messages=1)
+
+        asyncio.run(wait())
+
     @app.handler("q", lock_duration=1)
     async def handle() -> None:
-        time.sleep(3)  # noqa: ASYNC251  this is what must be survived
+        thread = threading.Thread(target=watch)
+        thread.start()
+        thread.join()  # this is what must be survived
 
     await app.create_queues()
     await app.publish("q", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +12,14 @@ import pytest
 from notifyq import App
 from notifyq.database import advisory_locks
 from notifyq.telemetry import BatchFinished, SubscriptionLeft, SubscriptionTaken
+from notifyq.worker.streams.rebalance import Rebalancer
 from support.database import until
 from support.running import Events, working
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from notifyq.worker.streams.member import Member
     from support.database import Connect
 
 MEMBERS = 4
@@ -28,6 +31,35 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notifyq.worker.streams.assignment._TRY_EVERY", 0.1)
     monkeypatch.setattr("notifyq.worker.streams.rebalance._COUNT_EVERY", 0.3)
     monkeypatch.setattr("notifyq.worker.streams.rebalance._YIELD", 0.4)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[Rebalancer]:
+    """Give how often each worker has counted the slots of the others."""
+    counts: Counter[Rebalancer] = Counter()
+    surplus = Rebalancer.surplus
+
+    async def counted(rebalancer: Rebalancer) -> Member | None:
+        member = await surplus(rebalancer)
+        # A turn that is not due leaves the time of the next count as it is.
+        if seen.get(rebalancer) != rebalancer.next_count:
+            seen[rebalancer] = rebalancer.next_count
+            counts[rebalancer] += 1
+        return member
+
+    seen: dict[Rebalancer, float] = {}
+    monkeypatch.setattr(Rebalancer, "surplus", counted)
+    return counts
+
+
+async def until_counted(counts: Counter[Rebalancer], workers: int) -> None:
+    """Wait until each of so many workers has counted four times more."""
+    before = Counter(counts)
+
+    async def have_counted() -> bool:
+        return sum(number >= 4 for number in (counts - before).values()) >= workers
+
+    await until(have_counted, "each worker has counted the slots", 30)
 
 
 @pytest.fixture
@@ -71,7 +103,9 @@ async def test_a_new_worker_gets_slots_and_the_others_get_them_back_later(apps: 
         await first.wait(BatchFinished, 20)
 
 
-async def test_even_assignments_stay_as_they_are(apps: list[App]) -> None:
+async def test_even_assignments_stay_as_they_are(
+    apps: list[App], counts: Counter[Rebalancer]
+) -> None:
     first, second, third = Events(), Events(), Events()
     everybody = (first, second, third)
     async with working(apps[0], first), working(apps[1], second), working(apps[2], third):
@@ -81,12 +115,12 @@ async def test_even_assignments_stay_as_they_are(apps: list[App]) -> None:
 
         await until(are_even, "nobody has two more than another", 20)
         before = [len(events.of(SubscriptionLeft)) for events in everybody]
-        await asyncio.sleep(2)  # a few counts of each
+        await until_counted(counts, 3)
         assert [len(events.of(SubscriptionLeft)) for events in everybody] == before
 
 
 async def test_workers_with_different_numbers_of_members_keep_their_slots(
-    database: str,
+    database: str, counts: Counter[Rebalancer]
 ) -> None:
     """As during a deployment: a worker that knows two members sees the slots of one with four."""
     apps = [App(database) for _ in range(2)]
@@ -103,7 +137,7 @@ async def test_workers_with_different_numbers_of_members_keep_their_slots(
         async with working(apps[1], new):
             await until_held((old, 2), (new, 2))
             before = len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft))
-            await asyncio.sleep(2)  # a few counts of each
+            await until_counted(counts, 2)
             assert len(old.of(SubscriptionLeft)) + len(new.of(SubscriptionLeft)) == before
     for app in apps:
         await app.close()
@@ -128,7 +162,9 @@ async def test_the_free_one_of_many_slots_is_found_at_once(
     await app.close()
 
 
-async def test_a_surplus_slot_is_left_when_its_batch_is_done(database: str) -> None:
+async def test_a_surplus_slot_is_left_when_its_batch_is_done(
+    database: str, counts: Counter[Rebalancer]
+) -> None:
     is_held = asyncio.Event()
     app, other = App(database), App(database)
 
@@ -152,7 +188,7 @@ async def test_a_surplus_slot_is_left_when_its_batch_is_done(database: str) -> N
 
         await until(are_open, "both members have a batch")
         async with working(other, second):
-            await asyncio.sleep(1)  # a few counts of the first
+            await until_counted(counts, 1)
             assert (held(first), held(second)) == (2, 0)
             is_held.set()
             await until_held((first, 1), (second, 1))
@@ -182,7 +218,7 @@ async def test_slots_that_no_worker_takes_are_left_more_and_more_rarely(
 
 
 async def test_a_new_worker_does_not_wait_for_the_backoff_that_a_stuck_one_caused(
-    apps: list[App], connect: Connect
+    apps: list[App], connect: Connect, counts: Counter[Rebalancer]
 ) -> None:
     stuck = await connect()
     first, second = Events(), Events()
@@ -195,7 +231,7 @@ async def test_a_new_worker_does_not_wait_for_the_backoff_that_a_stuck_one_cause
         [rebalancer] = worker._consumers[0]._members._rebalancers.values()
         rebalancer._leave_in = 150  # as after many unsuccessful tries
         await until_held((first, 4))
-        await asyncio.sleep(1)
+        await until_counted(counts, 1)
         assert held(first) == 4
         await stuck.close()
         async with working(apps[1], second):
