@@ -325,6 +325,10 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
                 "no entry `notifyq purge`",
             ),
             (
+                "select cron.unschedule(jobid) from cron.job where jobname = 'notifyq reap'",
+                "no entry `notifyq reap`: pg_cron reaps no lock",
+            ),
+            (
                 "create role test_gone; update cron.job set username = 'test_gone' "
                 "where jobname = 'notifyq maintain'; "
                 "drop role test_gone",

@@ -130,8 +130,9 @@ _STAMP = """
     select md5(string_agg(x.line, ' ' order by x.line))
     from (
       select format('class %s %s', oid, (relname, relnamespace, relowner,
-        case when relkind <> 'i' then (relpages, reltuples) end, relkind, relpersistence, relchecks, relhasindex, relhasrules, relhastriggers,
-        relrowsecurity, relispartition, relacl, reloptions, relpartbound))
+        case when relkind <> 'i' then (relpages, reltuples) end, relkind, relpersistence,
+        relchecks, relhasindex, relhasrules, relhastriggers, relrowsecurity, relispartition,
+        relacl, reloptions, relpartbound))
         from pg_class where oid >= 16384
       union all select format('proc %s %s', oid, xmin) from pg_proc where oid >= 16384
       union all select format('type %s %s', oid, xmin) from pg_type where oid >= 16384

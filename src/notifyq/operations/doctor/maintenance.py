@@ -12,6 +12,8 @@ from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
 from notifyq.operations.texts import span
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from notifyq.operations.doctor.finding import Context, Finding
 
 _LATE = timedelta(minutes=2)
@@ -25,6 +27,11 @@ _START = (
     f"`{_MAINTAIN}`"
 )
 _ENTRY = "notifyq maintain"
+_OTHER_ENTRIES = {
+    "notifyq reap": "pg_cron reaps no lock and fires no schedule",
+    "notifyq purge": "pg_cron keeps a row of each run forever",
+}
+"""What is amiss without each."""
 _ACTIVATE = (
     "select cron.alter_job(j.jobid, active := true) from cron.job as j "
     "where j.jobname = 'notifyq maintain'"
@@ -156,7 +163,18 @@ async def check_cron(context: Context) -> Finding:
         )
     if not entry.is_active:
         return warn(f"the entry `{_ENTRY}` is inactive", _ACTIVATE, Fix((_ACTIVATE,)))
-    return _ran(version, entry, has_purge="notifyq purge" in entries)
+    return _missing(entries) or _ran(version, entry)
+
+
+def _missing(entries: Container[str]) -> Finding | None:
+    for name, effect in _OTHER_ENTRIES.items():
+        if name not in entries:
+            return warn(
+                f"there is no entry `{name}`: {effect}",
+                "run `notifyq init` again",
+                Fix(installs=True),
+            )
+    return None
 
 
 async def _elsewhere(context: Context) -> Finding:
@@ -182,7 +200,7 @@ async def _elsewhere(context: Context) -> Finding:
     )
 
 
-def _ran(version: str, entry: monitor.CronEntry, *, has_purge: bool) -> Finding:
+def _ran(version: str, entry: monitor.CronEntry) -> Finding:
     message = " ".join((entry.last_message or "").split())
     if entry.last_status == "failed":
         return fail(
@@ -198,12 +216,6 @@ def _ran(version: str, entry: monitor.CronEntry, *, has_purge: bool) -> Finding:
         return warn(
             f"{entry.failed} runs of pg_cron failed within an hour",
             "see cron.job_run_details for the error",
-        )
-    if not has_purge:
-        return warn(
-            "pg_cron keeps a row of each run forever: there is no entry `notifyq purge`",
-            "run `notifyq init` again",
-            Fix(installs=True),
         )
     schedule = entry.schedule
     if schedule != "* * * * *":
