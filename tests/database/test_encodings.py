@@ -182,6 +182,20 @@ async def test_bytes_that_are_not_utf_8_are_refused(app: App, dsn: str, column: 
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII"], indirect=True)
+@pytest.mark.parametrize("column", ["message", "headers", "type", "key"])
+async def test_events_with_bytes_that_are_not_utf_8_are_refused(
+    app: App, dsn: str, there: Connection, column: str
+) -> None:
+    value = {"message": "'\"\xe9\"'", "headers": '\'{"a": "\xe9"}\''}.get(column, "'\xe9'")
+    columns = {"stream": "'news'", "message": "'1'"} | {column: value}
+    names, values = ", ".join(columns), ", ".join(columns.values())
+    await app.streams.create("news")
+    refused = await psql(dsn, f"insert into messages.stream_event ({names}) values ({values})")
+    assert f"{column} has bytes that are not UTF-8" in refused
+    assert await there.fetchval("select count(*) from messages.event") == 0
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII"], indirect=True)
 async def test_details_that_are_not_utf_8_are_escaped(
     app: App, dsn: str, there: Connection
 ) -> None:

@@ -1,6 +1,6 @@
 -- Encoding: a database with SQL_ASCII stores any bytes, but clients of notifyq read UTF-8.
 --
--- raises: NQ003 for a message with other bytes
+-- raises: NQ003 for a message or an event with other bytes
 
 create or replace function notifyq.is_utf8(text text)
   returns boolean language plpgsql immutable
@@ -55,6 +55,10 @@ begin
       before insert or update on messages.message
       for each row
       execute function notifyq.check_utf8(message, headers, type, key, dedup_key);
+    create or replace trigger utf8
+      before insert on messages.event
+      for each row
+      execute function notifyq.check_utf8(message, headers, type, key);
     create or replace trigger utf8
       before insert on messages.message_archive
       for each row
