@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from stateful.model import Archived, Live, Model, Policy
-from support.database import clear, open_session, rows, terminate, value
+from support import databases
+from support.database import open_session, rows, terminate, value
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -82,7 +83,7 @@ class Session:
         """Delete all rows; truncate only sometimes, because it takes a hundred times as long."""
         self._runs += 1
         if self._runs % 100 == 0:
-            self.run(clear(self.ours))
+            self.run(self.ours.execute(databases.EMPTY))
         self.run(self.ours.execute(EMPTY))
 
     def crash(self) -> None:

@@ -100,13 +100,13 @@ class _Clone:
 
     def _empty(self) -> str:
         """Return a value that changes with any definition, setting or statistics."""
-        self.session.execute(_EMPTY)
+        self.session.execute(EMPTY)
         (stamp,) = self.session.execute(_STAMP).fetchone() or ("",)
         return str(stamp)
 
 
 # Only what was written is truncated: all tables take a hundred times as long, in every test.
-_EMPTY = """
+EMPTY = """
     do $$
     declare
       v_written text;

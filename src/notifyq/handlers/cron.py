@@ -9,6 +9,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.handlers.build import HandlerOptions, make_handler
 from notifyq.handlers.handler import Handler
 from notifyq.models.payload import encode
+from notifyq.queues.cron_syntax import check_cron
 from notifyq.queues.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def make_cron(
     """Return a decorator that registers a schedule and, unless it gets one, a handler."""
     known_options("a cron function", options, CronOptions.__annotations__)
     encode(options.get("payload"))
+    check_cron(cron)
 
     def register(function: Any) -> Handler[Any]:
         given: dict[str, Any] = dict(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from cronsim import CronSim
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from notifyq.errors import InvalidArgumentError
+from notifyq.errors import ConfigurationError, InvalidArgumentError
+from notifyq.queues.cron_syntax import check_cron
 from notifyq.testing.plugin import cloned
 from stateful.bench import Session
 from support.database import Connection, value
@@ -152,6 +154,16 @@ async def test_an_invalid_expression_is_refused(connection: Connection) -> None:
         assert caught.value.hint
 
 
+def test_python_checks_expressions_as_the_database_does() -> None:
+    """But for what needs a calendar, and for intervals."""
+    for cron in [cron for cron, _ in MEANINGS] + [cron for cron, *_ in CLOCKS]:
+        check_cron(cron)
+    for cron, complaint in MISTAKES:
+        if "interval" not in complaint and "never runs" not in complaint:
+            with pytest.raises(ConfigurationError, match=re.escape(complaint)):
+                check_cron(cron)
+
+
 async def test_other_arguments_that_are_refused(connection: Connection) -> None:
     with pytest.raises(InvalidArgumentError, match="no time zone 'Europe/Olso'"):
         await value(connection, "cron_next", cron="@daily", timezone="Europe/Olso")
@@ -225,3 +237,32 @@ def test_times_are_those_of_another_implementation(
             expected.append(at)
     found = session.run(session.ours.fetch(TIMES, cron, zone, after, 5))
     assert [row["at"] for row in found] == expected
+
+
+words = st.text("0123456789*-/,#lmonfrijawL", min_size=1, max_size=7)
+near_expressions = st.tuples(*[field_ | words for field_ in (
+    field(0, 59), field(0, 23), field(1, 31), field(1, 12), field(0, 7)
+)]).map(" ".join)  # fmt: skip
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+@given(cron=near_expressions)
+def test_python_refuses_what_the_database_refuses(session: Session, cron: str) -> None:
+    problems: list[str] = []
+    try:
+        check_cron(cron)
+    except ConfigurationError as error:
+        problems.append(str(error))
+    try:
+        session.run(session.ours.fetch("select messages.cron_next($1)", cron))
+    except InvalidArgumentError as error:
+        if "never runs" not in str(error):
+            problems.append(str(error))
+    assert len(problems) != 1, problems
