@@ -1,5 +1,6 @@
 """Reading signatures: what a handler takes, and what cannot be one."""
 
+import asyncio
 import functools
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,8 +10,9 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from notifyq import App, ConfigurationError, Message, Retry
+from notifyq import App, ConfigurationError, Message, PayloadError, Retry
 from notifyq.arguments import seconds
+from support.database import Connection
 from support.rows import register
 
 
@@ -45,6 +47,42 @@ def test_a_payload_is_validated_by_its_annotation(annotation: Any, validated: ob
     assert handler.takes == ("payload",)
     assert handler.payload is not None
     assert handler.payload.validate_json('{"n": 1}') == validated
+
+
+async def test_a_handler_does_not_publish_what_it_would_reject(
+    app: App, connection: Connection
+) -> None:
+    @app.handler("numbers")
+    async def add(number: int) -> None: ...
+
+    @app.handler("orders", batch=5)
+    async def ship(orders: list[Model]) -> None: ...
+
+    @app.handler("unchecked", validate=False)
+    async def unchecked(number: int) -> None: ...
+
+    @app.subscriber("news", "reader")
+    async def read(record: Record) -> None: ...
+
+    await app.create()
+    wrong: Any = "notanint"
+    text: Any = "5"
+    plain: Any = {"n": 2}
+    for publishing in (add.publish(wrong), add.publish_many([1, wrong]), read.publish(wrong)):
+        with pytest.raises(PayloadError, match="payload is not valid"):
+            await publishing
+    with pytest.raises(PayloadError, match=r"handler .*ship: the payload is not valid: n: "):
+        await ship.publish(plain | {"n": wrong})
+    with pytest.raises(PayloadError, match="payload is not valid"):
+        await asyncio.to_thread(add.publish_sync, wrong)
+    assert await connection.fetchval("select count(*) from messages.message") == 0
+    # Validation is that of JSON: a text that is a number, and a model, are accepted.
+    await add.publish(text)
+    await ship.publish_many([Model(n=1), plain])
+    await unchecked.publish(wrong)
+    await app.publish("numbers", wrong)
+    stored = await connection.fetch("select message from messages.message order by id")
+    assert [row[0] for row in stored] == ["5", {"n": 1}, {"n": 2}, wrong, wrong]
 
 
 def test_an_annotation_may_carry_constraints() -> None:

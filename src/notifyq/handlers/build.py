@@ -42,6 +42,7 @@ class HandlerOptions(TypedDict, total=False):
     backoff_max: timedelta | float | None
     transactional: bool
     executor: Literal["process"] | None
+    validate: bool
     policy: Policy | None
     """More policy of the queue, for the worker that creates it."""
 
@@ -54,6 +55,7 @@ class SubscriberOptions(TypedDict, total=False):
     backoff: Backoff | None
     backoff_max: timedelta | float | None
     transactional: bool
+    validate: bool
     ordered: bool
     concurrency: int
     members: int
@@ -177,6 +179,7 @@ def _call_of(
         "names": tuple(signature.names),
         "resources": tuple(signature.resources),
         "takes_payload": signature.takes_payload,
+        "validate": options.get("validate", True),
         "is_async": inspect.iscoroutinefunction(function),
         "is_transactional": options.get("transactional", False),
         "takes_steps": signature.takes_steps,

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar, Unpack, overload
 
+from pydantic import ValidationError
+
+from notifyq.errors import PayloadError
 from notifyq.models.message import Message
+from notifyq.models.payload import Json, encode
+from notifyq.telemetry.tracebacks import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,6 +86,8 @@ class Handler(Generic[F_co]):
     """Parameters that receive a resource, and the type of each."""
     takes_payload: bool
     """Whether the function uses the payload; else it is not decoded."""
+    validate: bool
+    """Whether the publish functions of the handler refuse payloads that the function would."""
     is_async: bool
     """Whether the function runs on the event loop; otherwise it runs in a thread."""
     is_transactional: bool
@@ -113,18 +120,30 @@ class Handler(Generic[F_co]):
         self, payload: Any = None, /, **options: Unpack[MessageOptions]
     ) -> Handle[Any]:
         """Publish a message to this handler's queue as `App.publish_sync` does."""
-        handle = self.publisher.publish_sync(self.queue, payload, **options)
+        handle = self.publisher.publish_sync(self.queue, self._checked(payload), **options)
         return handle.typed(self.result)
 
     async def _publish(self, payload: Any, options: PublishOptions) -> Handle[Any]:
-        handle = await self.publisher.publish(self.queue, payload, **options)
+        handle = await self.publisher.publish(self.queue, self._checked(payload), **options)
         return handle.typed(self.result)
 
     async def _publish_many(
         self, payloads: Iterable[Any], options: PublishManyOptions
     ) -> list[Handle[Any]]:
-        handles = await self.publisher.publish_many(self.queue, payloads, **options)
+        checked = [self._checked(payload) for payload in payloads]
+        handles = await self.publisher.publish_many(self.queue, checked, **options)
         return [handle.typed(self.result) for handle in handles]
+
+    def _checked(self, payload: Any) -> Any:
+        """The payload, if the function accepts what it will be as JSON."""
+        if not self.validate or self.payload is None or not self.takes_payload:
+            return payload
+        encoded = encode(payload)
+        try:
+            self.payload.validate_json(encoded)
+        except ValidationError as error:
+            raise PayloadError(f"handler {self.function.__qualname__}: {explain(error)}") from error
+        return Json(encoded)
 
 
 class MessageHandler(Handler[F_co]):
