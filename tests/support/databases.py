@@ -110,18 +110,48 @@ EMPTY = """
     do $$
     declare
       v_written text;
+      v_drop text;
     begin
+      -- What streams and tests have made. A cascade may have dropped some of it already.
+      foreach v_drop in array
+        array(
+          select format('drop table if exists %s', i.inhrelid::regclass)
+          from pg_inherits as i
+          where i.inhparent = 'messages.event'::regclass
+          union all
+          select format(
+            'drop %s if exists %s cascade',
+            case c.relkind when 'v' then 'view' when 'S' then 'sequence' else 'table' end,
+            c.oid::regclass
+          )
+          from pg_class as c
+          where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
+          union all
+          select format('drop routine if exists %s cascade', p.oid::regprocedure)
+          from pg_proc as p
+          where p.pronamespace = 'public'::regnamespace
+          union all
+          select format('drop type if exists %s cascade', t.oid::regtype)
+          from pg_type as t
+          left join pg_class as c on c.oid = t.typrelid and c.relkind <> 'c'
+          where t.typnamespace = 'public'::regnamespace and t.typcategory <> 'A' and c.oid is null
+        )
+      loop
+        execute v_drop;
+      end loop;
       select string_agg(c.oid::regclass::text, ', ') into v_written
       from pg_class as c
       where c.relnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace)
         and c.relkind = 'r'
-        and c.relname not in ('schema_version', 'segment') and pg_relation_size(c.oid) > 0;
+        and c.relname <> 'schema_version' and pg_relation_size(c.oid) > 0;
       execute 'truncate ' || v_written || ' cascade';
       perform setval(s.seqrelid, s.seqstart, false)
       from pg_sequence as s
       where pg_sequence_last_value(s.seqrelid) is not null;
+      -- Those that only some queues need.
+      perform notifyq.rebuild_access_trigger(), notifyq.rebuild_capacity_trigger(),
+        notifyq.rebuild_payload_trigger(), notifyq.rebuild_unlogged_triggers();
     end $$;
-    update notifyq.segment set stream = null, closed_at = null, sealed = null;
     insert into notifyq.origin select (notifyq.current_origin()).*;
     insert into messages.queue (name) values ('default');
 """
@@ -137,11 +167,13 @@ _STAMP = """
       union all select format('proc %s %s', oid, xmin) from pg_proc where oid >= 16384
       union all select format('type %s %s', oid, xmin) from pg_type where oid >= 16384
       union all select format('constraint %s %s', oid, xmin) from pg_constraint where oid >= 16384
-      union all select format('trigger %s %s', oid, xmin) from pg_trigger where oid >= 16384
+      union all select format('trigger %s', (tgrelid, tgname, tgfoid, tgtype, tgenabled, tgqual))
+        from pg_trigger where oid >= 16384
       union all select format('enum %s %s', oid, xmin) from pg_enum
       union all select format('extension %s %s', oid, xmin) from pg_extension
       union all select format('namespace %s %s', oid, xmin) from pg_namespace where nspname !~ '_'
-      union all select format('column %s %s %s', attrelid, attnum, xmin)
+      union all select format('column %s %s', attrelid,
+        (attnum, attname, atttypid, attnotnull, attstattarget, attstorage, attacl, attoptions))
         from pg_attribute where attrelid >= 16384
       union all select format('default %s %s', oid, xmin) from pg_attrdef
       union all select format('comment %s %s', objoid, xmin) from pg_description
