@@ -385,3 +385,18 @@ async def test_claims_over_several_limited_queues_do_not_block_each_other(
     async with asyncio.timeout(60):
         done = sum(await asyncio.gather(*(work(n) for n in range(12))))
     assert done == 1200
+
+
+async def test_a_claim_does_not_hold_the_turn_of_a_queue_that_it_may_not_consume_from(
+    connection: Connection, connect: Connect
+) -> None:
+    for queue in ("mine", "theirs"):
+        await value(connection, "create_queue", name=queue, concurrency=1)
+        await value(connection, "publish", queue=queue, message=1)
+    await value(connection, "grant_queue", queue="theirs", role="notifyq_admin")
+    worker = await connect()
+    async with worker.transaction():
+        await worker.execute("set local role notifyq_worker")
+        assert [row["queue"] for row in await rows(worker, "claim", quantity=9)] == ["mine"]
+        (found,) = await rows(connection, "claim", queues=["theirs"])
+        assert found["queue"] == "theirs"
