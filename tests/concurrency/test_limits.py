@@ -400,3 +400,20 @@ async def test_a_claim_does_not_hold_the_turn_of_a_queue_that_it_may_not_consume
         assert [row["queue"] for row in await rows(worker, "claim", quantity=9)] == ["mine"]
         (found,) = await rows(connection, "claim", queues=["theirs"])
         assert found["queue"] == "theirs"
+
+
+async def test_a_claim_before_its_turn_gets_no_more_than_the_rate_has_left(
+    connection: Connection, connect: Connect
+) -> None:
+    hour = timedelta(hours=1)
+    await value(connection, "create_queue", name="q", rate=1, rate_period=hour, rate_burst=20)
+    await put(connection, ["k"] * 30)
+    second, observer = await connect(), await connect()
+    async with connection.transaction():
+        assert len(await rows(connection, "claim", queues=["q"], quantity=18)) == 18
+        # It sees twenty tokens, and locks its messages before it waits for the turn.
+        claiming = asyncio.create_task(rows(second, "claim", queues=["q"], quantity=4))
+        await until_blocked(observer, second)
+    # None if it has waited for half a second.
+    assert len(await claiming) in {0, 2}
+    assert await observer.fetchval(COUNT) <= 20
