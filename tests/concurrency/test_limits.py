@@ -385,3 +385,35 @@ async def test_claims_over_several_limited_queues_do_not_block_each_other(
     async with asyncio.timeout(60):
         done = sum(await asyncio.gather(*(work(n) for n in range(12))))
     assert done == 1200
+
+
+async def test_a_claim_does_not_hold_the_turn_of_a_queue_that_it_may_not_consume_from(
+    connection: Connection, connect: Connect
+) -> None:
+    for queue in ("mine", "theirs"):
+        await value(connection, "create_queue", name=queue, concurrency=1)
+        await value(connection, "publish", queue=queue, message=1)
+    await value(connection, "grant_queue", queue="theirs", role="notifyq_admin")
+    worker = await connect()
+    async with worker.transaction():
+        await worker.execute("set local role notifyq_worker")
+        assert [row["queue"] for row in await rows(worker, "claim", quantity=9)] == ["mine"]
+        (found,) = await rows(connection, "claim", queues=["theirs"])
+        assert found["queue"] == "theirs"
+
+
+async def test_a_claim_before_its_turn_gets_no_more_than_the_rate_has_left(
+    connection: Connection, connect: Connect
+) -> None:
+    hour = timedelta(hours=1)
+    await value(connection, "create_queue", name="q", rate=1, rate_period=hour, rate_burst=20)
+    await put(connection, ["k"] * 30)
+    second, observer = await connect(), await connect()
+    async with connection.transaction():
+        assert len(await rows(connection, "claim", queues=["q"], quantity=18)) == 18
+        # It sees twenty tokens, and locks its messages before it waits for the turn.
+        claiming = asyncio.create_task(rows(second, "claim", queues=["q"], quantity=4))
+        await until_blocked(observer, second)
+    # None if it has waited for half a second.
+    assert len(await claiming) in {0, 2}
+    assert await observer.fetchval(COUNT) <= 20

@@ -51,3 +51,17 @@ async def test_drop_queue_waits_for_a_schedule_that_fires_into_it(
         assert await value(firing, "notifyq.fire_schedules") == 1
     assert await drop == 1
     assert await rows(connection, "schedule_info") == []
+
+
+async def test_a_schedule_that_is_being_changed_holds_up_no_other(
+    connection: Connection, connect: Connect
+) -> None:
+    for name in ("changed", "other"):
+        await value(connection, "schedule", name=name, cron="@hourly", queue="default")
+    await connection.execute("update messages.schedule set next_at = now() - interval '1 minute'")
+    worker = await connect()
+    await worker.execute("set lock_timeout = '5s'")
+    async with connection.transaction():
+        await value(connection, "pause_schedule", name="changed")
+        assert await value(worker, "notifyq.fire_schedules") == 1
+    assert await value(worker, "notifyq.fire_schedules") == 0

@@ -170,3 +170,19 @@ async def test_changing_keys_fail_no_worker_and_lose_no_message(
         "select id from messages.message union all select id from messages.message_archive"
     )
     assert sorted(row["id"] for row in found) == sorted(answered)
+
+
+async def test_maintenance_does_not_wait_for_a_publisher_of_an_expired_key(
+    connection: Connection, connect: Connect
+) -> None:
+    maintenance = await connect()
+    for key in ("again", "over"):
+        await publish(connection, dedup_key=key, dedup_window=HOUR)
+    await connection.execute(
+        "delete from messages.message; update notifyq.dedup set expires_at = now()"
+    )
+    await maintenance.execute("set lock_timeout = '5s'")
+    async with connection.transaction():
+        await publish(connection, dedup_key="again", dedup_window=HOUR)
+        assert await value(maintenance, "notifyq.forget_keys", quantity=10) == 1
+    assert await connection.fetchval("select array_agg(dedup_key) from notifyq.dedup") == ["again"]

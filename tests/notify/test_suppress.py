@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 QUEUE = "default"
 PUBLISH = INSERT.format(queue=QUEUE)
+GATE = 36
+"""An advisory lock that holds up a session inside a function."""
 
 
 @pytest.fixture
@@ -178,6 +180,56 @@ async def test_a_publisher_that_skipped_notify_counts_as_open_until_it_ends(
         await connection.execute(PUBLISH)
         assert not await is_over(worker, xid)
     await publisher.execute("rollback")
+    assert await is_over(worker, xid)
+
+
+@pytest.mark.parametrize(
+    ("suppress_", "unsuppress_", "key", "insert"),
+    [
+        ("suppress", "unsuppress", "suppression_key", PUBLISH),
+        (
+            "suppress_stream",
+            "unsuppress_streams",
+            "stream_key",
+            "insert into messages.stream_event (stream, message) values ('s', '1')",
+        ),
+    ],
+    ids=[QUEUE, "s"],
+)
+async def test_a_publisher_that_skips_notify_just_before_the_release_counts_as_open(
+    request: pytest.FixtureRequest,
+    connection: Connection,
+    worker: Connection,
+    publisher: Connection,
+    suppress_: str,
+    unsuppress_: str,
+    key: str,
+    insert: str,
+) -> None:
+    name = request.node.callspec.id
+    await value(connection, "create_stream", name="s")
+    assert await worker.fetchval(f"select notifyq.{suppress_}($1)", name) is True
+    # The release waits for the gate, where it computes its key.
+    await connection.execute(f"""
+        select pg_advisory_lock({GATE});
+        alter function notifyq.{key} rename to key_behind_gate;
+        create function notifyq.{key}(name text) returns bigint language plpgsql as $$
+        begin
+          if pg_backend_pid() = {worker.get_server_pid()} then
+            perform pg_advisory_xact_lock_shared({GATE});
+          end if;
+          return notifyq.key_behind_gate(name);
+        end $$;
+    """)
+    releasing = asyncio.create_task(
+        worker.fetchval(f"select notifyq.{unsuppress_}($1)::text", [name])
+    )
+    await until_blocked(connection, worker)
+    await publisher.execute(f"begin; {insert}")
+    await connection.execute(f"select pg_advisory_unlock({GATE})")
+    xid = await releasing
+    assert not await is_over(worker, xid)
+    await publisher.execute("commit")
     assert await is_over(worker, xid)
 
 

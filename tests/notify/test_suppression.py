@@ -12,6 +12,7 @@ import pytest
 
 from notifyq import App
 from notifyq.notify.session import Session
+from notifyq.notify.suppression import OpenPublishers, Suppression
 from notifyq.telemetry import (
     ListenerConnected,
     MessageFinished,
@@ -45,6 +46,8 @@ select exists (
     and (l.classid::bigint << 32 | l.objid::bigint) = k
 )
 """
+
+IS_BLOCKED = "select cardinality(pg_blocking_pids($1)) > 0"
 
 
 async def load(connection: Connection, connect: Connect, events: Events) -> int:
@@ -118,6 +121,56 @@ async def test_a_message_published_without_notify_and_committed_late_is_found(
     assert [
         notification for notification in await notifications.received() if notification.ids
     ] == []
+
+
+async def test_a_message_published_without_notify_just_before_the_release_is_found(
+    app: App,
+    events: Events,
+    connection: Connection,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker's transaction id is later than that of every publisher that skipped NOTIFY."""
+    answers: list[bool] = []
+    have_ended = OpenPublishers.have_ended
+
+    async def ask(self: OpenPublishers, suppression: Suppression) -> bool:
+        answers.append(await have_ended(self, suppression))
+        return answers[-1]
+
+    monkeypatch.setattr(OpenPublishers, "have_ended", ask)
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    gate, slow = await connect(), await connect()
+    await gate.execute("""
+        select pg_advisory_lock(36);
+        alter function notifyq.unsuppress rename to unsuppress_behind_gate;
+        create function notifyq.unsuppress(queues text[]) returns xid8 language plpgsql as $$
+        begin
+          perform pg_advisory_xact_lock_shared(36);
+          return notifyq.unsuppress_behind_gate(queues);
+        end $$;
+    """)
+    async with working(app, events):
+        (session,) = events.of(ListenerConnected)
+        await load(connection, connect, events)
+
+        async def is_releasing() -> bool:
+            return bool(await gate.fetchval(IS_BLOCKED, session.backend_pid))
+
+        await until(is_releasing, "the worker is about to end the suppression")
+        async with slow.transaction():
+            (late,) = await publish(slow, 1, "q")
+            assert not await slow.fetchval(SHARES, "q")
+            answers.clear()
+            await gate.execute("select pg_advisory_unlock(36)")
+
+            async def has_checked() -> bool:
+                return bool(answers)
+
+            await until(has_checked, "the worker has checked on open publishers")
+            assert not answers[0], "it does not wait for the publisher"
+        await events.wait(MessageFinished, message_id=late)
 
 
 async def test_a_worker_whose_session_ends_while_it_suppresses_misses_nothing(

@@ -71,7 +71,7 @@ async def test_a_worker_whose_maintenance_fails_is_degraded(
     metrics = WorkerMetrics()
     with start_server(metrics, port=0) as pages:
         async with working(app, events, metrics=metrics, maintenance=0.1):
-            async with refusing(connection, "messages.reap", "XX000"):
+            async with refusing(connection, "notifyq.reap_locks", "XX000"):
                 await events.wait(MaintenanceFailing)
                 status, text = await fetched(f"{pages.url}/healthz")
                 assert status == 200

@@ -18,12 +18,15 @@ from notifyq.telemetry import (
     ListenerLost,
     LockLost,
     LocksExtended,
+    MaintenanceDone,
     MessageFinished,
     MessagesClaimed,
     QueueSuppressed,
     QueueUnsuppressed,
     StreamSuppressed,
     WorkerStarted,
+    WorkerStopped,
+    WorkerStopping,
 )
 from operations.metrics.scrapes import Scrape, get, scrape
 from support.database import ROOT
@@ -134,6 +137,31 @@ def test_a_lost_session_is_counted() -> None:
     assert metrics.health.unready() is None
     seen = read(metrics)
     assert seen("notifyq_listener_losses_total") == seen("notifyq_listener_reconnects_total") == 1
+
+
+def test_a_worker_that_follows_a_stopped_one_is_ready() -> None:
+    metrics = WorkerMetrics()
+    for pid in (1, 2):
+        metrics(ListenerConnected(backend_pid=pid, again=False))
+        metrics(WorkerStarted(worker="w", queues=("q",)))
+        assert metrics.health.unready() is None
+        metrics(WorkerStopping(worker="w", running=0, grace=1.0))
+        assert metrics.health.unready() == "stopping"
+        metrics(WorkerStopped(worker="w", handled=0, released=0))
+        assert metrics.health.unready() == "stopping"
+
+
+def test_what_maintenance_does_is_counted() -> None:
+    metrics = WorkerMetrics()
+    for _ in range(2):
+        metrics(
+            MaintenanceDone(reaped=1, staged=2, notified=3, partitions_made=4, partitions_dropped=5)
+        )
+    seen = read(metrics)
+    assert seen("notifyq_maintenance_runs_total") == 2
+    assert seen("notifyq_maintenance_reaped_total") == 2
+    assert seen("notifyq_maintenance_staged_total") == 4
+    assert seen("notifyq_maintenance_notifications_total") == 6
 
 
 def test_messages_claimed_during_suppression_count_as_suppressed() -> None:

@@ -272,6 +272,17 @@ async def test_retention_waits_for_each_lake(connection: Connection, old: dateti
     assert await kept(connection) == [1, 4]
 
 
+async def test_a_day_is_not_dropped_before_each_lake_has_it(connection: Connection) -> None:
+    await archive(connection, 1, await today(connection) - timedelta(days=40))
+    await connection.execute("select notifyq.create_lake('/lake')")
+    for _ in range(2):
+        assert (await maintain(connection))["partitions_dropped"] == 0
+    assert await kept(connection) == [1]
+    await connection.execute("update notifyq.lake set position = messages.current_position()")
+    assert (await maintain(connection))["partitions_dropped"] == 1
+    assert await kept(connection) == []
+
+
 async def test_a_reader_that_keeps_a_day_from_being_dropped_blocks_no_finish(
     connection: Connection, connect: Connect, old: datetime
 ) -> None:

@@ -13,7 +13,7 @@ from sql.limits.test_limits import claim, finish, limited, put
 from support.database import rows, value
 
 if TYPE_CHECKING:
-    from support.database import Connection
+    from support.database import Connection, Notifications
 
 HOUR = timedelta(hours=1)
 
@@ -115,3 +115,16 @@ async def test_wrong_limits_are_refused(
     with pytest.raises(InvalidArgumentError, match=why):
         await set_limit(connection, "a", **limits)
     assert await rows(connection, "queue_limits") == []
+
+
+async def test_a_changed_limit_wakes_workers_for_what_it_held_back(
+    connection: Connection, notifications: Notifications
+) -> None:
+    await limited(connection, key_concurrency=1)
+    await put(connection, "a", "a")
+    assert await claimed(connection) == {"a": 1}
+    for concurrency, woken in ((2, ["q"]), (2, [])):
+        await notifications.received()
+        await set_limit(connection, "a", concurrency=concurrency)
+        assert [it.queue for it in await notifications.received()] == woken
+    assert await claimed(connection) == {"a": 1}

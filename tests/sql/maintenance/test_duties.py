@@ -109,11 +109,12 @@ async def test_a_duty_that_fails_pauses_and_its_error_goes_when_it_succeeds(
         await connection.execute(FAIL)
         row = await connection.fetchrow("select * from notifyq.duty_failure")
         assert row is not None
-        assert row["failures"] == failed
+        assert (row["failures"], row["total"]) == (failed, failed)
         assert 1.9 < (row["next_at"] - row["failed_at"]).total_seconds() < 60.1
     await connection.execute("update notifyq.duty_failure set next_at = clock_timestamp()")
     await run(connection, "fail", ("messages", "reap", [7]))
     assert await failures(connection) == {}
+    assert await connection.fetchval("select total from notifyq.duty_failure") == 8
 
 
 async def test_an_audit_tool_that_refuses_new_tables_stops_no_other_duty(

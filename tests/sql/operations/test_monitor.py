@@ -283,6 +283,9 @@ async def test_health_has_all_figures(connection: Connection) -> None:
     assert found.get("missing") == 0
     assert found.get("notify_queue") == 0
     assert (found.get("connections") or 0) >= 1
+    most = "current_setting('max_connections')::integer"
+    reserved = "current_setting('superuser_reserved_connections')::integer"
+    assert found.get("connections_most") == await connection.fetchval(f"select {most} - {reserved}")
     assert "session" in found.by_subject("xmin_age") or found.by_subject("xmin_age") == {}
     assert found.get("nothing") is None
     keys = [(it.name, it.subject) for it in found.figures]

@@ -235,6 +235,16 @@ async def test_maintenance_resolves_unnoticed_ends_and_deletes_old_dependencies(
     assert await connection.fetchval(kept) is None
 
 
+async def test_a_message_that_is_gone_counts_as_one_that_did_not_succeed(
+    connection: Connection,
+) -> None:
+    (first,) = await publish(connection, 1)
+    id_ = await after(connection, [first])
+    await connection.execute("delete from messages.message where id = $1", first)
+    await value(connection, "maintain")
+    assert (await ending(connection, id_))[0] == "rejected"
+
+
 async def test_maintenance_resolves_an_end_that_an_older_snapshot_hid(
     connection: Connection, connect: Connect
 ) -> None:
@@ -348,3 +358,48 @@ async def test_waiting_needs_the_right_to_read_the_result(
         with pytest.raises(QueueDeniedError):
             async with connection.transaction():
                 await after(connection, [first])
+
+
+async def test_waiting_for_a_finished_message_needs_that_right_too(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_queue", name="secret")
+    (first,) = await publish(connection, 1, "secret")
+    await finish(connection, first)
+    await value(connection, "grant_queue", queue="secret", role="notifyq_admin")
+    async with connection.transaction():
+        await connection.execute("set local role notifyq_publisher")
+        with pytest.raises(QueueDeniedError):
+            async with connection.transaction():
+                await after(connection, [first])
+
+
+async def test_dependencies_leaves_out_results_of_queues_that_the_caller_may_not_consume_from(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_queue", name="secret")
+    (first,) = await publish(connection, 1, "secret")
+    (second,) = await publish(connection, 1)
+    id_ = await after(connection, [first, second], on_failure="run")
+    for ended in (first, second):
+        await finish(connection, ended, details="why", result="what")
+    await value(connection, "grant_queue", queue="secret", role="notifyq_admin")
+    for role, shown in (("worker", [None, "what"]), ("reader", ["what", "what"])):
+        async with connection.transaction():
+            await connection.execute(f"set local role notifyq_{role}")
+            found = await rows(connection, "dependencies", id=id_)
+            assert [row["result"] for row in found] == shown
+            assert [row["details"] for row in found] == [it and "why" for it in shown]
+
+
+async def test_a_redriven_message_does_not_end_twice_for_those_that_run_on_failure(
+    connection: Connection,
+) -> None:
+    first, second = await publish(connection, 2)
+    id_ = await after(connection, [first, second], on_failure="run")
+    await finish(connection, first, "failed")
+    (again,) = await retry(connection, first)
+    await finish(connection, again)
+    assert await state(connection, id_) == ("scheduled", 1)
+    await finish(connection, second)
+    assert await state(connection, id_) == ("waiting", None)

@@ -280,3 +280,29 @@ async def test_a_worker_fires_into_a_queue_that_it_may_not_publish_into(
     with pytest.raises(Exception, match="may not publish into"):
         await value(worker, "publish", queue="default", message=1)
     await worker.execute("reset role")
+
+
+async def test_a_run_that_is_not_available_yet_waits_to_be_claimed(connection: Connection) -> None:
+    await define(connection, overlap="skip_waiting")
+    await value(connection, "run_schedule", name="s")
+    await connection.execute(
+        "update messages.message set state = 'scheduled', available_at = now() + interval '1 hour'"
+    )
+    await move(connection, HOURS_AGO.format(2))
+    assert await value(connection, "notifyq.fire_schedules") == 0
+    assert (await info(connection))["skipped_at"]
+
+
+async def test_a_run_by_hand_has_no_jitter(connection: Connection) -> None:
+    await define(connection, jitter=timedelta(days=1))
+    await value(connection, "run_schedule", name="s")
+    assert [row["message"] for row in await rows(connection, "claim")] == [None]
+
+
+async def test_workers_do_not_wait_for_a_schedule_that_cannot_fire(connection: Connection) -> None:
+    await define(connection)
+    await move(connection, HOURS_AGO.format(1))
+    await connection.execute("update messages.schedule set failed_at = now()")
+    assert await value(connection, "notifyq.next_schedule") is None
+    await define(connection, name="other")
+    assert await value(connection, "notifyq.next_schedule") > timedelta(0)

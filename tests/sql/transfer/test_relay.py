@@ -151,6 +151,24 @@ async def test_a_target_without_its_last_receipts_was_restored(connection: Conne
     assert (await receive(connection, ["4"], after=["2"]))[2] == 0
 
 
+async def test_receipts_of_another_role_are_not_those_of_the_caller(connection: Connection) -> None:
+    await receive(connection, ["1"])
+    await connection.execute("update notifyq.relay_receipt set role = 'another'")
+    with pytest.raises(LostReceiptsError, match="restored to an earlier state"):
+        await receive(connection, ["2"], after=["1"])
+
+
+async def test_marks_are_those_of_the_role_of_the_caller(connection: Connection) -> None:
+    await finish(connection, [], "1")
+    await connection.execute("update notifyq.relay_mark set role = 'another'")
+    await finish(connection, [], "2")
+    marks = "select notifyq.relay_marks('t', 's', $1)"
+    assert [row[0] for row in await connection.fetch(marks, timedelta(days=1))] == ["2"]
+    assert await value(connection, "notifyq.relay_forget", target="t") == 1
+    kept = await connection.fetch("select role, position from notifyq.relay_mark")
+    assert [tuple(row) for row in kept] == [("another", "1")]
+
+
 async def test_a_killed_relay_uses_up_no_attempts(connection: Connection) -> None:
     await publish(connection, 1)
     await value(connection, "publish", queue="default", message=2, max_attempts=1)
