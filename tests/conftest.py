@@ -321,6 +321,9 @@ async def watched_loop() -> AsyncIterator[None]:
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        # Tasks that are being cancelled, and async generators that are being closed, need a moment.
+        _, left = await asyncio.wait(left, timeout=10)
     for task in left:
         task.cancel()
     gc.collect()  # a task reports an unretrieved error when it is collected

@@ -1,4 +1,4 @@
-"""Check a cron expression where it is written, with the grammar of `notifyq.cron_values()`.
+"""Check a cron expression where it is written, with the grammar that the database has.
 
 What needs a calendar, and the interval of `@every`, is left to the database.
 """
