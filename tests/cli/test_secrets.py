@@ -68,11 +68,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def some(first: int, quantity: int = 3) -> list[str]:
-    """Some of the wrong ones, so that all have their turn."""
-    every = [*WRONG.values()]
-    step = len(every) // quantity
-    return [every[(first + index * step) % len(every)] for index in range(quantity)]
+def one(number: int) -> tuple[str, int]:
+    """A wrong one, and which of three ways to give it: one function reads all, each has a turn."""
+    return [*WRONG.values()][number % len(WRONG)], number // len(WRONG) % 3
 
 
 def check(result: Result, args: tuple[str, ...], code: frozenset[int] = frozenset({1, 2})) -> None:
@@ -94,37 +92,31 @@ def test_no_command_prints_the_password_of_a_wrong_dsn(
         args = (*command, "--dsn", WRONG["nobody answers"])
         check(anywhere(*args, folder=folder), args)
         return
-    for number, dsn in enumerate(some(COMMANDS.index(command))):
-        debug = ["--debug"] if number % 2 else []
-        if command[0] in {"chaos", "relay"} or command[:2] in {
-            ("server", "url"),
-            ("bench", "report"),
-        }:
-            args = (*command, *debug, "--dsn", dsn)
-        else:
-            args = (*command, *debug, *[["--dsn", dsn], [f"--dsn={dsn}"], []][number % 3])
-        env = NO_WAIT if "--dsn" in " ".join(args) else {**NO_WAIT, "NOTIFYQ_DSN": dsn}
-        check(anywhere(*args, env=env, folder=folder), args)
+    number = COMMANDS.index(command)
+    dsn, way = one(number)
+    debug = ["--debug"] if number % 2 else []
+    if command[0] in {"chaos", "relay"} or command[:2] in {("server", "url"), ("bench", "report")}:
+        args = (*command, *debug, "--dsn", dsn)
+    else:
+        args = (*command, *debug, *[["--dsn", dsn], [f"--dsn={dsn}"], []][way])
+    env = NO_WAIT if "--dsn" in " ".join(args) else {**NO_WAIT, "NOTIFYQ_DSN": dsn}
+    check(anywhere(*args, env=env, folder=folder), args)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_prints_a_misplaced_dsn(
     anywhere: Notifyq, folder: Path, command: tuple[str, ...]
 ) -> None:
-    for dsn in some(COMMANDS.index(command), 1):
-        for args in (
-            (*command, dsn, dsn, dsn, dsn),
-            (*command, "--port", dsn, "--quantity", dsn),
-            (*command, f"--dns={dsn}"),
-        ):
-            if args[0] == "import":  # takes a source
-                args = (args[0], dsn, *args[2:])  # noqa: PLW2901
-            check(
-                anywhere(
-                    *args, env={**NO_WAIT, "NOTIFYQ_DSN": WRONG["nobody answers"]}, folder=folder
-                ),
-                args,
-            )
+    dsn, way = one(COMMANDS.index(command))
+    args = [
+        (*command, dsn, dsn, dsn, dsn),
+        (*command, "--port", dsn, "--quantity", dsn),
+        (*command, f"--dns={dsn}"),
+    ][way]
+    if args[0] == "import":  # takes a source
+        args = (args[0], dsn, *args[2:])
+    env = {**NO_WAIT, "NOTIFYQ_DSN": WRONG["nobody answers"]}
+    check(anywhere(*args, env=env, folder=folder), args)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +154,10 @@ def test_no_command_prints_a_misplaced_dsn(
 def test_no_mistake_prints_the_password(
     anywhere: Notifyq, folder: Path, args: tuple[str, ...]
 ) -> None:
-    for dsn in some(len("".join(args)), 4):
-        given = tuple(arg.format(dsn) for arg in args)
-        env = {**NO_WAIT, "NOTIFYQ_DSN": WRONG["nobody answers"]}
-        check(anywhere(*given, env=env, folder=folder), given)
+    dsn, _ = one(len("".join(args)))
+    given = tuple(arg.format(dsn) for arg in args)
+    env = {**NO_WAIT, "NOTIFYQ_DSN": WRONG["nobody answers"]}
+    check(anywhere(*given, env=env, folder=folder), given)
 
 
 def test_an_undecodable_argument_shows_no_password(anywhere: Notifyq) -> None:

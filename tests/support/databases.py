@@ -164,7 +164,9 @@ _STAMP = """
         relchecks, relhasindex, relhasrules, relhastriggers, relrowsecurity, relispartition,
         relacl, reloptions, relpartbound))
         from pg_class where oid >= 16384
-      union all select format('proc %s %s', oid, xmin) from pg_proc where oid >= 16384
+      union all select format('proc %s %s', oid, (proname, proowner, prolang, prosecdef,
+        provolatile, proretset, proacl, proconfig, hashtext(prosrc)))
+        from pg_proc where oid >= 16384
       union all select format('type %s %s', oid, xmin) from pg_type where oid >= 16384
       union all select format('constraint %s %s', oid, xmin) from pg_constraint where oid >= 16384
       union all select format('trigger %s', (tgrelid, tgname, tgfoid, tgtype, tgenabled, tgqual))
