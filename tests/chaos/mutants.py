@@ -38,14 +38,18 @@ class Mutant:
 
     async def apply(self, connection: Connection) -> None:
         """Replace the functions of a fresh install."""
+        for text in self.texts():
+            await connection.execute(text)
+
+    def texts(self) -> list[str]:
+        """The changed files."""
         texts: dict[str, str] = {}
         for edit in self.edits:
             text = texts.get(edit.file) or (ROOT / "db/init" / edit.file).read_text()
             found = text.count(edit.old)
             assert found == 1, f"the mutant no longer applies, {found} times {edit.old!r}: {self}"
             texts[edit.file] = text.replace(edit.old, edit.new)
-        for text in texts.values():
-            await connection.execute(text)
+        return [*texts.values()]
 
 
 _FENCE = """
@@ -85,7 +89,7 @@ _REAP_RETRY = """
     v_ids, v_tokens, null, v_details,"""
 
 _REAPED_LATER = f"""
-  v_expired := array(select m from messages.message as m where m.id = any (v_ids));
+  v_read := array(select m from messages.message as m where m.id = any (v_ids));
   perform pg_advisory_xact_lock({GATE});
   insert into messages.message_archive (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
@@ -94,11 +98,11 @@ _REAPED_LATER = f"""
   select
     e.id, e.created_at, e.available_at, e.locked_at, e.lock_token, e.priority, e.attempts,
     'lock_expired', e.queue, e.type, e.locked_by, e.dedup_key, e.message, e.headers
-  from unnest(v_expired) as e
+  from unnest(v_read) as e
   join messages.queue as q on q.name = e.queue
   where e.attempts >= q.max_attempts;
   delete from messages.message as m
-  using unnest(v_expired) as e, messages.queue as q
+  using unnest(v_read) as e, messages.queue as q
   where m.id = e.id and q.name = e.queue and e.attempts >= q.max_attempts;{_REAP_RETRY}"""
 
 _JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
@@ -116,13 +120,13 @@ MUTANTS = (
         (
             Edit(
                 "maintenance/maintain.sql",
-                "limit reap.quantity\n    for update skip locked",
-                "limit reap.quantity",
+                "limit reap_locks.quantity\n    for update skip locked",
+                "limit reap_locks.quantity",
             ),
             Edit(
                 "maintenance/maintain.sql",
                 "  v_tokens bigint[];",
-                "  v_tokens bigint[];\n  v_expired messages.message[];",
+                "  v_tokens bigint[];\n  v_read messages.message[];",
             ),
             Edit("maintenance/maintain.sql", _REAP_RETRY, _REAPED_LATER),
         ),

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chaos.corruption import CORRUPTIONS, Corruption
+from chaos.mutants import MUTANTS, Mutant
 from chaos.simulation import Simulation
 from notifyq.chaos.checker import CheckResult, check
 from notifyq.chaos.final import Final, Row
@@ -415,3 +416,9 @@ def test_one_violation_is_found(
     assume(cases)
     ops, found = cases[choice % len(cases)]
     assert invariant in broken(check(ops, found))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda it: it.name)
+def test_each_mutant_of_the_schema_still_applies(mutant: Mutant) -> None:
+    """In the quick tier: those who change the SQL must notice at once."""
+    assert mutant.texts()

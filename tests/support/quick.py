@@ -137,6 +137,7 @@ QUICK = [
     "sql/transfer/test_load.py",
     "sql/transfer/test_receive.py",
     "sql/transfer/test_relay.py",
+    "stateful/test_model.py::test_a_mutant_applies_once",
     "stateful/test_model.py::test_the_functions_do_what_the_model_does",
     "streams/test_streams.py",
     "telemetry/test_log.py",
