@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_LINE = 300
+
 
 def printable(text: str) -> str:
     """A text without characters that could control a terminal."""
@@ -11,6 +13,13 @@ def printable(text: str) -> str:
 def first_line(text: str | None, most: int = 500) -> str:
     """The first line of a text, up to `most` characters."""
     return printable((text or "").strip()[:most].partition("\n")[0])
+
+
+def in_line(text: str) -> str:
+    """A text in one line of bounded length, without control characters: for a log."""
+    words = " ".join(text[: 10 * _LINE].split())
+    line = printable(words)
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 def printable_lines(text: str) -> str:

@@ -206,7 +206,7 @@ def test_child_processes_have_no_password_in_their_arguments(
     args = ["worker", "handlers:app", "--processes", "2", *given]
     with Running(address, *args, cwd=tmp_path) as worker:
         for _ in range(2):
-            worker.logged("WorkerStarted")
+            worker.logged(" has started")
         with ours(worker) as processes:
             assert len(processes) == 2
             for process in processes:

@@ -49,7 +49,7 @@ async def blocked(seconds: float) -> None:
     print(f"{os.getpid()} begins", flush=True)
     time.sleep(seconds)
 """
-STARTED = re.compile(r"\[(\d)\] .* WorkerStarted worker=[^:]+:(\d+):")
+STARTED = re.compile(r"\[(\d)\] .* worker [^:]+:(\d+):\S+ has started")
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ class Workers(Running):
 
     def receive_start(self) -> tuple[int, int]:
         """Wait for a worker to start: its number and its pid."""
-        found = STARTED.match(self.logged("WorkerStarted"))
+        found = STARTED.match(self.logged(" has started"))
         assert found is not None
         number, pid = map(int, found.groups())
         self.pids[number] = pid
@@ -120,7 +120,7 @@ async def test_all_processes_work_and_one_signal_stops_them(
     assert sorted(row[0] for row in found) == sorted([pid, []] for pid in workers.pids.values())
     (own,) = [line for line in result.err.splitlines() if not line.startswith("[")]
     assert own.endswith(" SIGTERM: every worker stops")
-    assert result.err.count(" WorkerStopped ") == 3
+    assert result.err.count(" has stopped: ") == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -149,8 +149,8 @@ async def test_a_second_signal_releases_at_once(
         workers.line(), workers.line()
         send = workers.signal_all if to_all else workers.process.send_signal
         send(signal.SIGTERM)
-        workers.logged("WorkerStopping")
-        workers.logged("WorkerStopping")
+        workers.logged(" is stopping")
+        workers.logged(" is stopping")
         send(signal.SIGINT)
         assert workers.end().code == 0
     assert await states(connection) == [("waiting", 0)] * 2
@@ -218,7 +218,7 @@ async def test_workers_of_a_killed_supervisor_stop(
         result = workers.stop(signal.SIGKILL)
     assert result.code == -signal.SIGKILL
     assert result.err.count("the supervisor is gone: this worker stops") == 2
-    assert result.err.count(" WorkerStopped ") == 2
+    assert result.err.count(" has stopped: ") == 2
     assert await statuses(connection) == {"success": 2}
 
 
@@ -256,7 +256,7 @@ def test_a_worker_that_cannot_start_again_ends_all(shared_database: str, folder:
     assert result.code == 1
     why = "notifyq: module 'handlers' cannot be imported: No module named 'no_such_thing'"
     assert result.err.count(f"{why} ({folder / 'handlers.py'}, line 1)") == 1
-    assert result.err.count(" WorkerStopped ") == 2
+    assert result.err.count(" has stopped: ") == 2
 
 
 async def test_a_full_server_ends_no_worker(database: str, folder: Path) -> None:
@@ -280,11 +280,11 @@ async def test_json_has_the_number_in_a_field(database: str, folder: Path) -> No
     env = {"NOTIFYQ_PROCESSES": "2"}
     with Running(database, *options, cwd=folder, env=env) as running:
         for _ in range(2):
-            running.logged("WorkerStarted")
+            running.logged(" has started")
         result = running.stop(signal.SIGINT)
     assert result.code == 0
     lines = [json.loads(line) for line in result.err.splitlines()]
-    started = [line for line in lines if line["message"] == "WorkerStarted"]
+    started = [line for line in lines if line.get("event") == "WorkerStarted"]
     assert {line["process"] for line in started} == {1, 2}
 
 
@@ -292,11 +292,11 @@ def test_one_process_has_no_supervisor(shared_database: str, folder: Path) -> No
     args = ("worker", "handlers:app", "--processes", "1")
     env = {"NOTIFYQ_PROCESSES": "3"}
     with Running(shared_database, *args, cwd=folder, env=env) as running:
-        line = running.logged("WorkerStarted")
+        line = running.logged(" has started")
         assert f":{running.process.pid}:" in line
         assert not line.startswith("[")
         assert running.stop(signal.SIGTERM).code == 0
-    assert running.stderr.count(" WorkerStarted ") == 1
+    assert running.stderr.count(" has started") == 1
 
 
 async def test_far_more_processes_than_cores_log_a_warning(

@@ -52,20 +52,20 @@ async def test_a_worker_starts_again_when_a_file_changes_and_survives_a_broken_o
     module.write_text(PROGRAM.format(answer="one"))
     args = ("worker", "handlers:app", "--reload", "--grace", "1s", "--dsn", database)
     with Running(database, *args, cwd=tmp_path, process_group=0) as worker, stopped(worker):
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         await answer("one")
         module.write_text(PROGRAM.format(answer="two"))
         assert "handlers.py changed" in worker.logged("changed")
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         await answer("two")
         module.write_text("def")
         worker.logged("cannot be imported: SyntaxError")
         module.write_text(PROGRAM.format(answer="three"))
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         await answer("three")
         ended = worker.stop(signal.SIGTERM)
     assert ended.code == 0
-    assert "WorkerStopped" in ended.err
+    assert " has stopped" in ended.err
 
 
 def test_reload_without_watchfiles_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

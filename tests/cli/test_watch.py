@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cli.programs import Notifyq
     from support.database import Connect, Connection
 
-LISTENS = "ListenerConnected"
+LISTENS = "listening, in session"
 
 
 async def kill(connection: Connection, quantity: int = 1, queue: str = "default") -> list[int]:
@@ -311,7 +311,7 @@ async def test_a_watch_survives_a_restart_of_the_server(own_server: Server, tmp_
         connection = await open_session(dsn)
         expected = await kill(connection, 2)
         assert ids(watching, 2) == expected
-        watching.logged("again=True")
+        watching.logged(", again")
         found = await kill(connection)
         assert ids(watching, 1) == found
         await connection.close()

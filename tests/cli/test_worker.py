@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import signal
 import subprocess
 from datetime import datetime
@@ -15,12 +16,15 @@ import pytest
 from cli.programs import NOTIFYQ, Running, environment
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.logs import configure_logging
+from notifyq.cli.worker import summing_up
 from support.database import session, until
+from support.running import working
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cli.programs import Notifyq
+    from notifyq import App
 
 MODULES = {
     "raises": "raise RuntimeError('first line\\nsecond line')",
@@ -91,7 +95,7 @@ def test_wrong_settings_are_refused(notifyq: Notifyq, folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_worker_handles_and_stops(database: str, folder: Path, number: int) -> None:
     with Running(database, "worker", "good:app", cwd=folder) as worker:
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         async with session(database) as connection:
             id_ = await connection.fetchval("select messages.publish('good', '1')")
 
@@ -104,11 +108,11 @@ async def test_worker_handles_and_stops(database: str, folder: Path, number: int
     assert (result.code, result.out) == (0, "")
     lines = result.err.splitlines()
     assert all(line.split(" ")[2] == "INFO" for line in lines)
-    assert [line.split()[3] for line in lines] == [
-        *("ListenerConnected", "WorkerStarted", "WorkerStopping", "WorkerStopped"),
-    ]
-    assert " queues=good" in lines[1]
-    assert lines[-1].endswith(" handled=1 released=0")
+    said = ("listening, in session", "has started", "is stopping", "has stopped")
+    for line, words in zip(lines, said, strict=True):
+        assert words in line
+    assert "; queues: good; streams: none" in lines[1]
+    assert lines[-1].endswith(" has stopped: 1 handled, 0 released")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", -15), ("SIGINT", -2)])
@@ -116,7 +120,7 @@ async def test_a_signal_ends_a_forked_child_and_not_its_worker(
     database: str, folder: Path, name: str, code: int
 ) -> None:
     with Running(database, "worker", "forks:app", cwd=folder) as worker:
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         async with session(database) as connection:
             id_ = await connection.fetchval("select messages.publish('forks', $1)", name)
 
@@ -127,14 +131,14 @@ async def test_a_signal_ends_a_forked_child_and_not_its_worker(
             await until(child_has_ended, "the child has ended", 30)
         ended = worker.stop(signal.SIGTERM)
     assert ended.code == 0
-    assert ended.err.count("WorkerStopping") == 1
-    assert "WorkerStopping" in ended.err.splitlines()[-2]
+    assert ended.err.count(" is stopping") == 1
+    assert " is stopping" in ended.err.splitlines()[-2]
 
 
 @pytest.mark.parametrize(
     ("queue", "seen", "grace", "signals"),
     [
-        ("good", "MessageFinished", "1s", 1),
+        ("good", "attempt 1 at message 1 ended", "1s", 1),
         ("slow", "it is handled", "1s", 1),
         ("slow", "it is handled", "1h", 2),
     ],
@@ -145,13 +149,13 @@ async def test_a_worker_ends_although_its_network_answers_no_more(
     options = ["--grace", grace, "--log-level", "debug"]
     async with Proxy(database) as proxy:
         with Running(proxy.dsn, "worker", f"{queue}:app", *options, cwd=folder) as worker:
-            await asyncio.to_thread(worker.logged, "WorkerStarted")
+            await asyncio.to_thread(worker.logged, " has started")
             async with session(database) as connection:
                 await connection.execute("select messages.publish($1, '1')", queue)
             await asyncio.to_thread(worker.logged, seen)
             if signals == 2:
                 worker.process.send_signal(signal.SIGTERM)
-                await asyncio.to_thread(worker.logged, "WorkerStopping")
+                await asyncio.to_thread(worker.logged, " is stopping")
             # From here on the event loop of the proxy stands still: it passes on nothing.
             ended = worker.stop(signal.SIGTERM)
     assert ended.code == 1
@@ -161,17 +165,57 @@ async def test_a_worker_ends_although_its_network_answers_no_more(
 async def test_options_precede_the_environment_and_the_app(database: str, folder: Path) -> None:
     nowhere = "postgresql://127.0.0.1:1/nowhere"
     with Running(nowhere, "worker", "elsewhere:app", "--dsn", database, cwd=folder) as worker:
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         assert worker.stop(signal.SIGTERM).code == 0
     at_once = {"NOTIFYQ_RETRY_FOR": "0"}
     with Running(database, "worker", "elsewhere:app", cwd=folder, env=at_once) as worker:
         assert worker.end().code == 1
 
 
+async def test_each_message_is_logged_where_that_is_wanted(database: str, folder: Path) -> None:
+    with Running(database, "worker", "good:app", "-v", "--log-format", "logfmt", cwd=folder) as run:
+        run.logged("event=WorkerStarted")
+        async with session(database) as connection:
+            await connection.execute("select messages.publish('good', '1')")
+        line = run.logged("event=MessageFinished")
+        assert run.stop(signal.SIGTERM).code == 0
+    assert " level=info " in line
+    assert " queue=good message_id=1 " in line
+    assert " status=success " in line
+
+
+async def test_a_summary_is_logged_when_there_was_something(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("notifyq.cli.worker._SUMMARY_EVERY", 0.05)
+    caplog.set_level(logging.INFO, "notifyq.worker")
+
+    @app.handler("q")
+    async def handle(_: int) -> None: ...
+
+    @app.subscriber("s", "reader")
+    async def read(_: int) -> None: ...
+
+    await app.create()
+    async with working(app) as worker:
+        with summing_up(worker):
+            await app.publish("q", 1)
+            await app.publish("s", 1)
+
+            async def all_is_told() -> bool:
+                return {"1 events", "1 success"} <= {
+                    part for line in caplog.messages for part in line.split(": ")[-1].split(", ")
+                }
+
+            await until(all_is_told, "the summary has both", 30)
+    told = [line for line in caplog.messages if line.startswith("in the last ")]
+    assert len(told) in {1, 2}
+
+
 async def test_a_json_log_has_one_object_a_line(database: str, folder: Path) -> None:
     options = ["--log-format", "json", "--log-level", "debug", "--poll", "50ms", "-c", "2"]
     with Running(database, "worker", "good:app", *options, cwd=folder) as worker:
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         async with session(database) as connection:
             await connection.execute("select messages.publish('good', '-1')")
         worker.logged("MessageFinished")
@@ -180,7 +224,11 @@ async def test_a_json_log_has_one_object_a_line(database: str, folder: Path) -> 
     rows = [json.loads(line) for line in result.err.splitlines()]
     assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, rows))
     assert all(datetime.fromisoformat(row["time"]).tzinfo for row in rows)
-    (finished,) = [row for row in rows if row["message"] == "MessageFinished"]
+    (finished,) = [row for row in rows if row.get("event") == "MessageFinished"]
+    assert re.fullmatch(
+        r"queue 'good': attempt 1 at message 1 ended after \d+\.\d{3} s: rejected",
+        finished["message"],
+    )
     assert (finished["level"], finished["queue"]) == ("debug", "good")
     assert (finished["status"], finished["details"]) == ("rejected", "less than\nnothing")
 
@@ -189,7 +237,7 @@ def test_event_is_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     try:
-        configure_logging("info")
+        configure_logging("info", "logfmt")
         event = {"queues": ("a", "b c"), "wait": 1.23456, "none": None, "text": 'x\n"y"', "n": 3}
         logging.getLogger("notifyq").info("Something", extra={"event": event})
         logging.getLogger("notifyq").debug("Nothing")
@@ -197,7 +245,10 @@ def test_event_is_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
         root.handlers, root.level = before
         logging.getLogger("asyncpg").setLevel(logging.NOTSET)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(' INFO    Something queues=a,"b c" wait=1.235 text="x\\n\\"y\\"" n=3')
+    assert line.endswith(
+        ' level=info logger=notifyq message=Something queues=a,"b c" wait=1.235 '
+        'text="x\\n\\"y\\"" n=3'
+    )
 
 
 def test_a_removed_folder_is_no_traceback(notifyq: Notifyq, tmp_path: Path) -> None:

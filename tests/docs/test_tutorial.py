@@ -55,7 +55,7 @@ class Reader:
         )
         assert self._worker.stderr is not None
         lines = []
-        while "ListenerConnected" not in (line := self._worker.stderr.readline()):
+        while "listening, in session" not in (line := self._worker.stderr.readline()):
             lines.append(line)
             assert line, "".join(lines)
 

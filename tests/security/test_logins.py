@@ -204,7 +204,7 @@ async def test_the_services_work_as_their_logins(container: Container) -> None:
         assert watch.stdout is not None
         assert watch.stderr is not None
         # It reports what fails from the moment that it listens.
-        while b"ListenerConnected" not in (line := await watch.stderr.readline()):
+        while b"listening, in session" not in (line := await watch.stderr.readline()):
             assert line, "the watch ended"
         published = container.notifyq(
             "queue_publisher", "publish", "default", '{"reject": "bad order"}'

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,12 @@ from notifyq.telemetry import (
 )
 
 
-def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_is_logged_as_a_sentence_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "notifyq"):
         log_events(MessagesClaimed(quantity=2, queues=("a", "b"), by_queue={"a": 2}))
     (record,) = caplog.records
-    assert record.getMessage() == "MessagesClaimed"
+    assert record.getMessage() == "claimed 2 messages: a 2"
+    assert vars(record)["event_name"] == "MessagesClaimed"
     assert record.levelno == logging.DEBUG
     assert record.name == "notifyq"
     assert vars(record)["event"] == {
@@ -43,6 +45,19 @@ def test_an_event_is_logged_by_its_name_with_its_fields(caplog: pytest.LogCaptur
 )
 def test_an_event_has_a_log_level(event: TelemetryEvent, level: int) -> None:
     assert event.level == level
+
+
+VALUES: dict[str, Any] = {
+    "int": 3, "bool": True, "float": 1.5, "str": "x\x1b\ny", "str | None": None,
+    "tuple[str, ...]": ("a", "b"), "dict[str, int]": {"q": 1}, "float | None": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TelemetryEvent.__subclasses__(), ids=lambda it: it.__name__)
+def test_each_event_is_one_line(kind: type[TelemetryEvent]) -> None:
+    event = kind(**{field.name: VALUES[str(field.type)] for field in fields(kind)})
+    assert str(event).isprintable()
+    assert "{" not in str(event)
 
 
 def test_an_event_below_the_log_level_is_not_built(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,7 +167,7 @@ async def test_the_command_reports_the_error_in_one_line(
     (tmp_path / "shop.py").write_text(APP)
     replace(root, serves=NEXT)
     with running(tmp_path, ROOT / "src", empty_database, "worker", "shop:app") as worker:
-        await worker.expect("WorkerStarted")
+        await worker.expect(" has started")
         await upgrade(replaced, root)
         assert await worker.ended() == 1
         assert worker.output.splitlines()[-1] == f"notifyq: {REFUSED}"

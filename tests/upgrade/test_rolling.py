@@ -105,14 +105,14 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
             needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed"
             assert needed in early.output
         with running(tmp_path, old, *worker) as before:
-            await before.expect("WorkerStarted")
+            await before.expect(" has started")
             async with asyncio.TaskGroup() as group:
                 group.create_task(load.go_on())
                 report = await schema.upgrade(owner, new.with_name("db"))
             assert (report.before, report.version) == (SCHEMA_VERSION, NEXT)
             assert load.refused <= 1
             with running(tmp_path, new, *worker) as after:
-                await after.expect("WorkerStarted")
+                await after.expect(" has started")
                 counts = await load.handled()
 
                 async def both_have_handled_more() -> bool:
@@ -129,7 +129,7 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
                     assert "Traceback" not in program.output
         # The package is rolled back: its workers start, and it cannot put old code back.
         with running(tmp_path, old, *worker) as late:
-            await late.expect("WorkerStarted")
+            await late.expect(" has started")
             await load.go_on(40)
             await load.drain()
         with running(tmp_path, old, empty_database, "init") as init:

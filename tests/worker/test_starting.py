@@ -81,7 +81,7 @@ async def test_a_worker_that_starts_before_its_server_handles_what_comes(
         worker.logged("the start failed")
         await asyncio.to_thread(server.start)
         async with session(dsn) as connection:
-            worker.logged("WorkerStarted")
+            worker.logged(" has started")
             id_ = await connection.fetchval("select messages.publish('q', '1')")
 
             async def is_archived() -> bool:

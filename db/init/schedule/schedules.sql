@@ -328,7 +328,7 @@ end;
 $$;
 
 create or replace function notifyq.fire_schedules(quantity integer default 100)
-  returns integer language plpgsql security definer
+  returns text[] language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   -- In the order of the index: other schedules are not read.
   set enable_seqscan = off set enable_bitmapscan = off
@@ -337,7 +337,7 @@ declare
   v_now timestamptz := clock_timestamp();
   v_schedule messages.schedule;
   v_error text;
-  v_fired integer := 0;
+  v_fired text[] := '{}';
 begin
   perform notifyq.check_quantity(fire_schedules.quantity, 10000);
   -- The first session that locks the row fires; others then read its next time.
@@ -352,7 +352,8 @@ begin
     for update skip locked
   loop
     begin
-      v_fired := v_fired + notifyq.fire_schedule(v_schedule, v_now);
+      v_fired := v_fired
+        || array_fill(v_schedule.name, array[notifyq.fire_schedule(v_schedule, v_now)]);
     exception
       -- A schedule whose queue was dropped must stop neither the others nor maintenance.
       when others then
@@ -370,8 +371,8 @@ begin
 end;
 $$;
 comment on function notifyq.fire_schedules(integer) is
-  'Publish the due runs of up to quantity schedules; return how many messages. maintain() does '
-  'it. A schedule that fails is tried again a minute later, with a WARNING each time.';
+  'Publish the due runs of up to quantity schedules; return the name of its schedule for each '
+  'message. maintain() does it. A schedule that fails is tried again a minute later, with a WARNING each time.';
 
 create or replace function notifyq.next_schedule()
   returns interval language plpgsql security definer

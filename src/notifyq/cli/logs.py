@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from notifyq.dsn import masked_in
 
-LogFormat = Literal["text", "json"]
+LogFormat = Literal["text", "logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -20,26 +20,30 @@ class _MaskingFormatter(logging.Formatter):
         return masked_in(super().format(record))
 
 
-class _TextFormatter(logging.Formatter):
+class _LogfmtFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
-        event: dict[str, Any] = getattr(record, "event", {})
-        fields = [f"{name}={_readable(it)}" for name, it in event.items() if it is not None]
-        return masked_in(" ".join([line, *fields]))
+        fields = [f"{name}={_readable(it)}" for name, it in _fields(self, record).items()]
+        return masked_in(" ".join(fields))
 
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "event", {}),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return masked_in(to_json(line, fallback=str).decode())
+        return masked_in(to_json(_fields(self, record), fallback=str).decode())
+
+
+def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
+    """A record by name; an event has its name and its fields."""
+    fields = {
+        "time": formatter.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+        "event": getattr(record, "event_name", None),
+        **getattr(record, "event", {}),
+    }
+    if record.exc_info:
+        fields["exception"] = formatter.formatException(record.exc_info)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _readable(value: Any) -> str:
@@ -66,7 +70,9 @@ def formatter(log_format: LogFormat | None) -> logging.Formatter:
         case "json":
             return _JsonFormatter()
         case "text":
-            return _TextFormatter("%(asctime)s %(levelname)-7s %(message)s")
+            return _MaskingFormatter("%(asctime)s %(levelname)-7s %(message)s")
+        case "logfmt":
+            return _LogfmtFormatter()
         case None:
             return _MaskingFormatter()
 

@@ -225,15 +225,15 @@ class _Numbered(logging.Formatter):
         return self._prefix + text.replace("\n", f"\n{self._prefix}")
 
 
-def number_lines(number: int, *, as_json: bool) -> None:
-    """Put the number of this process into its log: a prefix, or the field `process` of JSON."""
+def number_lines(number: int, *, as_field: bool) -> None:
+    """Put the number of this process into its log: a prefix of the line, or a field `process`."""
 
     def add_field(record: Any) -> bool:
         record.event = {**getattr(record, "event", {}), "process": number}
         return True
 
     for handler in logging.getLogger().handlers:
-        if as_json:
+        if as_field:
             handler.addFilter(add_field)
         elif handler.formatter is not None:
             handler.setFormatter(_Numbered(handler.formatter, number))

@@ -9,8 +9,10 @@ import logging
 import sys
 import sysconfig
 import traceback
+from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -34,11 +36,17 @@ from notifyq.cli.processes import Supervisor, run_and_reload
 from notifyq.cli.signals import Control, number_lines, stop_signals
 from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.telemetry import log_events
+from notifyq.telemetry import TelemetryHandler, log_each, log_events
 from notifyq.worker.queue_order import MOST_WEIGHT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from notifyq.worker.worker import Worker
 
 log = logging.getLogger("notifyq.worker")
 
+_SUMMARY_EVERY = 60
 _USUAL_THRESHOLD = gc.get_threshold()
 _PACKAGE = Path(__file__).parents[1]
 
@@ -62,6 +70,9 @@ def worker(
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
     reload: bool = flag("--reload", "Start again when a Python file here changes."),
+    verbose: bool = typer.Option(
+        False, "--verbose", "-v", help="Log each message and each batch that ends."
+    ),
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",
     dsn: DsnOption = None,
@@ -81,7 +92,7 @@ def worker(
     )
     control = Control.inherited()
     if control is not None:
-        number_lines(control.number, as_json=log_format == "json")
+        number_lines(control.number, as_field=log_format != "text")
     elif settings.processes > 1:
         raise typer.Exit(run(_supervise(settings.processes)))
     app = load_app(target)
@@ -89,7 +100,7 @@ def worker(
         app.dsn = resolve_dsn(dsn)
         app.listen_dsn = listen_dsn_from_environment() or app.listen_dsn
     _calm_collector()
-    telemetry = control.reporting(log_events) if control is not None else log_events
+    telemetry = _telemetry(control, verbose=verbose)
 
     async def work() -> None:
         log.debug("the event loop is of %s", type(asyncio.get_running_loop()).__module__)
@@ -104,7 +115,7 @@ def worker(
             poll=poll,
         )
         try:
-            with stop_signals(running.stop, control, grace=running.grace):
+            with stop_signals(running.stop, control, grace=running.grace), summing_up(running):
                 await app.work(running)
         except DatabaseUnavailableError:
             if control is not None:
@@ -113,6 +124,32 @@ def worker(
 
     with serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics:
         run(work())
+
+
+def _telemetry(control: Control | None, *, verbose: bool) -> TelemetryHandler:
+    handler = log_each if verbose else log_events
+    return handler if control is None else control.reporting(handler)
+
+
+@contextmanager
+def summing_up(running: Worker) -> Iterator[None]:
+    """Log once a minute what a worker has handled since, if anything."""
+
+    async def sum_up() -> None:
+        before = Counter(running.counts)
+        while True:
+            await asyncio.sleep(_SUMMARY_EVERY)
+            now = Counter(running.counts)
+            if new := now - before:
+                ends = ", ".join(f"{number} {end}" for end, number in sorted(new.items()))
+                log.info("in the last %d s: %s", _SUMMARY_EVERY, ends)
+            before = now
+
+    task = asyncio.get_running_loop().create_task(sum_up())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def _served(queue: list[str], queues: str | None, *, strict: bool) -> list[str] | dict[str, int]:

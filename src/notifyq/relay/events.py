@@ -7,14 +7,19 @@ import logging
 from notifyq.telemetry import TelemetryEvent
 
 
-class RelayStarted(TelemetryEvent):
+class RelayStarted(TelemetryEvent, says="relay {relay} has started: {routes}"):
     """A relay has connected to both databases and starts to move messages."""
 
     relay: str
     routes: tuple[str, ...]
 
 
-class RelayMoved(TelemetryEvent, level=logging.DEBUG):
+class RelayMoved(
+    TelemetryEvent,
+    says="moved {quantity} messages of {source!r} in {took:.3f} s; known {known}, merged {merged}, "
+    "dropped {dropped}, failed {failed}, refused {refused}, lost {lost}",
+    level=logging.DEBUG,
+):
     """A batch is settled at its source; `quantity` of its messages are at the target.
 
     `known`: the target had received them before. `merged`: a live message had the same dedup_key.
@@ -35,7 +40,11 @@ class RelayMoved(TelemetryEvent, level=logging.DEBUG):
     took: float
 
 
-class RelayRefused(TelemetryEvent, level=logging.WARNING):
+class RelayRefused(
+    TelemetryEvent,
+    says="the target refuses message {message_id} of {source!r}: {reason}",
+    level=logging.WARNING,
+):
     """The target refuses this message: it is a dead message of the source."""
 
     source: str
@@ -43,19 +52,25 @@ class RelayRefused(TelemetryEvent, level=logging.WARNING):
     reason: str
 
 
-class RelayStalled(TelemetryEvent, level=logging.WARNING):
+class RelayStalled(
+    TelemetryEvent,
+    says="the target takes nothing, and the relay waits: {reason}",
+    level=logging.WARNING,
+):
     """The target is down or full: the relay has released its messages and claims no more."""
 
     reason: str
 
 
-class RelayResumed(TelemetryEvent):
+class RelayResumed(TelemetryEvent, says="the target is back after {seconds:.0f} s"):
     """The target is back after so many seconds."""
 
     seconds: float
 
 
-class RelayStopped(TelemetryEvent):
+class RelayStopped(
+    TelemetryEvent, says="relay {relay} has stopped: {moved} moved, {released} released"
+):
     """A relay has ended; `moved` messages are at the target, `released` ones went back."""
 
     relay: str

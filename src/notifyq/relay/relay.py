@@ -16,11 +16,12 @@ from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poll, Poller
 from notifyq.notify.suppression import Suppression
 from notifyq.notify.wake import TokenBucket
+from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.batch import QueueBatch
 from notifyq.relay.message import transform
 from notifyq.relay.target import PASSING
-from notifyq.telemetry.tracebacks import clean, describe, in_line, report
+from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Unpack
 from notifyq.database import statements as sql
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
+from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
 from notifyq.relay.target import PASSING, reason_of
-from notifyq.telemetry.tracebacks import in_line
 
 if TYPE_CHECKING:
     import asyncpg

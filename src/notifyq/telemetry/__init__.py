@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, dataclass_transform
 
+from notifyq.printable import in_line
+
 log = logging.getLogger("notifyq")
 
 
@@ -16,11 +18,29 @@ class TelemetryEvent:
     """The base of all events: each subclass is a frozen dataclass with keyword fields."""
 
     level: ClassVar[int]
+    says: ClassVar[str]
 
-    def __init_subclass__(cls, level: int = logging.INFO) -> None:
-        """Make a dataclass of the subclass; `level` is that of its log line."""
+    def __init_subclass__(cls, *, says: str, level: int = logging.INFO) -> None:
+        """Make a dataclass of the subclass; `says` and `level` are those of its log line."""
+        cls.says = says
         cls.level = level
         dataclass(frozen=True, kw_only=True)(cls)
+
+    def __str__(self) -> str:
+        """The event as a sentence, for a log."""
+        values = {it.name: _in_words(getattr(self, it.name)) for it in fields(self)}
+        return self.says.format_map(values)
+
+
+def _in_words(value: Any) -> Any:
+    match value:
+        case dict():
+            return ", ".join(f"{in_line(name)} {number}" for name, number in value.items())
+        case tuple():
+            return ", ".join(map(in_line, value)) or "none"
+        case str():
+            return in_line(value)
+    return value
 
 
 TelemetryHandler = Callable[[TelemetryEvent], None]
@@ -37,10 +57,19 @@ class WorkerObserver(Protocol):
 
 
 def log_events(event: TelemetryEvent) -> None:
-    """Log an event: its name is the message, its fields are `extra`."""
-    if log.isEnabledFor(event.level):
+    """Log an event as a sentence; its name and its fields are `extra`."""
+    _log(event, event.level)
+
+
+def log_each(event: TelemetryEvent) -> None:
+    """Log an event as `log_events` does, and each message and batch that ends at level INFO."""
+    _log(event, logging.INFO if isinstance(event, MessageFinished | BatchFinished) else event.level)
+
+
+def _log(event: TelemetryEvent, level: int) -> None:
+    if log.isEnabledFor(level):
         values = {f.name: getattr(event, f.name) for f in fields(event)}
-        log.log(event.level, type(event).__name__, extra={"event": values})
+        log.log(level, "%s", event, extra={"event_name": type(event).__name__, "event": values})
 
 
 class Guarded:
@@ -64,14 +93,21 @@ class Guarded:
 # Workers
 
 
-class WorkerStarted(TelemetryEvent):
+class WorkerStarted(
+    TelemetryEvent,
+    says="worker {worker} has started; queues: {queues}; streams: {streams}",
+):
     """A worker listens and starts to claim."""
 
     worker: str
     queues: tuple[str, ...]
+    streams: tuple[str, ...] = ()
 
 
-class WorkerStopping(TelemetryEvent):
+class WorkerStopping(
+    TelemetryEvent,
+    says="worker {worker} is stopping: {running} handlers have {grace:g} s to end",
+):
     """A worker claims no more; its `running` handlers have up to `grace` seconds."""
 
     worker: str
@@ -79,15 +115,22 @@ class WorkerStopping(TelemetryEvent):
     grace: float
 
 
-class WorkerStopped(TelemetryEvent):
-    """A worker has ended; it released `released` messages unfinished."""
+class WorkerStopped(
+    TelemetryEvent,
+    says="worker {worker} has stopped: {handled} handled, {released} released",
+):
+    """A worker has ended: messages and events that it handled, and messages that it released."""
 
     worker: str
     handled: int
     released: int
 
 
-class MessagesClaimed(TelemetryEvent, level=logging.DEBUG):
+class MessagesClaimed(
+    TelemetryEvent,
+    says="claimed {quantity} messages: {by_queue}",
+    level=logging.DEBUG,
+):
     """One claim on all of `queues` returned `quantity` messages; `by_queue` splits that number.
 
     `since_notification` is in seconds; it is None where no notification caused the claim.
@@ -99,7 +142,12 @@ class MessagesClaimed(TelemetryEvent, level=logging.DEBUG):
     since_notification: float | None = None
 
 
-class MessageFinished(TelemetryEvent, level=logging.DEBUG):
+class MessageFinished(
+    TelemetryEvent,
+    says="queue {queue!r}: attempt {attempts} at message {message_id} ended after {run:.3f} "
+    "s: {status}",
+    level=logging.DEBUG,
+):
     """An attempt was settled. Times are in seconds.
 
     `status` is that of an archived message or `released`; after `failed` and `lock_expired` the
@@ -118,7 +166,11 @@ class MessageFinished(TelemetryEvent, level=logging.DEBUG):
     queued: float = 0.0
 
 
-class LockLost(TelemetryEvent, level=logging.WARNING):
+class LockLost(
+    TelemetryEvent,
+    says="queue {queue!r}: the lock of message {message_id} was lost; its outcome is dropped",
+    level=logging.WARNING,
+):
     """A message was settled too late: another worker has locked it, and nothing changed."""
 
     queue: str
@@ -126,45 +178,71 @@ class LockLost(TelemetryEvent, level=logging.WARNING):
     lock_token: int
 
 
-class LocksExtended(TelemetryEvent, level=logging.DEBUG):
+class LocksExtended(TelemetryEvent, says="extended {quantity} locks", level=logging.DEBUG):
     """The locks of messages whose handlers run were extended."""
 
     quantity: int
 
 
-class OrphansReleased(TelemetryEvent, level=logging.WARNING):
+class OrphansReleased(
+    TelemetryEvent,
+    says="released {quantity} messages of a claim whose answer was lost",
+    level=logging.WARNING,
+):
     """Messages of a claim whose answer was lost went back to their queues."""
 
     quantity: int
 
 
-class HandlerStuck(TelemetryEvent, level=logging.WARNING):
+class HandlerStuck(
+    TelemetryEvent,
+    says="queue {queue!r}: the handler of message {message_id} was given up, but its thread "
+    "still runs",
+    level=logging.WARNING,
+):
     """A sync handler was given up, but its thread still runs and keeps its slot of the worker."""
 
     queue: str
     message_id: int
 
 
-class QueueSuppressed(TelemetryEvent, level=logging.DEBUG):
+class QueueSuppressed(
+    TelemetryEvent,
+    says="queue {queue!r} is under load: publishers skip NOTIFY",
+    level=logging.DEBUG,
+):
     """The queue is under load: this worker polls it, and publishers skip NOTIFY."""
 
     queue: str
 
 
-class QueueUnsuppressed(TelemetryEvent, level=logging.DEBUG):
+class QueueUnsuppressed(
+    TelemetryEvent,
+    says="queue {queue!r} is quiet: publishers send NOTIFY again",
+    level=logging.DEBUG,
+):
     """The queue is quiet, or this worker cannot serve it: publishers send NOTIFY again."""
 
     queue: str
 
 
-class LocksExpired(TelemetryEvent, level=logging.DEBUG):
+class LocksExpired(
+    TelemetryEvent,
+    says="{quantity} locks expired: {by_queue}",
+    level=logging.DEBUG,
+):
     """This process ended expired locks, as of workers that were killed; the log names them."""
 
     quantity: int
     by_queue: dict[str, int]
 
 
-class MaintenanceDone(TelemetryEvent, level=logging.DEBUG):
+class MaintenanceDone(
+    TelemetryEvent,
+    says="maintenance: reaped {reaped}, staged {staged}, notified {notified}; days made "
+    "{partitions_made}, dropped {partitions_dropped}",
+    level=logging.DEBUG,
+):
     """This process ran messages.maintain()."""
 
     reaped: int
@@ -174,22 +252,31 @@ class MaintenanceDone(TelemetryEvent, level=logging.DEBUG):
     partitions_dropped: int
 
 
-class MaintenanceFailing(TelemetryEvent, level=logging.WARNING):
+class MaintenanceFailing(
+    TelemetryEvent,
+    says="maintenance fails to do: {failing}",
+    level=logging.WARNING,
+):
     """Other duties of maintenance fail than before; none: all work again."""
 
     failing: tuple[str, ...]
 
 
-class SchedulesFired(TelemetryEvent):
-    """This process published `quantity` messages of schedules that were due."""
+class SchedulesFired(TelemetryEvent, says="fired {schedules}: published {quantity} messages"):
+    """This process published `quantity` messages of these schedules, which were due."""
 
     quantity: int
+    schedules: tuple[str, ...] = ()
 
 
 # Listening sessions
 
 
-class NotificationReceived(TelemetryEvent, level=logging.DEBUG):
+class NotificationReceived(
+    TelemetryEvent,
+    says="received a notification on {channel} for {name!r}",
+    level=logging.DEBUG,
+):
     """A notification arrived on a channel for a queue or stream of this worker.
 
     Notifications that arrive faster than the worker reads them count as one.
@@ -199,20 +286,32 @@ class NotificationReceived(TelemetryEvent, level=logging.DEBUG):
     name: str
 
 
-class ListenerConnected(TelemetryEvent):
+class ListenerConnected(TelemetryEvent, says="listening, in session {backend_pid}"):
     """The listening session is open and receives every notification from now on."""
 
     backend_pid: int
     again: bool
 
+    def __str__(self) -> str:
+        """Say whether it is not the first one."""
+        return super().__str__() + ", again" * self.again
 
-class ListenerLost(TelemetryEvent, level=logging.WARNING):
+
+class ListenerLost(
+    TelemetryEvent,
+    says="the listening session was lost, only polling finds messages now: {error}",
+    level=logging.WARNING,
+):
     """The listening session broke; until it is open again only polling finds messages."""
 
     error: str
 
 
-class NotificationsLost(TelemetryEvent, level=logging.WARNING):
+class NotificationsLost(
+    TelemetryEvent,
+    says="no notification reaches session {backend_pid}, only polling finds messages: {advice}",
+    level=logging.WARNING,
+):
     """No notification reaches the listening session, as behind a pooler: only polling works."""
 
     backend_pid: int
@@ -222,19 +321,30 @@ class NotificationsLost(TelemetryEvent, level=logging.WARNING):
 # Streams that a worker serves
 
 
-class StreamSuppressed(TelemetryEvent, level=logging.DEBUG):
+class StreamSuppressed(
+    TelemetryEvent,
+    says="stream {stream!r} is under load: publishers skip NOTIFY",
+    level=logging.DEBUG,
+):
     """The stream is under load: this worker polls it, and publishers skip NOTIFY."""
 
     stream: str
 
 
-class StreamUnsuppressed(TelemetryEvent, level=logging.DEBUG):
+class StreamUnsuppressed(
+    TelemetryEvent,
+    says="stream {stream!r} is quiet: publishers send NOTIFY again",
+    level=logging.DEBUG,
+):
     """The stream is quiet, or this worker cannot serve it: publishers send NOTIFY again."""
 
     stream: str
 
 
-class SubscriptionTaken(TelemetryEvent):
+class SubscriptionTaken(
+    TelemetryEvent,
+    says="stream {stream!r}: member {member} of subscriber {subscriber!r} is served here",
+):
     """This worker serves member `member` of the subscription from now on."""
 
     stream: str
@@ -242,7 +352,10 @@ class SubscriptionTaken(TelemetryEvent):
     member: int
 
 
-class SubscriptionLeft(TelemetryEvent):
+class SubscriptionLeft(
+    TelemetryEvent,
+    says="stream {stream!r}: member {member} of subscriber {subscriber!r} is left to others",
+):
     """This worker no longer serves this member of the subscription: another one may."""
 
     stream: str
@@ -250,7 +363,12 @@ class SubscriptionLeft(TelemetryEvent):
     member: int
 
 
-class BatchFinished(TelemetryEvent, level=logging.DEBUG):
+class BatchFinished(
+    TelemetryEvent,
+    says="stream {stream!r}: subscriber {subscriber!r} ended batch {batch_id} after {run:.3f} "
+    "s: {events} handled, {retried} come again, {failed} dead",
+    level=logging.DEBUG,
+):
     """A batch is finished: `events` succeeded, `retried` come again, `failed` are dead.
 
     `run` is in seconds.
@@ -265,7 +383,12 @@ class BatchFinished(TelemetryEvent, level=logging.DEBUG):
     run: float
 
 
-class EventRetried(TelemetryEvent, level=logging.DEBUG):
+class EventRetried(
+    TelemetryEvent,
+    says="stream {stream!r}: attempt {attempts} at event {event_id} by {subscriber!r} failed: "
+    "{details}",
+    level=logging.DEBUG,
+):
     """An attempt at an event failed, and another one follows; the log has a line about it."""
 
     stream: str
@@ -275,7 +398,11 @@ class EventRetried(TelemetryEvent, level=logging.DEBUG):
     details: str
 
 
-class BatchDropped(TelemetryEvent, level=logging.WARNING):
+class BatchDropped(
+    TelemetryEvent,
+    says="stream {stream!r}: subscriber {subscriber!r} did not end batch {batch_id}: {reason}",
+    level=logging.WARNING,
+):
     """A batch was not finished here: it comes again, or another session has finished it."""
 
     stream: str
@@ -287,7 +414,10 @@ class BatchDropped(TelemetryEvent, level=logging.WARNING):
 # Brokers
 
 
-class BrokerStarted(TelemetryEvent):
+class BrokerStarted(
+    TelemetryEvent,
+    says="the broker of role {role!r} works in database {database!r}, in session {backend_pid}",
+):
     """A broker calls the procedures of `role`; `again`: after the loss of its session."""
 
     role: str
@@ -296,14 +426,21 @@ class BrokerStarted(TelemetryEvent):
     again: bool
 
 
-class BrokerStopped(TelemetryEvent):
+class BrokerStopped(
+    TelemetryEvent,
+    says="the broker of role {role!r} in database {database!r} has stopped",
+):
     """A broker was stopped, by a signal or by messages.stop_broker()."""
 
     role: str
     database: str
 
 
-class BrokerLost(TelemetryEvent, level=logging.WARNING):
+class BrokerLost(
+    TelemetryEvent,
+    says="the session of the broker of role {role!r} in database {database!r} was lost: {error}",
+    level=logging.WARNING,
+):
     """The session of a broker has ended, for example by a procedure; another one follows."""
 
     role: str
@@ -311,7 +448,11 @@ class BrokerLost(TelemetryEvent, level=logging.WARNING):
     error: str
 
 
-class ProcedureFailed(TelemetryEvent, level=logging.WARNING):
+class ProcedureFailed(
+    TelemetryEvent,
+    says="a procedure of role {role!r} in database {database!r} failed: {warning}",
+    level=logging.WARNING,
+):
     """A procedure has failed; `warning` is the server's message."""
 
     role: str

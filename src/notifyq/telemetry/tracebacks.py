@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.models.message import Status
 from notifyq.models.outcome import ErrorReport
-from notifyq.printable import printable
+from notifyq.printable import in_line
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from notifyq.models.outcome import Failed
 
 _DETAILS = 8000
-_LINE = 300
 _TRACEBACK = 16_000
 """Most characters of details, of a log line about an error, and of a traceback."""
 _PACKAGE = Path(__file__).parents[1]
@@ -62,13 +61,6 @@ def _headline(error: BaseException) -> str:
         return "".join(traceback.format_exception_only(error)).strip()
     except BaseException:  # noqa: BLE001  a class of the user
         return f"{type(error).__name__}: {text_of(error)}"
-
-
-def in_line(text: str) -> str:
-    """A text in one line of bounded length, without control characters: for a log."""
-    words = " ".join(text[: 10 * _LINE].split())
-    line = printable(words)
-    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 def log_failure(

@@ -21,8 +21,9 @@ from notifyq.models.outcome import (
     Success,
     Suspended,
 )
+from notifyq.printable import in_line
 from notifyq.telemetry import LockLost, MessageFinished
-from notifyq.telemetry.tracebacks import in_line, log_failure
+from notifyq.telemetry.tracebacks import log_failure
 from notifyq.worker.heartbeat import Heartbeat, Key, Lock
 
 if TYPE_CHECKING:

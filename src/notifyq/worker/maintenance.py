@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import NotifyqError
+from notifyq.printable import in_line
 from notifyq.queues.admin import check_versions
 from notifyq.telemetry import (
     LocksExpired,
@@ -22,7 +24,6 @@ from notifyq.telemetry import (
     MaintenanceFailing,
     SchedulesFired,
 )
-from notifyq.telemetry.tracebacks import in_line
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -95,10 +96,10 @@ class Maintenance:
         """Fire schedules that are due; return how many messages that were."""
         row = await self._ask("schedules", sql.FIRE_SCHEDULES)
         self._next = row["next_schedule"] if row else None
-        fired = int(row["fired"]) if row else 0
+        fired = Counter(row["fired"] if row else ())
         if fired:
-            self._telemetry(SchedulesFired(quantity=fired))
-        return fired
+            self._telemetry(SchedulesFired(quantity=fired.total(), schedules=tuple(fired)))
+        return fired.total()
 
     async def _run_urgent(self) -> None:
         row = await self._ask("urgent maintenance", sql.REAP_AND_STAGE)

@@ -23,7 +23,9 @@ from notifyq.notify.poller import Poller
 from notifyq.notify.suppression import Suppression
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import (
+    BatchFinished,
     Guarded,
+    TelemetryEvent,
     TelemetryHandler,
     WorkerStarted,
     WorkerStopped,
@@ -123,7 +125,7 @@ class Worker:
 
     @property
     def counts(self) -> Counter[str]:
-        """Messages by how they were settled: an archive status, `released`, or `lost`."""
+        """Messages by how they were settled: an archive status, `released`, or `lost`; `events`."""
         return self._dispatcher.counts
 
     @property
@@ -199,7 +201,7 @@ class Worker:
             consumer = StreamConsumer(
                 self._database,
                 self._subscribers,
-                self._telemetry,
+                self._count_events,
                 poll=poll,
                 on_failure=self._fail,
                 around_sync=self._registry.around_sync,
@@ -238,7 +240,9 @@ class Worker:
             stack.push_async_exit(opened.pop_all())
 
     async def _work(self) -> None:
-        self._telemetry(WorkerStarted(worker=self.name, queues=self.queues))
+        self._telemetry(
+            WorkerStarted(worker=self.name, queues=self.queues, streams=tuple(self.streams))
+        )
         maintenance = Maintenance(
             self._database, self._settings.maintenance.total_seconds(), self._telemetry
         )
@@ -318,6 +322,11 @@ class Worker:
         released = self.counts["released"]
         handled = self.counts.total() - released
         self._telemetry(WorkerStopped(worker=self.name, handled=handled, released=released))
+
+    def _count_events(self, event: TelemetryEvent) -> None:
+        if isinstance(event, BatchFinished) and (handled := event.events + event.failed):
+            self.counts["events"] += handled
+        self._telemetry(event)
 
     def _serve(self, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a service beside the claims; one that ends with an error ends the worker."""

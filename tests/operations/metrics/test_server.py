@@ -156,7 +156,7 @@ async def test_the_command_serves_metrics_and_prints_the_address(
     with Running(database, *args, cwd=tmp_path) as worker:
         message = json.loads(worker.logged("metrics are served"))["message"]
         url = message.removeprefix("metrics are served at ").removesuffix("/metrics")
-        worker.logged("WorkerStarted")
+        worker.logged(" has started")
         assert get(f"{url}/readyz") == (200, "ok\n")
         assert scrape(url)("notifyq_workers") == 1
         second = ("worker", "good:app", "--metrics-port", url.rpartition(":")[2])
@@ -179,7 +179,7 @@ async def test_each_process_has_its_own_port(database: str, tmp_path: Path) -> N
     with Running(database, *args, cwd=tmp_path, env=env) as workers:
         workers.logged("[1] ")
         workers.logged(f":{port + 1}/metrics")
-        workers.logged("WorkerStarted")
+        workers.logged(" has started")
         assert scrape(f"http://127.0.0.1:{port}")("notifyq_workers") == 1
         assert scrape(f"http://127.0.0.1:{port + 1}").names
         assert workers.stop(signal.SIGTERM).code == 0

@@ -18,9 +18,10 @@ from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
+from notifyq.printable import in_line
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
-from notifyq.telemetry.tracebacks import in_line, log_failure
+from notifyq.telemetry.tracebacks import log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
