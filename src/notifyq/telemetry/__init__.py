@@ -145,6 +145,24 @@ class HandlerStuck(TelemetryEvent, level=logging.WARNING):
     message_id: int
 
 
+class LoopBlocked(TelemetryEvent, level=logging.DEBUG):
+    """The event loop of the handlers did not turn for `seconds`; reported when it turns again.
+
+    `handler` names the function that blocked it, with the message, or the batch of a stream, that
+    it handled. All of them are None where the loop stood in no task that a handler was started in.
+    The log has a line when it begins, with the stack, and one when it ends.
+    """
+
+    worker: str
+    seconds: float
+    handler: str | None = None
+    queue: str | None = None
+    message_id: int | None = None
+    stream: str | None = None
+    subscriber: str | None = None
+    batch_id: int | None = None
+
+
 class QueueSuppressed(TelemetryEvent, level=logging.DEBUG):
     """The queue is under load: this worker polls it, and publishers skip NOTIFY."""
 
