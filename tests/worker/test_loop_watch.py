@@ -78,7 +78,7 @@ async def test_the_handler_that_blocks_the_loop_is_named_with_its_stack(
     assert any(it.endswith(", in wait_in_user_code") for it in stack)
     [ended] = lines(caplog, "it turns again")
     assert ended.startswith(f"queue 'q': message {message} blocked the event loop for ")
-    # Its effect has happened: the status says so, and the log that it came late.
+    # Its effect has happened: the log reports that it came late.
     assert finished.status == "success"
     [late] = lines(caplog, "past its timeout")
     assert late.startswith(f"queue 'q': message {message} ended after ")
@@ -107,9 +107,9 @@ async def test_operators_see_that_a_worker_is_blocked(
     async with working(app, events), session(database) as connection:
         await handle.publish()
         await events.wait(LoopBlocked)
-        assert seen[-1].blocked_since is not None
+        assert seen[-1].blocked_at is not None
         async with asyncio.timeout(20):
-            while (await monitor.workers(connection))[0].blocked_since is not None:
+            while (await monitor.workers(connection))[0].blocked_at is not None:
                 pass
 
 

@@ -24,8 +24,8 @@ begin
     perform notifyq.raise_invalid('queues and streams must be lists of names');
   end if;
   insert into notifyq.worker as w (
-    name, started_at, blocked_since, session_pid, pid, concurrency, running, is_stopping, host, version, queues,
-    streams
+    name, started_at, blocked_at, session_pid, pid, concurrency, running, is_stopping, host,
+    version, queues, streams
   )
   values (
     worker_heartbeat.worker, clock_timestamp(), clock_timestamp() - blocked_for,
@@ -35,7 +35,7 @@ begin
     worker_heartbeat.streams
   )
   on conflict on constraint worker_name_pk do update set
-    seen_at = clock_timestamp(), blocked_since = excluded.blocked_since,
+    seen_at = clock_timestamp(), blocked_at = excluded.blocked_at,
     session_pid = excluded.session_pid, pid = excluded.pid,
     concurrency = excluded.concurrency, running = excluded.running,
     is_stopping = excluded.is_stopping, host = excluded.host, version = excluded.version,
@@ -114,14 +114,14 @@ begin
     case
       when k.name is null then 'unknown'
       when not k.is_there then case when k.is_connected then 'unresponsive' else 'gone' end
-      when k.blocked_since is not null then 'blocked'
+      when k.blocked_at is not null then 'blocked'
       when k.is_stopping then 'stopping'
       when k.running > 0 or h.held > h.expired then 'working'
       else 'idle'
     end,
     k.host, k.pid, k.version, k.concurrency, k.running, k.queues, k.streams, k.started_at,
-    k.seen_at, k.blocked_since, k.session_pid, k.is_connected, coalesce(h.held, 0), coalesce(h.expired, 0),
-    coalesce(h.messages, '{}')
+    k.seen_at, k.blocked_at, k.session_pid, k.is_connected, coalesce(h.held, 0),
+    coalesce(h.expired, 0), coalesce(h.messages, '{}')
   from known as k
   full join held as h on h.name = k.name
   order by 1;
@@ -130,7 +130,7 @@ $$;
 comment on function messages.workers is
   'Each worker that sends heartbeats or has messages locked, with its locked messages: their '
   'number, and up to most of them, the longest held first. state is working, idle, or stopping; '
-  'blocked: a handler blocks its event loop, since blocked_since, so that its other handlers and '
+  'blocked: a handler blocks its event loop, since blocked_at, so that its other handlers and '
   'their timeouts wait; '
   'unresponsive: no heartbeat for 30 seconds, but its session is connected; gone: its session is '
   'not connected either; unknown: it has messages locked but sends no heartbeats, as clients that '

@@ -149,8 +149,8 @@ class LoopBlocked(TelemetryEvent, level=logging.DEBUG):
     """The event loop of the handlers did not turn for `seconds`; reported when it turns again.
 
     `handler` names the function that blocked it, with the message, or the batch of a stream, that
-    it handled. All of them are None where the loop stood in no task that a handler was started in.
-    The log has a line when it begins, with the stack, and one when it ends.
+    it handled. All of them are None where the loop stood outside the calls of handlers, as in what
+    a handler has started. The log has a line when it begins, with the stack, and one when it ends.
     """
 
     worker: str

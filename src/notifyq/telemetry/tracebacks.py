@@ -127,7 +127,7 @@ def stack_of(thread: int) -> Callable[[], str]:
     The text is made by the function that is returned: it reads the source files.
     """
     of_thread = sys._current_frames().get(thread)  # noqa: SLF001  the documented way
-    if of_thread is None:  # walk_stack() would take the stack of the caller
+    if of_thread is None:  # of None, walk_stack would take the stack of the caller
         return lambda: ""
     frames: list[tuple[FrameType, int]] = []
     for frame, line in traceback.walk_stack(of_thread):

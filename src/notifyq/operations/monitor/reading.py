@@ -99,7 +99,7 @@ class WorkerInfo:
     streams: tuple[str, ...]
     started_at: datetime | None
     seen_at: datetime | None
-    blocked_since: datetime | None
+    blocked_at: datetime | None
     """Since when a handler has blocked its event loop; None: none does."""
     session_pid: int | None
     is_connected: bool | None

@@ -22,7 +22,7 @@ from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
 from notifyq.telemetry.tracebacks import in_line, log_failure
-from notifyq.worker.loop_watch import Running, Work
+from notifyq.worker.loop_watch import LoopWatch, Running, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from notifyq.models.event import Event
     from notifyq.models.message import Message
     from notifyq.telemetry import TelemetryHandler
-    from notifyq.worker.loop_watch import LoopWatch
 
 log = logging.getLogger("notifyq.worker")
 
@@ -97,13 +96,13 @@ class Delivery:
         database: Database,
         runtime: Runtime,
         telemetry: TelemetryHandler,
-        loop_watch: LoopWatch,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         self._subscriber = subscriber
         self._database = database
         self._runtime = runtime
         self._telemetry = telemetry
-        self._loop_watch = loop_watch
+        self._loop_watch = loop_watch or LoopWatch("", telemetry)
         self._batch_id: int | None = None
         self._calls: set[_Call | BatchCall[_Call]] = set()
         self.cancelled = asyncio.Event()
