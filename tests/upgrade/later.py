@@ -132,5 +132,7 @@ async def use_steps(package: Package, keys: list[tuple[int, int]]) -> None:
 
 
 async def use_presence(package: Package) -> None:
-    await package.fetch("WORKER_HEARTBEAT", "w", ["old"], [], 10, 1, False, "host", 1, "0.1.0")
+    await package.fetch(
+        "WORKER_HEARTBEAT", "w", ["old"], [], 10, 1, False, "host", 1, "0.1.0", None
+    )
     await package.fetch("REMOVE_WORKER", "w")

@@ -11,7 +11,8 @@ create or replace function notifyq.worker_heartbeat(
   is_stopping boolean default false,
   host text default null,
   pid integer default null,
-  version text default null
+  version text default null,
+  blocked_for interval default null
 )
   returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -23,17 +24,19 @@ begin
     perform notifyq.raise_invalid('queues and streams must be lists of names');
   end if;
   insert into notifyq.worker as w (
-    name, started_at, session_pid, pid, concurrency, running, is_stopping, host, version, queues,
-    streams
+    name, started_at, blocked_at, session_pid, pid, concurrency, running, is_stopping, host,
+    version, queues, streams
   )
   values (
-    worker_heartbeat.worker, clock_timestamp(), pg_backend_pid(), worker_heartbeat.pid,
+    worker_heartbeat.worker, clock_timestamp(), clock_timestamp() - blocked_for,
+    pg_backend_pid(), worker_heartbeat.pid,
     worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping,
     worker_heartbeat.host, worker_heartbeat.version, worker_heartbeat.queues,
     worker_heartbeat.streams
   )
   on conflict on constraint worker_name_pk do update set
-    seen_at = clock_timestamp(), session_pid = excluded.session_pid, pid = excluded.pid,
+    seen_at = clock_timestamp(), blocked_at = excluded.blocked_at,
+    session_pid = excluded.session_pid, pid = excluded.pid,
     concurrency = excluded.concurrency, running = excluded.running,
     is_stopping = excluded.is_stopping, host = excluded.host, version = excluded.version,
     queues = excluded.queues, streams = excluded.streams;
@@ -41,7 +44,8 @@ end;
 $$;
 comment on function notifyq.worker_heartbeat is
   'Report that a worker is running, what it serves and how many messages it handles now; each '
-  'worker does so about every ten seconds. Only messages.workers() uses it.';
+  'worker does so about every ten seconds. blocked_for: how long a handler has blocked its event '
+  'loop; null: none does. Only messages.workers() uses it.';
 
 create or replace function notifyq.remove_worker(worker text)
   returns boolean language plpgsql security definer
@@ -110,13 +114,14 @@ begin
     case
       when k.name is null then 'unknown'
       when not k.is_there then case when k.is_connected then 'unresponsive' else 'gone' end
+      when k.blocked_at is not null then 'blocked'
       when k.is_stopping then 'stopping'
       when k.running > 0 or h.held > h.expired then 'working'
       else 'idle'
     end,
     k.host, k.pid, k.version, k.concurrency, k.running, k.queues, k.streams, k.started_at,
-    k.seen_at, k.session_pid, k.is_connected, coalesce(h.held, 0), coalesce(h.expired, 0),
-    coalesce(h.messages, '{}')
+    k.seen_at, k.blocked_at, k.session_pid, k.is_connected, coalesce(h.held, 0),
+    coalesce(h.expired, 0), coalesce(h.messages, '{}')
   from known as k
   full join held as h on h.name = k.name
   order by 1;
@@ -125,6 +130,8 @@ $$;
 comment on function messages.workers is
   'Each worker that sends heartbeats or has messages locked, with its locked messages: their '
   'number, and up to most of them, the longest held first. state is working, idle, or stopping; '
+  'blocked: a handler blocks its event loop, since blocked_at, so that its other handlers and '
+  'their timeouts wait; '
   'unresponsive: no heartbeat for 30 seconds, but its session is connected; gone: its session is '
   'not connected either; unknown: it has messages locked but sends no heartbeats, as clients that '
   'call the functions themselves do. One that is gone is forgotten after an hour.';

@@ -49,6 +49,7 @@ comment on column notifyq.duty_failure.error is 'The text of the last error.';
 create table if not exists notifyq.worker (
   started_at timestamptz not null,
   seen_at timestamptz not null default clock_timestamp(),
+  blocked_at timestamptz,
   session_pid integer not null,
   pid integer,
   concurrency integer,
@@ -80,6 +81,8 @@ comment on table notifyq.worker is
   'One row for each worker, as reported by its heartbeats; read it with messages.workers().';
 comment on column notifyq.worker.started_at is 'When its first heartbeat came.';
 comment on column notifyq.worker.seen_at is 'When its last heartbeat came.';
+comment on column notifyq.worker.blocked_at is
+  'Since when a handler has blocked its event loop; null: none does.';
 comment on column notifyq.worker.session_pid is 'The server process of that heartbeat''s session.';
 comment on column notifyq.worker.concurrency is 'How many messages it handles at once, at most.';
 comment on column notifyq.worker.running is 'How many it handled at the last heartbeat.';
@@ -141,6 +144,7 @@ begin
       streams text[],
       started_at timestamptz,
       seen_at timestamptz,
+      blocked_at timestamptz,
       session_pid integer,
       is_connected boolean,
       held bigint,

@@ -315,6 +315,6 @@ where a.application_name = $1
 WORKER_HEARTBEAT = """
 select notifyq.worker_heartbeat(
   worker => $1, queues => $2, streams => $3, concurrency => $4, running => $5,
-  is_stopping => $6, host => $7, pid => $8, version => $9)
+  is_stopping => $6, host => $7, pid => $8, version => $9, blocked_for => $10)
 """
 REMOVE_WORKER = "select notifyq.remove_worker(worker => $1)"

@@ -80,6 +80,11 @@ class HandlerCall:
         self.steps: Recorder | None = None
         """The record of its steps, where the handler takes them."""
 
+    @property
+    def running_task(self) -> asyncio.Task[Any] | None:
+        """The task that runs the handler."""
+        return self.task
+
     def begin(self) -> None:
         """Count the handler's time from now on."""
         self.started = time.monotonic()
@@ -386,6 +391,11 @@ class BatchCall(Generic[M]):
     def is_full(self) -> bool:
         """Whether it takes no more messages."""
         return len(self.members) >= (self.handler.batch or 1)
+
+    @property
+    def running_task(self) -> asyncio.Task[Any] | None:
+        """The task that runs the handler."""
+        return self.task if self._call is None else self._call.running_task
 
     def stop(self, cause: Cause) -> bool:
         """Stop the handler if it runs; false where there is nothing to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import ConfigurationError
@@ -23,4 +24,6 @@ def hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def name(function: Callable[..., Any]) -> str:
     """Module and name of a function, for errors."""
+    while isinstance(function, partial):
+        function = function.func
     return f"{function.__module__}.{getattr(function, '__qualname__', function)}"

@@ -206,6 +206,28 @@ class HandlerStuck(
     message_id: int
 
 
+class LoopBlocked(
+    TelemetryEvent,
+    says="worker {worker}: the event loop stood still for {seconds:.1f} s",
+    level=logging.DEBUG,
+):
+    """The event loop of the handlers did not turn for `seconds`; reported when it turns again.
+
+    `handler` names the function that blocked it, with the message, or the batch of a stream, that
+    it handled. All of them are None where the loop stood outside the calls of handlers, as in what
+    a handler has started. The log has a line when it begins, with the stack, and one when it ends.
+    """
+
+    worker: str
+    seconds: float
+    handler: str | None = None
+    queue: str | None = None
+    message_id: int | None = None
+    stream: str | None = None
+    subscriber: str | None = None
+    batch_id: int | None = None
+
+
 class QueueSuppressed(
     TelemetryEvent,
     says="queue {queue!r} is under load: publishers skip NOTIFY",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import traceback
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,8 @@ from notifyq.models.outcome import ErrorReport
 from notifyq.printable import in_line
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable
+    from types import CodeType, FrameType, TracebackType
 
     from pydantic import ValidationError
 
@@ -23,6 +26,9 @@ _DETAILS = 8000
 _TRACEBACK = 16_000
 """Most characters of details, of a log line about an error, and of a traceback."""
 _PACKAGE = Path(__file__).parents[1]
+_ASYNCIO = Path(asyncio.__file__).parent
+_RUNS = frozenset({"_run", "_run_once", "run_forever", "run_until_complete", "run"})
+"""Functions of asyncio below which a loop runs tasks; uvloop has only the outermost of them."""
 
 
 def describe(error: BaseException) -> str:
@@ -105,6 +111,33 @@ def _from_user(whole: TracebackType | None) -> TracebackType | None:
     while first is not None and _is_of_notifyq(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     return whole if first is None else first
+
+
+def stack_of(thread: int) -> Callable[[], str]:
+    """Where a thread that runs an event loop stands now: from the first frame of the user on.
+
+    The text is made by the function that is returned: it reads the source files.
+    """
+    of_thread = sys._current_frames().get(thread)  # noqa: SLF001  the documented way
+    if of_thread is None:  # of None, walk_stack would take the stack of the caller
+        return lambda: ""
+    frames: list[tuple[FrameType, int]] = []
+    for frame, line in traceback.walk_stack(of_thread):
+        if _is_loop(frame.f_code):
+            break
+        frames.append((frame, line))
+    frames.reverse()
+    first = next(
+        (n for n, it in enumerate(frames) if not _is_of_notifyq(it[0].f_code.co_filename)), 0
+    )
+    stack = traceback.StackSummary.extract(iter(frames[first:]), lookup_lines=False)
+    return lambda: clean("".join(stack.format()).rstrip(), _TRACEBACK) or "  (no Python code)"
+
+
+def _is_loop(code: CodeType) -> bool:
+    """Whether this is code of asyncio that runs a loop or one of its callbacks."""
+    path = Path(code.co_filename)
+    return path.parent == _ASYNCIO and code.co_name in _RUNS
 
 
 class ElsewhereError(Exception):

@@ -8,13 +8,16 @@ import logging
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.execution.call import BatchCall, Cause, is_closing
 from notifyq.execution.runtime import Runtime
+from notifyq.models.annotations import name
 from notifyq.telemetry import HandlerStuck, LocksExtended
 from notifyq.worker.heartbeat import Key, Lock
 from notifyq.worker.in_flight import Call, Held, InFlight
+from notifyq.worker.loop_watch import LoopWatch, Running, Work
 from notifyq.worker.prefetch import PATIENCE, Prefetch
 
 if TYPE_CHECKING:
@@ -50,10 +53,12 @@ class Dispatcher:
         on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         runtime: Runtime | None = None,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         self._telemetry = telemetry
         self._concurrency = concurrency
         self._runtime = runtime or Runtime()
+        self._loop_watch = loop_watch or LoopWatch("", telemetry)
         self._prefetch = Prefetch()
         self._waiting: deque[Call] = deque()
         self._gathering: dict[str, BatchCall[Held]] = {}
@@ -244,6 +249,8 @@ class Dispatcher:
             if not isinstance(error, Exception):
                 raise  # it ends the worker or the process
         else:
+            if (timeout := call.handler.timeout) is not None:
+                self._loop_watch.log_late(partial(_work, call), timeout, call.started or began)
             await self._in_flight.settle(ended, run)
 
     def _ended(self, started: float) -> float:
@@ -271,6 +278,14 @@ class Dispatcher:
             message = call.members[0].message
             self._telemetry(HandlerStuck(queue=message.queue, message_id=message.id))
 
+    def on_loop(self) -> list[Running]:
+        """The calls of async handlers; called on the listener's loop."""
+        # list() of a set is one step of the interpreter, whatever the other thread does.
+        calls = [call for call in list(self._in_flight.calls) if call.handler.is_async]
+        return [
+            Running(call.running_task, _work(call)) for call in calls if call.started is not None
+        ]
+
     def _lock_lost(self, key: Key) -> None:
         # Called on the listener's loop.
         with suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
@@ -280,3 +295,13 @@ class Dispatcher:
         if quantity and self._telemetry.wants(LocksExtended):
             with suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._telemetry, LocksExtended(quantity=quantity))
+
+
+def _work(call: Call) -> Work:
+    members = call.members
+    return Work(
+        handler=name(call.handler.function),
+        queue=members[0].message.queue,
+        message_id=members[0].message.id,
+        more=len(members) - 1,
+    )

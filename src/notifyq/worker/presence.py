@@ -8,6 +8,7 @@ import os
 import random
 import socket
 from contextlib import suppress
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Protocol, Self
@@ -36,6 +37,9 @@ class _Worker(Protocol):
     @property
     def slots(self) -> tuple[int, int]: ...
 
+    @property
+    def blocked_for(self) -> float | None: ...
+
 
 class Presence:
     """Reports a worker on its listening session, and its departure."""
@@ -44,6 +48,7 @@ class Presence:
         self._database = database
         self._worker = worker
         self.is_stopping = False
+        self._hurry = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,23 +59,31 @@ class Presence:
             async with asyncio.timeout(2):
                 await self._database.fetch(sql.REMOVE_WORKER, self._worker.name)
 
+    def hurry(self) -> None:
+        """Report the worker at once; called on the listener's loop."""
+        self._hurry.set()
+
     async def serve(self, session: Session) -> None:
         """Report the worker every ten seconds."""
         while True:
+            self._hurry.clear()
             worker = self._worker
             running, concurrency = worker.slots
+            blocked = worker.blocked_for
             try:
                 await session.fetch(
                     sql.WORKER_HEARTBEAT, worker.name, list(worker.queues), list(worker.streams),
                     concurrency, running, self.is_stopping, socket.gethostname(), os.getpid(),
-                    _version(),
+                    _version(), None if blocked is None else timedelta(seconds=blocked),
                 )  # fmt: skip
             except asyncpg.PostgresError as error:
                 if is_passing(error):
                     raise
                 log.warning("this worker is not shown to operators: %s", error)
                 return
-            await asyncio.sleep(_EVERY * random.uniform(0.8, 1))  # noqa: S311  not all at once
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY * random.uniform(0.8, 1)):  # noqa: S311  not all at once
+                    await self._hurry.wait()
 
 
 @cache

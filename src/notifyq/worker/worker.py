@@ -34,6 +34,7 @@ from notifyq.telemetry import (
 )
 from notifyq.worker.dispatcher import Dispatcher
 from notifyq.worker.fetcher import Fetcher
+from notifyq.worker.loop_watch import LoopWatch
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.notifications import NotificationFilter
 from notifyq.worker.presence import Presence
@@ -99,10 +100,12 @@ class Worker:
             runtime.transactions = Transactions(database, settings.concurrency)
         if any(handler.process for handler in handlers):
             runtime.processes = Processes()
+        self._loop_watch = LoopWatch(self.name, self._telemetry)
         self._dispatcher = Dispatcher(
             self._client,
             self._telemetry,
             runtime=runtime,
+            loop_watch=self._loop_watch,
             concurrency=settings.concurrency,
             on_free=self._slot_freed,
             on_failure=self._fail,
@@ -137,6 +140,11 @@ class Worker:
     def slots(self) -> tuple[int, int]:
         """How many handlers run, and how many may run at the same time."""
         return self._dispatcher.running, self._settings.concurrency
+
+    @property
+    def blocked_for(self) -> float | None:
+        """Seconds for which the event loop of the handlers has been blocked; None: it is not."""
+        return self._loop_watch.blocked_for
 
     @property
     def loops(self) -> tuple[asyncio.AbstractEventLoop | None, asyncio.AbstractEventLoop | None]:
@@ -193,7 +201,9 @@ class Worker:
         suppression = Suppression(self._database, self._telemetry, on_session=self._wake.set)
         self._poller = Poller(suppression, self.queues, poll=poll)
         self._presence = Presence(self._database, self)
-        services: list[Service] = [self._presence.serve]
+        self._loop_watch.watch()
+        self._loop_watch.on_change = self._presence.hurry
+        services: list[Service] = [self._presence.serve, self._loop_watch.serve]
         if self.queues:
             services += [self._dispatcher.heartbeat.serve, suppression.serve]
         self._consumers.clear()
@@ -204,10 +214,13 @@ class Worker:
                 self._count_events,
                 poll=poll,
                 on_failure=self._fail,
+                loop_watch=self._loop_watch,
                 around_sync=self._registry.around_sync,
             )
             self._consumers.append(consumer)
             services.append(consumer.serve)
+        works: list[Dispatcher | StreamConsumer] = [self._dispatcher, *self._consumers]
+        self._loop_watch.running = [it.on_loop for it in works]
         self._notifications = NotificationFilter(
             self.queues,
             self.streams,

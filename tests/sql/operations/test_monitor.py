@@ -195,6 +195,14 @@ async def test_workers_report_themselves(connection: Connection, connect: Connec
     assert (psql.held, psql.is_connected, psql.seen_at) == (1, None, None)
     await session.execute("select notifyq.worker_heartbeat('one', is_stopping => true)")
     assert (await states())["one"] == "stopping"
+    await session.execute(
+        "select notifyq.worker_heartbeat('one', is_stopping => true, blocked_for => '2 s')"
+    )
+    [one] = [it for it in await monitor.workers(connection) if it.name == "one"]
+    assert one.state == "blocked"
+    assert one.blocked_at is not None
+    assert one.seen_at is not None
+    assert one.seen_at - one.blocked_at >= timedelta(seconds=2)
     await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     assert (await states())["one"] == "unresponsive"
     await session.close()

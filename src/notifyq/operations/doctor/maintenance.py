@@ -102,7 +102,7 @@ async def check_workers(context: Context) -> Finding:
             f"worker {unresponsive[0]} is connected, but has not reported for 30 seconds or more",
             "find out whether its process is stopped or its machine overloaded",
         )
-    there = [it for it in workers if it.state in {"working", "idle", "stopping"}]
+    there = [it for it in workers if it.state in {"working", "idle", "stopping", "blocked"}]
     served = {queue for it in there for queue in it.queues}
     # Clients that call the SQL functions do not report which queues they serve.
     served |= {message.queue for it in workers for message in it.messages}

@@ -17,6 +17,7 @@ from notifyq.telemetry import (
     LockLost,
     LocksExpired,
     LocksExtended,
+    LoopBlocked,
     MaintenanceDone,
     MessageFinished,
     MessagesClaimed,
@@ -62,6 +63,7 @@ class WorkerMetrics(EventMetrics):
             NotificationReceived: lambda event: self._received.labels(event.channel).inc(),
             EventRetried: lambda event: self._event_retries.labels(*self._names(event)).inc(),
             HandlerStuck: lambda event: self._stuck.labels(self._queues[event.queue]).inc(),
+            LoopBlocked: self._loop_blocked,
             LockLost: lambda event: self._lost.labels(self._queues[event.queue]).inc(),
             LocksExpired: self._locks_expired,
             LocksExtended: lambda event: self._extended.inc(event.quantity),
@@ -133,6 +135,16 @@ class WorkerMetrics(EventMetrics):
         self._stuck = self._counter(
             "handlers_stuck", "Timed-out handlers whose thread still runs.", "queue"
         )
+        self._blocked = self._counter(
+            "loop_blocked",
+            "Times that a handler blocked the event loop for a second or more.",
+            "queue",
+        )
+        self._blocked_seconds = self._counter(
+            "loop_blocked_seconds",
+            "Seconds that handlers blocked the event loop, in times of a second or more.",
+            "queue",
+        )
         self._orphans = self._counter(
             "orphans_released", "Messages released because the worker did not receive their claim."
         )
@@ -203,6 +215,12 @@ class WorkerMetrics(EventMetrics):
     def _locks_expired(self, event: LocksExpired) -> None:
         for queue, quantity in event.by_queue.items():
             self._expired.labels(self._queues[queue]).inc(quantity)
+
+    def _loop_blocked(self, event: LoopBlocked) -> None:
+        source = event.queue or event.stream
+        queue = "" if source is None else self._queues[source]
+        self._blocked.labels(queue).inc()
+        self._blocked_seconds.labels(queue).inc(event.seconds)
 
     def _message_finished(self, event: MessageFinished) -> None:
         queue = self._queues[event.queue]

@@ -87,7 +87,8 @@ class WorkerInfo:
 
     name: str
     state: str
-    """working, idle, stopping, unresponsive, gone, or unknown (it only has messages locked)."""
+    """working, idle, stopping, blocked (a handler blocks its event loop), unresponsive, gone, or
+    unknown (it only has messages locked)."""
     host: str | None
     pid: int | None
     version: str | None
@@ -98,6 +99,8 @@ class WorkerInfo:
     streams: tuple[str, ...]
     started_at: datetime | None
     seen_at: datetime | None
+    blocked_at: datetime | None
+    """Since when a handler has blocked its event loop; None: none does."""
     session_pid: int | None
     is_connected: bool | None
     """Whether the session of its last report still exists."""

@@ -143,6 +143,7 @@ def worker_text(worker: WorkerInfo) -> str:
         "concurrency": worker.concurrency,
         "started": worker.started_at,
         "seen": worker.seen_at,
+        "blocked": worker.blocked_at,
         "queues": ", ".join(worker.queues),
         "streams": ", ".join(worker.streams),
     }

@@ -107,6 +107,8 @@ def _of_maintenance(seen: Snapshot, health: Health) -> Iterator[str]:
         yield f"pg_cron failed {failed} {'time' if failed == 1 else 'times'} in an hour"
     if gone := sum(it.state in {"unresponsive", "gone"} and it.held > 0 for it in seen.workers):
         yield f"{gone} {'worker' if gone == 1 else 'workers'} gone with messages locked"
+    if blocked := [it.name for it in seen.workers if it.state == "blocked"]:
+        yield f"a handler blocks the event loop of worker {blocked[0]}"
 
 
 def _of_server(seen: Snapshot, health: Health) -> Iterator[str]:

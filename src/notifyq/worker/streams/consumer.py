@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from notifyq.notify.session import Session
     from notifyq.streams.subscription import Batch
     from notifyq.telemetry import TelemetryHandler
+    from notifyq.worker.loop_watch import LoopWatch, Running
 
 log = logging.getLogger("notifyq.worker")
 
@@ -53,12 +54,14 @@ class StreamConsumer:
         *,
         poll: float,
         on_failure: Callable[[BaseException], None],
+        loop_watch: LoopWatch,
         around_sync: Sequence[AroundSync] = (),
     ) -> None:
         self._database = database
         self._telemetry = telemetry
         self._poll = poll
         self._on_failure = on_failure
+        self._loop_watch = loop_watch
         # Beside the pool: a poll does not wait for what subscribers do there.
         self._connections = database.dedicated(_CONNECTIONS)
         self._streams = frozenset(subscriber.stream for subscriber in subscribers)
@@ -85,6 +88,11 @@ class StreamConsumer:
             self._is_notified = True
             self._due.update(it for it in self._members if payload in {"", it.stream})
             self._wake.set()
+
+    def on_loop(self) -> list[Running]:
+        """The calls of async subscribers; called on the listener's loop."""
+        deliveries = [member.delivery for member in self._members]
+        return [it for delivery in deliveries if delivery for it in delivery.on_loop()]
 
     def _poll_all(self) -> None:
         self._due.update(self._members)
@@ -214,7 +222,7 @@ class StreamConsumer:
 
     async def _deliver(self, member: Member, batch: Batch) -> None:
         delivery = member.delivery = Delivery(
-            member.subscriber, self._database, self._runtime, self._telemetry
+            member.subscriber, self._database, self._runtime, self._telemetry, self._loop_watch
         )
         try:
             reason = await self._handle(delivery, member, batch)

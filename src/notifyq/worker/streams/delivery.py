@@ -17,11 +17,13 @@ from notifyq.database.encoding import storable
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
+from notifyq.models.annotations import name
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.printable import in_line
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
 from notifyq.telemetry.tracebacks import log_failure
+from notifyq.worker.loop_watch import LoopWatch, Running, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,11 +97,14 @@ class Delivery:
         database: Database,
         runtime: Runtime,
         telemetry: TelemetryHandler,
+        loop_watch: LoopWatch | None = None,
     ) -> None:
         self._subscriber = subscriber
         self._database = database
         self._runtime = runtime
         self._telemetry = telemetry
+        self._loop_watch = loop_watch or LoopWatch("", telemetry)
+        self._batch_id: int | None = None
         self._calls: set[_Call | BatchCall[_Call]] = set()
         self.cancelled = asyncio.Event()
         self.errors: list[str] = []
@@ -116,6 +121,7 @@ class Delivery:
     async def handle(self, batch: Batch) -> bool:
         """Handle a batch to its end. False: it was cancelled, or another session finished it."""
         began = time.monotonic()
+        self._batch_id = batch.id
         handle = self._in_transaction if self._subscriber.is_transactional else self._at_once
         result = await handle(batch)
         if result is None:
@@ -259,7 +265,7 @@ class Delivery:
     @contextmanager
     def _running(self, call: _Call | BatchCall[_Call]) -> Iterator[None]:
         """Stop a call after its timeout, or at `cancel`."""
-        timer = None
+        timer, began = None, time.monotonic()
         if (timeout := self._subscriber.timeout) is not None:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(timeout.total_seconds(), self._time_out, call)
@@ -270,6 +276,24 @@ class Delivery:
             self._calls.discard(call)
             if timer is not None:
                 timer.cancel()
+            if timeout is not None:
+                self._loop_watch.log_late(partial(self._work_of, call), timeout, began)
+
+    def on_loop(self) -> list[Running]:
+        """The calls that run on the event loop; called on the listener's loop."""
+        calls = list(self._calls) if self._subscriber.is_async else []
+        return [Running(call.running_task, self._work_of(call)) for call in calls]
+
+    def _work_of(self, call: _Call | BatchCall[_Call]) -> Work:
+        events = [call.event] if isinstance(call, _Call) else [it.event for it in call.members]
+        return Work(
+            handler=name(self._subscriber.function),
+            stream=self._subscriber.stream,
+            subscriber=self._subscriber.name,
+            batch_id=self._batch_id,
+            event_id=events[0].id,
+            more=len(events) - 1,
+        )
 
     def _time_out(self, call: _Call | BatchCall[_Call]) -> None:
         if call.stop(Cause.TIMEOUT) and not self._subscriber.is_async:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 section = Section("workers", "Workers", key="w")
 
 _KINDS = {
-    "gone": "bad", "unresponsive": "warn", "stopping": "warn", "working": "good", "idle": "good",
-    "unknown": "quiet",
+    "gone": "bad", "unresponsive": "warn", "blocked": "warn", "stopping": "warn",
+    "working": "good", "idle": "good", "unknown": "quiet",
 }  # fmt: skip
 """The badges of states, those first that need attention."""
 
