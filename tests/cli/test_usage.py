@@ -74,7 +74,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("worker", "m:a", "-c", "10001"), "'--concurrency'"),
     (("worker", "m:a", "--grace", "long"), "'long' is not a duration"),
     (("worker", "m:a", "--log-level", "loud"), "is not one of 'debug', 'info'"),
-    (("worker", "m:a", "--log-format", "xml"), "'xml' is not one of 'text', 'json'"),
+    (("worker", "m:a", "--log-format", "xml"), "'xml' is not one of 'text', 'logfmt', 'json'"),
     (("worker", "m:a", "--strict"), "--strict needs --queues"),
     (("worker", "m:a", "-q", "a", "--queues", "b"), "--queue and --queues exclude each other"),
     (("worker", "m:a", "--queues", "a:0"), "the weight '0' is not a whole number from 1 to 1000"),

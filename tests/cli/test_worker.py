@@ -108,8 +108,8 @@ async def test_worker_handles_and_stops(database: str, folder: Path, number: int
     assert (result.code, result.out) == (0, "")
     lines = result.err.splitlines()
     assert all(line.split(" ")[2] == "INFO" for line in lines)
-    said = ("listening, in session", "has started", "is stopping", "has stopped")
-    for line, words in zip(lines, said, strict=True):
+    expected = ("listening, in session", "has started", "is stopping", "has stopped")
+    for line, words in zip(lines, expected, strict=True):
         assert words in line
     assert "; queues: good; streams: none" in lines[1]
     assert lines[-1].endswith(" has stopped: 1 handled, 0 released")
@@ -202,14 +202,14 @@ async def test_a_summary_is_logged_when_there_was_something(
             await app.publish("q", 1)
             await app.publish("s", 1)
 
-            async def all_is_told() -> bool:
+            async def all_is_logged() -> bool:
                 return {"1 events", "1 success"} <= {
                     part for line in caplog.messages for part in line.split(": ")[-1].split(", ")
                 }
 
-            await until(all_is_told, "the summary has both", 30)
-    told = [line for line in caplog.messages if line.startswith("in the last ")]
-    assert len(told) in {1, 2}
+            await until(all_is_logged, "the summary has both", 30)
+    summaries = [line for line in caplog.messages if line.startswith("in the last ")]
+    assert len(summaries) in {1, 2}
 
 
 async def test_a_json_log_has_one_object_a_line(database: str, folder: Path) -> None:

@@ -49,7 +49,8 @@ def test_an_event_has_a_log_level(event: TelemetryEvent, level: int) -> None:
 
 VALUES: dict[str, Any] = {
     "int": 3, "bool": True, "float": 1.5, "str": "x\x1b\ny", "str | None": None,
-    "tuple[str, ...]": ("a", "b"), "dict[str, int]": {"q": 1}, "float | None": None, "int | None": None,
+    "tuple[str, ...]": ("a", "b"), "dict[str, int]": {"q": 1}, "float | None": None,
+    "int | None": None,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import logging
 from notifyq.telemetry import TelemetryEvent
 
 
-class RelayStarted(TelemetryEvent, says="relay {relay} has started: {routes}"):
+class RelayStarted(TelemetryEvent, sentence="relay {relay} has started: {routes}"):
     """A relay has connected to both databases and starts to move messages."""
 
     relay: str
@@ -16,7 +16,7 @@ class RelayStarted(TelemetryEvent, says="relay {relay} has started: {routes}"):
 
 class RelayMoved(
     TelemetryEvent,
-    says="moved {quantity} messages of {source!r} in {took:.3f} s; known {known}, merged {merged}, "
+    sentence="moved {quantity} messages of {source!r} in {took:.3f} s; known {known}, merged {merged}, "
     "dropped {dropped}, failed {failed}, refused {refused}, lost {lost}",
     level=logging.DEBUG,
 ):
@@ -42,7 +42,7 @@ class RelayMoved(
 
 class RelayRefused(
     TelemetryEvent,
-    says="the target refuses message {message_id} of {source!r}: {reason}",
+    sentence="the target refuses message {message_id} of {source!r}: {reason}",
     level=logging.WARNING,
 ):
     """The target refuses this message: it is a dead message of the source."""
@@ -54,7 +54,7 @@ class RelayRefused(
 
 class RelayStalled(
     TelemetryEvent,
-    says="the target takes nothing, and the relay waits: {reason}",
+    sentence="the target takes nothing, and the relay waits: {reason}",
     level=logging.WARNING,
 ):
     """The target is down or full: the relay has released its messages and claims no more."""
@@ -62,14 +62,14 @@ class RelayStalled(
     reason: str
 
 
-class RelayResumed(TelemetryEvent, says="the target is back after {seconds:.0f} s"):
+class RelayResumed(TelemetryEvent, sentence="the target is back after {seconds:.0f} s"):
     """The target is back after so many seconds."""
 
     seconds: float
 
 
 class RelayStopped(
-    TelemetryEvent, says="relay {relay} has stopped: {moved} moved, {released} released"
+    TelemetryEvent, sentence="relay {relay} has stopped: {moved} moved, {released} released"
 ):
     """A relay has ended; `moved` messages are at the target, `released` ones went back."""
 

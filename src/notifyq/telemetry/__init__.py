@@ -18,18 +18,18 @@ class TelemetryEvent:
     """The base of all events: each subclass is a frozen dataclass with keyword fields."""
 
     level: ClassVar[int]
-    says: ClassVar[str]
+    sentence: ClassVar[str]
 
-    def __init_subclass__(cls, *, says: str, level: int = logging.INFO) -> None:
-        """Make a dataclass of the subclass; `says` and `level` are those of its log line."""
-        cls.says = says
+    def __init_subclass__(cls, *, sentence: str, level: int = logging.INFO) -> None:
+        """Make a dataclass of the subclass; `sentence` and `level` are those of its log line."""
+        cls.sentence = sentence
         cls.level = level
         dataclass(frozen=True, kw_only=True)(cls)
 
     def __str__(self) -> str:
         """The event as a sentence, for a log."""
         values = {it.name: _in_words(getattr(self, it.name)) for it in fields(self)}
-        return self.says.format_map(values)
+        return self.sentence.format_map(values)
 
 
 def _in_words(value: Any) -> Any:
@@ -95,7 +95,7 @@ class Guarded:
 
 class WorkerStarted(
     TelemetryEvent,
-    says="worker {worker} has started; queues: {queues}; streams: {streams}",
+    sentence="worker {worker} has started; queues: {queues}; streams: {streams}",
 ):
     """A worker listens and starts to claim."""
 
@@ -106,7 +106,7 @@ class WorkerStarted(
 
 class WorkerStopping(
     TelemetryEvent,
-    says="worker {worker} is stopping: {running} handlers have {grace:g} s to end",
+    sentence="worker {worker} is stopping: {running} handlers have {grace:g} s to end",
 ):
     """A worker claims no more; its `running` handlers have up to `grace` seconds."""
 
@@ -117,7 +117,7 @@ class WorkerStopping(
 
 class WorkerStopped(
     TelemetryEvent,
-    says="worker {worker} has stopped: {handled} handled, {released} released",
+    sentence="worker {worker} has stopped: {handled} handled, {released} released",
 ):
     """A worker has ended: messages and events that it handled, and messages that it released."""
 
@@ -128,7 +128,7 @@ class WorkerStopped(
 
 class MessagesClaimed(
     TelemetryEvent,
-    says="claimed {quantity} messages: {by_queue}",
+    sentence="claimed {quantity} messages: {by_queue}",
     level=logging.DEBUG,
 ):
     """One claim on all of `queues` returned `quantity` messages; `by_queue` splits that number.
@@ -144,7 +144,7 @@ class MessagesClaimed(
 
 class MessageFinished(
     TelemetryEvent,
-    says="queue {queue!r}: attempt {attempts} at message {message_id} ended after {run:.3f} "
+    sentence="queue {queue!r}: attempt {attempts} at message {message_id} ended after {run:.3f} "
     "s: {status}",
     level=logging.DEBUG,
 ):
@@ -168,7 +168,7 @@ class MessageFinished(
 
 class LockLost(
     TelemetryEvent,
-    says="queue {queue!r}: the lock of message {message_id} was lost; its outcome is dropped",
+    sentence="queue {queue!r}: the lock of message {message_id} was lost; its outcome is dropped",
     level=logging.WARNING,
 ):
     """A message was settled too late: another worker has locked it, and nothing changed."""
@@ -178,7 +178,7 @@ class LockLost(
     lock_token: int
 
 
-class LocksExtended(TelemetryEvent, says="extended {quantity} locks", level=logging.DEBUG):
+class LocksExtended(TelemetryEvent, sentence="extended {quantity} locks", level=logging.DEBUG):
     """The locks of messages whose handlers run were extended."""
 
     quantity: int
@@ -186,7 +186,7 @@ class LocksExtended(TelemetryEvent, says="extended {quantity} locks", level=logg
 
 class OrphansReleased(
     TelemetryEvent,
-    says="released {quantity} messages of a claim whose answer was lost",
+    sentence="released {quantity} messages of a claim whose answer was lost",
     level=logging.WARNING,
 ):
     """Messages of a claim whose answer was lost went back to their queues."""
@@ -196,7 +196,7 @@ class OrphansReleased(
 
 class HandlerStuck(
     TelemetryEvent,
-    says="queue {queue!r}: the handler of message {message_id} was given up, but its thread "
+    sentence="queue {queue!r}: the handler of message {message_id} was given up, but its thread "
     "still runs",
     level=logging.WARNING,
 ):
@@ -208,7 +208,7 @@ class HandlerStuck(
 
 class LoopBlocked(
     TelemetryEvent,
-    says="worker {worker}: the event loop stood still for {seconds:.1f} s",
+    sentence="worker {worker}: the event loop stood still for {seconds:.1f} s",
     level=logging.DEBUG,
 ):
     """The event loop of the handlers did not turn for `seconds`; reported when it turns again.
@@ -230,7 +230,7 @@ class LoopBlocked(
 
 class QueueSuppressed(
     TelemetryEvent,
-    says="queue {queue!r} is under load: publishers skip NOTIFY",
+    sentence="queue {queue!r} is under load: publishers skip NOTIFY",
     level=logging.DEBUG,
 ):
     """The queue is under load: this worker polls it, and publishers skip NOTIFY."""
@@ -240,7 +240,7 @@ class QueueSuppressed(
 
 class QueueUnsuppressed(
     TelemetryEvent,
-    says="queue {queue!r} is quiet: publishers send NOTIFY again",
+    sentence="queue {queue!r} is quiet: publishers send NOTIFY again",
     level=logging.DEBUG,
 ):
     """The queue is quiet, or this worker cannot serve it: publishers send NOTIFY again."""
@@ -250,7 +250,7 @@ class QueueUnsuppressed(
 
 class LocksExpired(
     TelemetryEvent,
-    says="{quantity} locks expired: {by_queue}",
+    sentence="{quantity} locks expired: {by_queue}",
     level=logging.DEBUG,
 ):
     """This process ended expired locks, as of workers that were killed; the log names them."""
@@ -261,7 +261,7 @@ class LocksExpired(
 
 class MaintenanceDone(
     TelemetryEvent,
-    says="maintenance: reaped {reaped}, staged {staged}, notified {notified}; days made "
+    sentence="maintenance: reaped {reaped}, staged {staged}, notified {notified}; days made "
     "{partitions_made}, dropped {partitions_dropped}",
     level=logging.DEBUG,
 ):
@@ -276,7 +276,7 @@ class MaintenanceDone(
 
 class MaintenanceFailing(
     TelemetryEvent,
-    says="maintenance fails to do: {failing}",
+    sentence="maintenance fails to do: {failing}",
     level=logging.WARNING,
 ):
     """Other duties of maintenance fail than before; none: all work again."""
@@ -284,7 +284,7 @@ class MaintenanceFailing(
     failing: tuple[str, ...]
 
 
-class SchedulesFired(TelemetryEvent, says="fired {schedules}: published {quantity} messages"):
+class SchedulesFired(TelemetryEvent, sentence="fired {schedules}: published {quantity} messages"):
     """This process published `quantity` messages of these schedules, which were due."""
 
     quantity: int
@@ -296,7 +296,7 @@ class SchedulesFired(TelemetryEvent, says="fired {schedules}: published {quantit
 
 class NotificationReceived(
     TelemetryEvent,
-    says="received a notification on {channel} for {name!r}",
+    sentence="received a notification on {channel} for {name!r}",
     level=logging.DEBUG,
 ):
     """A notification arrived on a channel for a queue or stream of this worker.
@@ -308,7 +308,7 @@ class NotificationReceived(
     name: str
 
 
-class ListenerConnected(TelemetryEvent, says="listening, in session {backend_pid}"):
+class ListenerConnected(TelemetryEvent, sentence="listening, in session {backend_pid}"):
     """The listening session is open and receives every notification from now on."""
 
     backend_pid: int
@@ -321,7 +321,7 @@ class ListenerConnected(TelemetryEvent, says="listening, in session {backend_pid
 
 class ListenerLost(
     TelemetryEvent,
-    says="the listening session was lost, only polling finds messages now: {error}",
+    sentence="the listening session was lost, only polling finds messages now: {error}",
     level=logging.WARNING,
 ):
     """The listening session broke; until it is open again only polling finds messages."""
@@ -331,7 +331,7 @@ class ListenerLost(
 
 class NotificationsLost(
     TelemetryEvent,
-    says="no notification reaches session {backend_pid}, only polling finds messages: {advice}",
+    sentence="no notification reaches session {backend_pid}, only polling finds messages: {advice}",
     level=logging.WARNING,
 ):
     """No notification reaches the listening session, as behind a pooler: only polling works."""
@@ -345,7 +345,7 @@ class NotificationsLost(
 
 class StreamSuppressed(
     TelemetryEvent,
-    says="stream {stream!r} is under load: publishers skip NOTIFY",
+    sentence="stream {stream!r} is under load: publishers skip NOTIFY",
     level=logging.DEBUG,
 ):
     """The stream is under load: this worker polls it, and publishers skip NOTIFY."""
@@ -355,7 +355,7 @@ class StreamSuppressed(
 
 class StreamUnsuppressed(
     TelemetryEvent,
-    says="stream {stream!r} is quiet: publishers send NOTIFY again",
+    sentence="stream {stream!r} is quiet: publishers send NOTIFY again",
     level=logging.DEBUG,
 ):
     """The stream is quiet, or this worker cannot serve it: publishers send NOTIFY again."""
@@ -365,7 +365,7 @@ class StreamUnsuppressed(
 
 class SubscriptionTaken(
     TelemetryEvent,
-    says="stream {stream!r}: member {member} of subscriber {subscriber!r} is served here",
+    sentence="stream {stream!r}: member {member} of subscriber {subscriber!r} is served here",
 ):
     """This worker serves member `member` of the subscription from now on."""
 
@@ -376,7 +376,7 @@ class SubscriptionTaken(
 
 class SubscriptionLeft(
     TelemetryEvent,
-    says="stream {stream!r}: member {member} of subscriber {subscriber!r} is left to others",
+    sentence="stream {stream!r}: member {member} of subscriber {subscriber!r} is left to others",
 ):
     """This worker no longer serves this member of the subscription: another one may."""
 
@@ -387,7 +387,7 @@ class SubscriptionLeft(
 
 class BatchFinished(
     TelemetryEvent,
-    says="stream {stream!r}: subscriber {subscriber!r} ended batch {batch_id} after {run:.3f} "
+    sentence="stream {stream!r}: subscriber {subscriber!r} ended batch {batch_id} after {run:.3f} "
     "s: {events} handled, {retried} come again, {failed} dead",
     level=logging.DEBUG,
 ):
@@ -407,7 +407,7 @@ class BatchFinished(
 
 class EventRetried(
     TelemetryEvent,
-    says="stream {stream!r}: attempt {attempts} at event {event_id} by {subscriber!r} failed: "
+    sentence="stream {stream!r}: attempt {attempts} at event {event_id} by {subscriber!r} failed: "
     "{details}",
     level=logging.DEBUG,
 ):
@@ -422,7 +422,7 @@ class EventRetried(
 
 class BatchDropped(
     TelemetryEvent,
-    says="stream {stream!r}: subscriber {subscriber!r} did not end batch {batch_id}: {reason}",
+    sentence="stream {stream!r}: subscriber {subscriber!r} did not end batch {batch_id}: {reason}",
     level=logging.WARNING,
 ):
     """A batch was not finished here: it comes again, or another session has finished it."""
@@ -438,7 +438,7 @@ class BatchDropped(
 
 class BrokerStarted(
     TelemetryEvent,
-    says="the broker of role {role!r} works in database {database!r}, in session {backend_pid}",
+    sentence="the broker of role {role!r} works in database {database!r}, in session {backend_pid}",
 ):
     """A broker calls the procedures of `role`; `again`: after the loss of its session."""
 
@@ -450,7 +450,7 @@ class BrokerStarted(
 
 class BrokerStopped(
     TelemetryEvent,
-    says="the broker of role {role!r} in database {database!r} has stopped",
+    sentence="the broker of role {role!r} in database {database!r} has stopped",
 ):
     """A broker was stopped, by a signal or by messages.stop_broker()."""
 
@@ -460,7 +460,7 @@ class BrokerStopped(
 
 class BrokerLost(
     TelemetryEvent,
-    says="the session of the broker of role {role!r} in database {database!r} was lost: {error}",
+    sentence="the session of the broker of role {role!r} in database {database!r} was lost: {error}",
     level=logging.WARNING,
 ):
     """The session of a broker has ended, for example by a procedure; another one follows."""
@@ -472,7 +472,7 @@ class BrokerLost(
 
 class ProcedureFailed(
     TelemetryEvent,
-    says="a procedure of role {role!r} in database {database!r} failed: {warning}",
+    sentence="a procedure of role {role!r} in database {database!r} failed: {warning}",
     level=logging.WARNING,
 ):
     """A procedure has failed; `warning` is the server's message."""
