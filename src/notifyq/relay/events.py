@@ -16,8 +16,8 @@ class RelayStarted(TelemetryEvent, sentence="relay {relay} has started: {routes}
 
 class RelayMoved(
     TelemetryEvent,
-    sentence="moved {quantity} messages of {source!r} in {took:.3f} s; known {known}, merged {merged}, "
-    "dropped {dropped}, failed {failed}, refused {refused}, lost {lost}",
+    sentence="moved {quantity} messages of {source!r} in {took:.3f} s; known {known}, "
+    "merged {merged}, dropped {dropped}, failed {failed}, refused {refused}, lost {lost}",
     level=logging.DEBUG,
 ):
     """A batch is settled at its source; `quantity` of its messages are at the target.

@@ -460,7 +460,8 @@ class BrokerStopped(
 
 class BrokerLost(
     TelemetryEvent,
-    sentence="the session of the broker of role {role!r} in database {database!r} was lost: {error}",
+    sentence="the session of the broker of role {role!r} in database {database!r} was lost: "
+    "{error}",
     level=logging.WARNING,
 ):
     """The session of a broker has ended, for example by a procedure; another one follows."""
