@@ -430,6 +430,7 @@ CRON = {
     "last_message": "1 row",
     "failed": 0,
 }
+REAP = {**CRON, "entry": "notifyq reap", "last_started_at": None}
 PURGE = {**CRON, "entry": "notifyq purge", "last_started_at": None}
 
 
@@ -456,7 +457,7 @@ async def test_pg_cron(
     entry = {**given, "last_started_at": None if age is None else datetime.now(UTC) - age}
     # Whether there is the role that it runs as, or, without pg_cron, where pg_cron is.
     there = {"is_there": True, "home": None}
-    answers = [there] if version is None else [[entry, PURGE], there]
+    answers = [there] if version is None else [[entry, REAP, PURGE], there]
     finding = await judged(maintenance.check_cron, workers, version, *answers)
     assert finding.level is level
     assert text in finding.found
@@ -468,7 +469,11 @@ async def test_a_missing_pg_cron_entry() -> None:
     assert (await judged(maintenance.check_cron, 1, "1.6", [], False)).level is Level.SKIPPED
     row = {**CRON, "last_started_at": None}
     there = {"is_there": True}
-    assert "forever" in (await judged(maintenance.check_cron, 1, "1.6", [row], there)).found
+    without_reap, without_purge = [row, PURGE], [row, REAP]
+    missing = await judged(maintenance.check_cron, 1, "1.6", without_reap, there)
+    assert "reaps no lock" in missing.found
+    missing = await judged(maintenance.check_cron, 1, "1.6", without_purge, there)
+    assert "forever" in missing.found
     assert "has no entry `notifyq maintain` that this user may see" in finding.found
 
 

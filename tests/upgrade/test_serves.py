@@ -225,7 +225,7 @@ async def _schedules(package: Package) -> None:
     at = await package.value("CRON_NEXT", "0 3 1 1 *", "UTC", await _now(package))
     assert (schedule["last_id"], schedule["next_at"]) == (id_, at)
     [fired] = await package.fetch("FIRE_SCHEDULES")
-    assert fired["fired"] == 0
+    assert fired["fired"] == []
     assert fired["next_schedule"] > timedelta(0)
     assert await package.value("UNSCHEDULE", "yearly")
     assert await package.value("CANCEL", id_)

@@ -337,7 +337,7 @@ declare
   v_now timestamptz := clock_timestamp();
   v_schedule messages.schedule;
   v_error text;
-  v_fired text[] := '{}';
+  v_fired text[] := array[]::text[];
 begin
   perform notifyq.check_quantity(fire_schedules.quantity, 10000);
   -- The first session that locks the row fires; others then read its next time.

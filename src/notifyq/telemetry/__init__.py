@@ -106,7 +106,7 @@ class WorkerStarted(
 
 class WorkerStopping(
     TelemetryEvent,
-    sentence="worker {worker} is stopping: {running} handlers have {grace:g} s to end",
+    sentence="worker {worker} is stopping; running handlers: {running}, with {grace:g} s to end",
 ):
     """A worker claims no more; its `running` handlers have up to `grace` seconds."""
 
@@ -284,7 +284,9 @@ class MaintenanceFailing(
     failing: tuple[str, ...]
 
 
-class SchedulesFired(TelemetryEvent, sentence="fired {schedules}: published {quantity} messages"):
+class SchedulesFired(
+    TelemetryEvent, sentence="schedules fired: {schedules}; messages published: {quantity}"
+):
     """This process published `quantity` messages of these schedules, which were due."""
 
     quantity: int

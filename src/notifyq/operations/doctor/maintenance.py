@@ -163,7 +163,7 @@ async def check_cron(context: Context) -> Finding:
         )
     if not entry.is_active:
         return warn(f"the entry `{_ENTRY}` is inactive", _ACTIVATE, Fix((_ACTIVATE,)))
-    return _missing(entries) or _ran(version, entry)
+    return _ran(version, entry, entries)
 
 
 def _missing(entries: Container[str]) -> Finding | None:
@@ -200,7 +200,7 @@ async def _elsewhere(context: Context) -> Finding:
     )
 
 
-def _ran(version: str, entry: monitor.CronEntry) -> Finding:
+def _ran(version: str, entry: monitor.CronEntry, entries: Container[str]) -> Finding:
     message = " ".join((entry.last_message or "").split())
     if entry.last_status == "failed":
         return fail(
@@ -217,6 +217,8 @@ def _ran(version: str, entry: monitor.CronEntry) -> Finding:
             f"{entry.failed} runs of pg_cron failed within an hour",
             "see cron.job_run_details for the error",
         )
+    if missing := _missing(entries):
+        return missing
     schedule = entry.schedule
     if schedule != "* * * * *":
         return ok(f"pg_cron {version} runs maintenance: {schedule}")
