@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.execution.call import BatchCall, Cause, is_closing
@@ -249,8 +248,9 @@ class Dispatcher:
             if not isinstance(error, Exception):
                 raise  # it ends the worker or the process
         else:
-            if (timeout := call.handler.timeout) is not None:
-                self._loop_watch.log_late(partial(_work, call), timeout, call.started or began)
+            timeout = call.handler.timeout
+            if timeout is not None and run > timeout.total_seconds():
+                self._loop_watch.log_late(_work(call), timeout, call.started or began)
             await self._in_flight.settle(ended, run)
 
     def _ended(self, started: float) -> float:

@@ -196,27 +196,25 @@ class LoopWatch:
         fields = {} if by is None else {name: getattr(by, name) for name in names}
         self._telemetry(LoopBlocked(worker=self._worker, seconds=seconds, **fields))
 
-    def log_late(self, work: Callable[[], Work], timeout: timedelta, began: float) -> None:
+    def log_late(self, work: Work, timeout: timedelta, began: float) -> None:
         """Log a call that has ended past its timeout because the loop was blocked, or far past.
 
         `began` is in monotonic seconds. A handler that stops at its timeout is no such call.
         """
         ran, limit = time.monotonic() - began, timeout.total_seconds()
-        if ran <= limit:
-            return
         blockage = self._last
         why = ""
         if blockage is not None and blockage.covers(began + limit):
             if blockage.by is None:
                 why = ", because the event loop was blocked"
-            elif blockage.by == work():
+            elif blockage.by == work:
                 why = ", because it blocked the event loop"
             else:
                 why = f", because {blockage.by.phrase} blocked the event loop"
         elif ran < limit + _LATE:
             return
         log.warning(
-            "%s ended after %.1f s, past its timeout of %g s%s", work().title, ran, limit, why
+            "%s ended after %.1f s, past its timeout of %g s%s", work.title, ran, limit, why
         )
 
 

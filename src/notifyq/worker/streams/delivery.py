@@ -276,8 +276,8 @@ class Delivery:
             self._calls.discard(call)
             if timer is not None:
                 timer.cancel()
-            if timeout is not None:
-                self._loop_watch.log_late(partial(self._work_of, call), timeout, began)
+            if timeout is not None and time.monotonic() - began > timeout.total_seconds():
+                self._loop_watch.log_late(self._work_of(call), timeout, began)
 
     def on_loop(self) -> list[Running]:
         """The calls that run on the event loop; called on the listener's loop."""
