@@ -30,7 +30,7 @@ from notifyq.operations.doctor import (
     storage,
 )
 from notifyq.operations.doctor.server import BUGS
-from support.database import ROOT, install, open_session, publish, session, until
+from support.database import ROOT, install, open_session, publish, session, until, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -300,6 +300,11 @@ async def test_queues_without_a_worker_and_workers_that_hang(
         "no worker serves queue default, where messages wait for 60 min",
     )
     assert "`notifyq worker MODULE:APP --queue default`" in finding.advice
+    # Another app may have defined it, whose workers are gone.
+    await value(connection, "schedule", name="tick tock", cron="@hourly", queue="default")
+    finding = (await found(database, "workers"))["workers"]
+    assert finding.found.endswith("for 60 min; schedule 'tick tock' publishes more")
+    assert "`notifyq schedules disable 'tick tock'`" in finding.advice
     await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     finding = (await found(database, "workers"))["workers"]
     assert finding.found.startswith("worker w is connected, but has not reported")

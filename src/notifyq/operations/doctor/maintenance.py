@@ -111,16 +111,27 @@ async def check_workers(context: Context) -> Finding:
         waits_since = queue.oldest_waiting_at
         if queue.paused or queue.queue in served or waits_since is None or waits_since > long_ago:
             continue
-        return warn(
-            f"no worker serves queue {queue.queue}, where messages wait for "
-            f"{span(datetime.now(UTC) - waits_since)}",
-            f"start one, with your app instead of MODULE:APP, as mail:app for mail.py: "
-            f"`notifyq worker MODULE:APP --queue {shlex.quote(queue.queue)}`",
-        )
+        return await _unserved(context, queue.queue, datetime.now(UTC) - waits_since)
     versions = sorted({it.version for it in there if it.version})
     if len(versions) > 1:
         return ok(f"{len(there)} workers, of versions {', '.join(versions)}")
     return ok(f"{len(there)} workers")
+
+
+async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
+    found = f"no worker serves queue {queue}, where messages wait for {span(waits)}"
+    advice = (
+        "start one, with your app instead of MODULE:APP, as mail:app for mail.py: "
+        f"`notifyq worker MODULE:APP --queue {shlex.quote(queue)}`"
+    )
+    for schedule in await context.connection.fetch(sql.SCHEDULE_INFO, None):
+        if schedule["queue"] == queue and schedule["enabled"]:
+            name = schedule["name"]
+            return warn(
+                f"{found}; schedule {name!r} publishes more",
+                f"{advice}, or stop it: `notifyq schedules disable {shlex.quote(name)}`",
+            )
+    return warn(found, advice)
 
 
 async def check_cron(context: Context) -> Finding:
