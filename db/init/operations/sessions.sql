@@ -23,6 +23,9 @@ begin
   then
     perform notifyq.raise_invalid('queues and streams must be lists of names');
   end if;
+  if blocked_for is not null then
+    perform notifyq.check_duration('blocked_for', blocked_for);
+  end if;
   insert into notifyq.worker as w (
     name, started_at, blocked_at, session_pid, pid, concurrency, running, is_stopping, host,
     version, queues, streams

@@ -372,7 +372,8 @@ end;
 $$;
 comment on function notifyq.fire_schedules(integer) is
   'Publish the due runs of up to quantity schedules; return the name of its schedule for each '
-  'message. maintain() does it. A schedule that fails is tried again a minute later, with a WARNING each time.';
+  'message. maintain() does it. A schedule that fails is tried again a minute later, with a '
+  'WARNING each time.';
 
 create or replace function notifyq.next_schedule()
   returns interval language plpgsql security definer
