@@ -10,6 +10,11 @@ if TYPE_CHECKING:
 
     from support.database import Connection
 
+OF_ALL = ["42501", "42P01", "42883", "3F000"]
+"""SQLSTATEs for want of a right, or of the schema: each call of the kind is refused."""
+LIMITED = ["55000", "57014", "40001", "53300", "XX000"]
+"""Others, of what passes by itself and what does not."""
+
 _BODY = """begin raise exception 'refused for a test' using errcode = '{}'; end"""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
@@ -19,7 +21,7 @@ from notifyq.errors import (
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PAUSE = 1.0
 """Seconds until what was refused is tried again."""
@@ -71,3 +73,61 @@ class Refusals:
             self.refused(what, error, meanwhile)
         else:
             self.works(what)
+
+
+class _Resting(NamedTuple):
+    error: Exception
+    until: float
+    """In monotonic seconds."""
+
+
+class RefusedQueues:
+    """Queues that the server refuses, each until it is tried again; the others go on."""
+
+    def __init__(self, log: logging.Logger, pause: float = PAUSE) -> None:
+        self._refusals = Refusals(log)
+        self._pause = pause
+        self._queues: dict[str, _Resting] = {}
+
+    def __contains__(self, queue: str) -> bool:
+        return queue in self._queues
+
+    def refuse(self, queue: str, error: Exception) -> None:
+        """Leave a queue out until it is tried again, and log this once."""
+        self._queues[queue] = _Resting(error, time.monotonic() + self._pause)
+        self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
+
+    def works(self, queues: Iterable[str]) -> None:
+        """Record that the server refuses none of these."""
+        for queue in self._queues.keys() & queues:
+            self._refusals.works(f"queue {queue!r}")
+            del self._queues[queue]
+
+    def is_resting(self, queue: str) -> bool:
+        """Whether it is too early to try it again."""
+        resting = self._queues.get(queue)
+        return resting is not None and time.monotonic() < resting.until
+
+    def take_due(self) -> list[str]:
+        """Return those to try now; unless that succeeds they rest again."""
+        due = [queue for queue in self._queues if not self.is_resting(queue)]
+        until = time.monotonic() + self._pause
+        self._queues |= {queue: self._queues[queue]._replace(until=until) for queue in due}
+        return due
+
+    def check(self, size: int) -> None:
+        """Raise where all queues, this many, are refused, and not because they do not exist."""
+        errors = [it.error for it in self._queues.values()]
+        if len(errors) == size and all(map(concerns_all, errors)):
+            raise errors[0]
+
+    def raise_any(self) -> None:
+        """Raise why one is refused, if one is."""
+        for it in self._queues.values():
+            raise it.error
+
+    @property
+    def retry_in(self) -> float:
+        """Seconds until the next try of one of them; or infinite."""
+        instants = [it.until for it in self._queues.values()]
+        return max(0.0, min(instants) - time.monotonic()) if instants else math.inf

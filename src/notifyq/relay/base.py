@@ -29,7 +29,7 @@ from notifyq.relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from notifyq.relay.target import PASSING, Target, reason_of
+from notifyq.relay.target import PASSING, Target, is_limited, reason_of
 from notifyq.telemetry import Guarded, log_events
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ class BaseRelay:
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
             try:
                 await self._target.check()
-            except PASSING:
+            except Exception as again:
+                if not isinstance(again, PASSING) and not is_limited(again):
+                    raise
                 pause = min(2 * pause, _LONGEST_PROBE)
             else:
                 self._is_stalled = False

@@ -100,11 +100,23 @@ class QueueBatch(RelayBatch):
                 self._end(index, sent, found)
         return found
 
-    def _end(self, index: int, sent: Sent, found: Endings) -> None:
+    def stopped(self, sent: Sent) -> dict[str, Exception]:
+        """Return the queues of the source from which the target refuses messages, and why."""
+        return {
+            self._row["queues"][index]: sent.stopped[queue]
+            for index in range(len(self))
+            for _, queue in self._pairs(index)
+            if queue in sent.stopped
+        }
+
+    def _pairs(self, index: int) -> list[tuple[str, str]]:
+        """Return the position and the queue of what the target receives for a message."""
         if self.made:
-            pairs = [(item[0], item[1]) for item in self.made[index]]
-        else:
-            pairs = [(self.positions[index], self._routes[self._row["queues"][index]])]
+            return [(item[0], item[1]) for item in self.made[index]]
+        return [(self.positions[index], self._routes[self._row["queues"][index]])]
+
+    def _end(self, index: int, sent: Sent, found: Endings) -> None:
+        pairs = self._pairs(index)
         status, details, result = Status.SUCCESS, None, None
         reasons = [sent.refused[position] for position, _ in pairs if position in sent.refused]
         if not pairs:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import Refusals, concerns_all, is_refusal
+from notifyq.database.refusals import PAUSE, Refusals, RefusedQueues, concerns_all, is_refusal
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poll, Poller
@@ -25,13 +27,16 @@ from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from typing import TypeAlias
 
     from notifyq.config import RelaySettings
     from notifyq.database.pool import Database
     from notifyq.notify.session import Session
     from notifyq.relay.base import RelayOptions
     from notifyq.relay.target import Sent
+
+    _Call: TypeAlias = Callable[..., Awaitable[list[asyncpg.Record]]]
 
 _TICK = 0.25
 """Seconds between two checks which locks to extend."""
@@ -66,7 +71,11 @@ class Relay(BaseRelay):
         self._routes = dict(routes)
         self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fetcher = _Fetcher(source, self._routes, self._settings, self.name, filter)
+        # With once nothing is tried again: it is the error with which the relay ends.
+        self._refused = RefusedQueues(log, math.inf if self._once else PAUSE)
+        self._fetcher = _Fetcher(
+            source, self._routes, self._settings, self.name, filter, self._refused, self._start
+        )
         self._recovery: asyncio.Timeout | None = None
         self._refusals = Refusals(log)
 
@@ -118,13 +127,15 @@ class Relay(BaseRelay):
                 if poll.is_full:
                     continue
                 if self._once and not poll.queues and not poll.has_failed and not self._batches:
+                    self._refused.raise_any()
                     return
                 if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
             slots = self._free_slots
             seconds = await self._poller.pause(slots)
             if seconds > 0 and slots > 0:
-                seconds = min(seconds, await self._poller.rate_limit_wait())
+                wait = await self._poller.rate_limit_wait()
+                seconds = min(seconds, self._refused.retry_in, wait)
             if seconds > 0 and not self._stops:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -135,23 +146,17 @@ class Relay(BaseRelay):
         return 0 if self._is_stalled else self._settings.in_flight - len(self._batches)
 
     async def _fetch(self, *, full_scan: bool) -> Poll:
-        """Claim a batch and start to move it."""
+        """Claim batches and start to move them."""
         began = time.monotonic()
         try:
-            poll, batch = await self._fetcher.claim(full_scan=full_scan)
+            return await self._fetcher.claim(self._free_slots, full_scan=full_scan)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
             await self._release_orphans()
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
-        except Exception as error:
-            if self._once or not is_refusal(error) or concerns_all(error):
-                raise
-            self._refusals.refused("the source", error, "it is tried again")
-            return Poll(frozenset(), is_full=False, began=began, has_failed=True)
-        self._refusals.works("the source")
-        if batch is not None:
-            self._batches[batch] = self._spawn(self._move(batch))
-        return poll
+
+    def _start(self, batch: QueueBatch) -> None:
+        self._batches[batch] = self._spawn(self._move(batch))
 
     async def _release_orphans(self) -> None:
         """After a claim without an answer: release the messages that it may have locked."""
@@ -161,7 +166,8 @@ class Relay(BaseRelay):
         # The call is retried for minutes; a stop must not wait for it.
         try:
             async with asyncio.timeout(None) as self._recovery:
-                await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
+                with self._refusals.noted("what a claim may have locked", "its locks expire"):
+                    await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
         except TimeoutError:
             log.debug("the relay stops before it has released what its last claim may have locked")
         finally:
@@ -176,6 +182,11 @@ class Relay(BaseRelay):
             if sent.error is not None:
                 # Before any release: a released message would be claimed again at once.
                 self._pause_or_fail(sent.error)
+            stopped = batch.stopped(sent)
+            for queue, error in stopped.items():
+                self._refused.refuse(queue, error)
+            if sent.error is None:
+                self._refused.works(batch.queues - stopped.keys())
             await self._settle(batch, sent)
         except asyncio.CancelledError:
             await self._release(batch, range(len(batch)))
@@ -200,10 +211,8 @@ class Relay(BaseRelay):
         if endings.settled:
             # A position that the target has received now; known messages have an older receipt.
             position = next(reversed(sent.ids), None)
-            columns = [list(column) for column in zip(*endings.settled, strict=True)]
-            held = len(
-                await self._source.persist(sql.RELAY_FINISH, *self._names, position, *columns)
-            )
+            call = partial(self._source.persist, sql.RELAY_FINISH, *self._names, position)
+            held = len(await self._end(call, endings.settled))
         if batch.failed:
             await self._retry(batch)
         if endings.unsent:
@@ -228,38 +237,61 @@ class Relay(BaseRelay):
 
     async def _release(self, batch: QueueBatch, indexes: Iterable[int]) -> None:
         """Release messages of a batch; the claim does not count as an attempt."""
-        chosen = list(indexes)
-        rows = await self._source.persist(
-            sql.RELEASE_MANY, [batch.ids[i] for i in chosen], [batch.tokens[i] for i in chosen]
-        )
+        ends = [(batch.ids[index], batch.tokens[index]) for index in indexes]
+        rows = await self._end(partial(self._source.persist, sql.RELEASE_MANY), ends)
         self.counts["released"] += len(rows)
 
     async def _retry(self, batch: QueueBatch) -> None:
         most = self._settings.attempts
         storable = self._source.storable
-        errors = list(batch.failed.values())
-        reports = [report(error) for error in errors]
-        for index, error in zip(batch.failed, reports, strict=True):
+        ends = []
+        for index, error in batch.failed.items():
+            it, message_id, attempts = report(error), batch.ids[index], batch.attempts(index)
             log.warning(
                 "queue %r: the transformation failed on message %d in attempt %d of %d: %s",
-                batch.source, batch.ids[index], batch.attempts(index), most,
-                in_line(f"{error.type}: {error.text}"),
+                batch.source, message_id, attempts, most, in_line(f"{it.type}: {it.text}"),
             )  # fmt: skip
-        await self._source.persist(
-            sql.RETRY_MANY,
-            [batch.ids[index] for index in batch.failed],
-            [batch.tokens[index] for index in batch.failed],
-            None,
-            [
-                storable(clean(f"the transformation of the relay failed: {describe(it)}"))
-                for it in errors
-            ],
-            None,
-            [storable(it.type) for it in reports],
-            [storable(it.text) for it in reports],
-            [it.traceback and storable(it.traceback) for it in reports],
-            [batch.attempts(index) >= most for index in batch.failed],
-        )
+            details = storable(clean(f"the transformation of the relay failed: {describe(error)}"))
+            texts = storable(it.type), storable(it.text), it.traceback and storable(it.traceback)
+            ends.append((message_id, batch.tokens[index], details, *texts, attempts >= most))
+
+        async def retry(ids: Any, tokens: Any, details: Any, *rest: Any) -> list[asyncpg.Record]:
+            return await self._source.persist(
+                sql.RETRY_MANY, ids, tokens, None, details, None, *rest
+            )
+
+        await self._end(retry, ends)
+
+    async def _end(self, call: _Call, ends: list[Any]) -> list[asyncpg.Record]:
+        """End messages by a call; `ends` has its arguments for each.
+
+        The lock of a message whose end the server refuses expires.
+        """
+        refused: list[Exception] = []
+        rows = await self._end_each(call, ends, refused)
+        if refused:
+            self._refusals.refused("how messages ended", refused[0], "their locks expire")
+        elif ends:
+            self._refusals.works("how messages ended")
+        return rows
+
+    async def _end_each(
+        self, call: _Call, ends: list[Any], refused: list[Exception]
+    ) -> list[asyncpg.Record]:
+        """Make the call; where it is refused, for each half, so that one stops no other."""
+        if not ends:
+            return []
+        try:
+            return await call(*map(list, zip(*ends, strict=True)))
+        except Exception as error:
+            if not is_refusal(error) or concerns_all(error):
+                raise
+            if len(ends) == 1:
+                refused.append(error)
+                return []
+        half = len(ends) // 2
+        rows = await self._end_each(call, ends[:half], refused)
+        return rows + await self._end_each(call, ends[half:], refused)
 
     async def _extend(self, session: Session) -> None:
         """Extend the locks of running batches, without end; on the listener's loop."""
@@ -323,6 +355,8 @@ class _Fetcher:
         settings: RelaySettings,
         name: str,
         filter: str | None,
+        refused: RefusedQueues,
+        start: Callable[[QueueBatch], None],
     ) -> None:
         # One session: functions keep values there for the next claim.
         self._claims = source.dedicated()
@@ -330,31 +364,74 @@ class _Fetcher:
         self._settings = settings
         self._name = name
         self._filter = filter
+        self._refused = refused
+        self._start = start
         self._quantity = min(_FIRST, settings.batch)
 
     def slow_down(self) -> None:
         """Claim few messages next: how many the target can receive is unknown."""
         self._quantity = 1
 
-    async def claim(self, *, full_scan: bool) -> tuple[Poll, QueueBatch | None]:
-        """Claim a batch, if there are messages."""
+    async def claim(self, room: int, *, full_scan: bool) -> Poll:
+        """Claim and start up to `room` batches: mostly one, of all queues.
+
+        If the server refuses that it is made again for each queue, and then for those that it
+        takes, and beside them for each that is to be tried again.
+        """
+        began = time.monotonic()
+        found: set[str] = set()
+        is_full = False
+        groups = self._groups()
+        while groups and room > 0:
+            queues = groups.pop(0)
+            try:
+                batch, has_more = await self._claim(queues, full_scan=full_scan)
+            except Exception as error:
+                if not is_refusal(error):
+                    raise
+                if len(queues) > 1:
+                    groups = [[queue] for queue in queues] + groups
+                else:
+                    self._refused.refuse(queues[0], error)
+                continue
+            is_full = is_full or has_more
+            if batch is None:
+                self._refused.works(queues)
+            else:
+                room -= 1
+                found |= batch.queues
+                self._start(batch)
+        self._refused.check(len(self._routes))
+        return Poll(frozenset(found), is_full=is_full or bool(groups), began=began)
+
+    def _groups(self) -> list[list[str]]:
+        """Queues that share a claim; one that was refused has its own, when it is due."""
+        free = [queue for queue in self._routes if queue not in self._refused]
+        due = self._refused.take_due()
+        return [group for group in (free, *([queue] for queue in due)) if group]
+
+    async def _claim(self, queues: list[str], *, full_scan: bool) -> tuple[QueueBatch | None, bool]:
+        """Claim a batch, if there are messages, and whether there may be more."""
         since = time.monotonic()
-        quantity = self._quantity
+        is_trial = queues[0] in self._refused  # one message shows whether it works again
+        quantity = 1 if is_trial else self._quantity
         lock_duration = self._settings.lock_duration
         args = quantity, lock_duration, self._name, self._filter, full_scan
         try:
-            [row] = await self._claims.fetch(sql.RELAY_CLAIM, list(self._routes), *args)
+            [row] = await self._claims.fetch(sql.RELAY_CLAIM, queues, *args)
         except asyncpg.ProgramLimitExceededError:
             if quantity == 1:
                 raise
             self._quantity = max(1, quantity // 8)  # the answer was too large
-            return Poll(frozenset(), is_full=True, began=since), None
+            return None, True
         if row["ids"] is None:
-            return Poll(frozenset(), is_full=False, began=since), None
+            return None, False
         batch = QueueBatch(row, self._routes, since, lock_duration.total_seconds())
+        if is_trial:
+            return batch, False
         mean = max(1, batch.size // len(batch))
         self._quantity = max(1, min(2 * quantity, self._settings.batch, _LARGEST // mean))
-        return Poll(batch.queues, is_full=len(batch) == quantity, began=since), batch
+        return batch, len(batch) == quantity
 
     async def close(self) -> None:
         """Close the session."""

@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Unpack
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import PAUSE, Refusals
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
-from notifyq.relay.target import PASSING, reason_of
+from notifyq.relay.target import PASSING, is_limited, reason_of
 
 if TYPE_CHECKING:
     import asyncpg
@@ -80,6 +81,7 @@ class StreamRelay(BaseRelay):
         self.label = f"{stream}:{subscriber}"
         """The source in logs and telemetry events."""
         self._has_batch = False
+        self._refusals = Refusals(log)
         self._moving: asyncio.Task[None] | None = None
 
     def _on_stop(self) -> None:
@@ -118,23 +120,40 @@ class StreamRelay(BaseRelay):
         while not self._stops:
             # Clear first: a notification during the fetch causes another one.
             self._wake.clear()
-            since = time.monotonic()
-            rows = await self._source.persist(
-                sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
-            )
-            if rows[0]["batch"] is not None:
-                self._has_batch = True
-                # A batch without events is one row, too.
-                events = [row for row in rows if row["id"]]
-                error = await self._move(rows[0]["batch"], events, since)
+            try:
+                has_more = await self._move_next()
+            except Exception as error:
+                if self._once or not is_limited(error):
+                    raise
+                # A batch stays open and comes again.
+                self._refusals.refused(self.label, error, "it is tried again each second")
                 self._has_batch = False
-                if error is not None and not self._stops:
-                    # The batch stays open and comes again.
-                    await self._wait_for_target(error)
-            elif self._once:
+                await asyncio.sleep(PAUSE)
+                continue
+            self._refusals.works(self.label)
+            if has_more:
+                continue
+            if self._once:
                 return
-            else:
-                await self._wake.rest(self._settings.poll.total_seconds())
+            await self._wake.rest(self._settings.poll.total_seconds())
+
+    async def _move_next(self) -> bool:
+        """Move a batch, if there is one."""
+        since = time.monotonic()
+        rows = await self._source.persist(
+            sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
+        )
+        if rows[0]["batch"] is None:
+            return False
+        self._has_batch = True
+        # A batch without events is one row, too.
+        events = [row for row in rows if row["id"]]
+        error = await self._move(rows[0]["batch"], events, since)
+        self._has_batch = False
+        if error is not None and not self._stops:
+            # The batch stays open and comes again.
+            await self._wait_for_target(error)
+        return True
 
     async def _move(
         self, batch_id: int, rows: list[asyncpg.Record], since: float
@@ -147,6 +166,8 @@ class StreamRelay(BaseRelay):
             if not isinstance(sent.error, PASSING):
                 raise sent.error
             return sent.error
+        for error in sent.stopped.values():
+            raise error
         await self._settle_failed(batch_id, batch)
         refused = await self._settle_refused(batch_id, batch, sent)
         position = next(reversed(sent.ids), None)

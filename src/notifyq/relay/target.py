@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import concerns_all, is_refusal
 from notifyq.errors import (
     REFUSED,
     DatabaseUnavailableError,
+    LostReceiptsError,
     QueueBusyError,
     QueueFullError,
     StreamPausedError,
@@ -42,6 +44,8 @@ class Sent:
 
     ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    stopped: dict[str, Exception] = field(default_factory=dict)
+    """Queues of the target for which it refuses calls, and why: the rest of them is not sent."""
     known: int = 0
     merged: int = 0
     error: Exception | None = None
@@ -70,10 +74,27 @@ class Target:
         deadline = time.monotonic() + hold
         try:
             for part in _parts(items):
-                await self._receive(part, sent, deadline)
+                await self._receive_limited(part, sent, deadline)
         except Exception as error:  # noqa: BLE001  the caller handles it, with what was received
             sent.error = error
         return sent
+
+    async def _receive_limited(self, items: list[Item], sent: Sent, deadline: float) -> None:
+        """Receive items; if the target refuses them, those of each queue: one stops no other."""
+        items = [item for item in items if item[1] not in sent.stopped]
+        if not items:
+            return
+        try:
+            await self._receive(items, sent, deadline)
+        except Exception as error:
+            if isinstance(error, PASSING) or not is_limited(error):
+                raise
+            queues = list(dict.fromkeys(item[1] for item in items))
+            if len(queues) == 1:
+                sent.stopped[queues[0]] = error
+                return
+            for queue in queues:
+                await self._receive_limited([it for it in items if it[1] == queue], sent, deadline)
 
     async def _receive(self, items: list[Item], sent: Sent, deadline: float) -> None:
         pause = _PAUSE
@@ -111,6 +132,13 @@ class Target:
             sql.RECEIVE_MANY, self._source, *columns, after, self._remember
         )
         return row
+
+
+def is_limited(error: BaseException) -> bool:
+    """Whether the server refuses the call, and may accept it for another queue, or later."""
+    if isinstance(error, LostReceiptsError):
+        return False
+    return is_refusal(error) and not concerns_all(error)
 
 
 def _parts(items: list[Item]) -> list[list[Item]]:

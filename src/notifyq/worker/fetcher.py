@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
+from notifyq.database.refusals import Refusals, RefusedQueues, is_refusal
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.notify.poller import Poll
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
@@ -35,12 +34,6 @@ _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
 _LAST_SEARCH = 2.0
 """Seconds that a worker that has stopped spends on a last search for such messages."""
-
-
-class _Refused(NamedTuple):
-    error: Exception
-    until: float
-    """In monotonic seconds."""
 
 
 class Fetcher:
@@ -74,8 +67,7 @@ class Fetcher:
         self._is_stopping = False
         self._is_loaded = True
         self._refusals = Refusals(log)
-        self._refused: dict[str, _Refused] = {}
-        """Queues that the server has refused, each until it is tried again."""
+        self._refused = RefusedQueues(log)
 
     async def poll(self, room: int, notified_at: float | None, *, full_scan: bool = False) -> Poll:
         """Claim messages for up to `room` calls, from the queues in their order.
@@ -114,7 +106,7 @@ class Fetcher:
                 self._order.record(claimed)
                 self._report(claimed, queues, notified_at)
                 self._on_claimed(claimed, since)
-        self._check_refused()
+        self._refused.check(self._order.size)
         if full_scan and (took := time.monotonic() - began) > _SLOW:
             self._full_scan_at = began + 10 * took
         self._is_loaded = left <= 0
@@ -141,12 +133,10 @@ class Fetcher:
             if not is_refusal(error):
                 raise
             if len(queues) == 1:
-                self._refuse(queues[0], error)
+                self._refused.refuse(queues[0], error)
                 return []
         else:
-            for queue in self._refused.keys() & queues:
-                self._refusals.works(f"queue {queue!r}")
-                del self._refused[queue]
+            self._refused.works(queues)
             return claimed
         claimed = []
         for queue in queues:
@@ -154,22 +144,10 @@ class Fetcher:
                 claimed += await self._claim([queue], left, lock_duration, full_scan=full_scan)
         return claimed
 
-    def _refuse(self, queue: str, error: Exception) -> None:
-        self._refused[queue] = _Refused(error, time.monotonic() + PAUSE)
-        self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
-
-    def _check_refused(self) -> None:
-        """Raise where all queues are refused, and not because they do not exist."""
-        if len(self._refused) == self._order.size and all(
-            concerns_all(it.error) for it in self._refused.values()
-        ):
-            raise next(iter(self._refused.values())).error
-
     @property
     def retry_in(self) -> float:
         """Seconds until the next try of a queue that the server has refused; or infinite."""
-        instants = [it.until for it in self._refused.values()]
-        return max(0.0, min(instants) - time.monotonic()) if instants else math.inf
+        return self._refused.retry_in
 
     def _report(self, claimed: list[Message], queues: list[str], notified_at: float | None) -> None:
         if self._telemetry.wants(MessagesClaimed):
@@ -207,13 +185,11 @@ class Fetcher:
         """Queues that can share a claim; a queue with batches has its own."""
         groups: dict[tuple[timedelta | None, str, int], list[str]] = {}
         part = 0
-        now = time.monotonic()
         for queue in order:
             handler = self._registry[queue]
-            refused = self._refused.get(queue)
-            if refused is not None and now < refused.until:
+            if self._refused.is_resting(queue):
                 continue
-            alone = queue if handler.batch or refused is not None else ""
+            alone = queue if handler.batch or queue in self._refused else ""
             if self._order.is_kept and (handler.lock_duration, alone, part) not in groups:
                 part += 1  # a group ends: its claim must not name a queue that stands after others
             groups.setdefault((handler.lock_duration, alone, part), []).append(queue)

@@ -1,0 +1,255 @@
+"""What a relay does when a server refuses a call: it goes on with everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from notifyq.config import RelaySettings
+from notifyq.database.pool import Database
+from notifyq.errors import AccessDeniedError, QueueNotFoundError, SchemaMissingError
+from notifyq.relay import StreamRelay
+from relay.relaying import drained, payloads, relay, relaying
+from support.database import Connection, publish, until, value
+from support.refusing import LIMITED, refusing
+from support.running import Events
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+BESIDES = [
+    "notifyq.suppress", "notifyq.unsuppress", "notifyq.take_wake_slots",
+    "notifyq.leave_wake_slots", "notifyq.next_due", "notifyq.rate_limit_wait", "notifyq.wake_all",
+    "notifyq.is_transaction_over", "messages.maintain", "notifyq.maintain",
+    "messages.extend_many",
+]  # fmt: skip
+"""What a relay calls beside moving messages."""
+
+
+@pytest.fixture(autouse=True)
+def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """How many errors were logged with this text."""
+    return sum(text in it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR)
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async def is_logged() -> bool:
+        return text in caplog.text
+
+    await until(is_logged, f"{text!r} is logged", 30)
+
+
+async def until_there(there: Connection, count: int, queue: str = "default") -> None:
+    async def are_there() -> bool:
+        return len(await payloads(there, queue)) == count
+
+    await until(are_there, f"{count} messages are in {queue}", 30)
+
+
+@pytest.mark.parametrize("is_target", [False, True])
+async def test_a_dropped_queue_stops_no_other_queue(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_target: bool,
+) -> None:
+    absent, other = (there, connection) if is_target else (connection, there)
+    await value(other, "create_queue", name="one")
+    async with relaying(database, far, {"one": "one", "default": "default"}, poll=0.1):
+        if is_target:
+            await publish(connection, 3, "one")
+        await until_logged(caplog, "queue 'one'")
+        for count in range(1, 5):
+            await publish(connection, 1)
+            await until_there(there, count)
+        await value(absent, "create_queue", name="one")
+        if not is_target:
+            await publish(connection, 3, "one")
+        await until_there(there, 3, "one")
+        await until_logged(caplog, "queue 'one': it works again")
+    assert errors(caplog, "queue 'one'") == 1
+    assert await payloads(connection) == await payloads(connection, "one") == []
+
+
+async def test_with_once_a_relay_moves_the_others_and_then_ends_with_the_error(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    await publish(connection, 3)
+    await value(connection, "create_queue", name="one")
+    await publish(connection, 2, "one")
+    for routes in ({"absent": "default"}, {"one": "absent"}):
+        with pytest.raises(QueueNotFoundError, match="absent"):
+            await drained(database, far, routes | {"default": "default"})
+        assert len(await payloads(there)) == 3
+    assert len(await payloads(connection, "one")) == 2
+
+
+@pytest.mark.parametrize("state", ["42501", "57014", "XX000"])
+@pytest.mark.parametrize("function", BESIDES)
+async def test_a_refusal_beside_the_messages_harms_none(
+    database: str, far: str, connection: Connection, there: Connection, function: str, state: str
+) -> None:
+    async with refusing(connection, function, state), relaying(database, far, poll=0.1):
+        for count in range(1, 4):
+            await publish(connection, 1)
+            await until_there(there, count)
+
+
+@pytest.mark.parametrize("state", LIMITED)
+@pytest.mark.parametrize(
+    ("function", "is_target"),
+    [
+        ("notifyq.relay_claim", False),
+        ("notifyq.relay_finish", False),
+        ("notifyq.receive_many", True),
+    ],
+)
+async def test_what_is_refused_for_a_while_is_moved_then(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+    function: str,
+    state: str,
+    *,
+    is_target: bool,
+) -> None:
+    events = Events()
+    server = there if is_target else connection
+    async with relaying(database, far, None, events, poll=0.1, lock_duration=1, hold=0):
+        async with refusing(server, function, state):
+            await publish(connection, 3)
+
+            async def is_reported() -> bool:
+                return "refused for a test" in caplog.text + str(events.seen)
+
+            await until(is_reported, "the refusal is reported", 30)
+        await until_there(there, 3)
+
+        async def are_finished() -> bool:
+            return await payloads(connection) == []
+
+        await until(are_finished, "the source has finished them", 30)
+    assert errors(caplog, "refused for a test") <= 1
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [("42501", AccessDeniedError), ("42P01", SchemaMissingError), ("3F000", SchemaMissingError)],
+)
+@pytest.mark.parametrize(
+    ("function", "is_target"),
+    [
+        ("notifyq.relay_claim", False),
+        ("notifyq.relay_finish", False),
+        ("notifyq.receive_many", True),
+    ],
+)
+async def test_without_a_right_or_the_schema_a_relay_ends(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    function: str,
+    state: str,
+    error: type[Exception],
+    *,
+    is_target: bool,
+) -> None:
+    running = relay(database, far, poll=0.1)
+    await publish(connection, 1)
+    async with refusing(there if is_target else connection, function, state), asyncio.timeout(30):
+        # A call of the start is one of receive_many(), too.
+        with pytest.raises(error, match="refused for a test"):
+            await running.run()
+
+
+async def test_an_end_that_is_refused_harms_no_other_message(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await connection.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin "
+        "if new.message = '\"bad\"' then raise exception 'refused for a test'; end if; "
+        "return new; end $$; "
+        "create trigger refuse before insert on messages.message_archive "
+        "for each row execute function refuse()"
+    )
+    for payload in ("good", "bad", "good", "good"):
+        await connection.execute("select messages.publish('default', to_jsonb($1::text))", payload)
+
+    async def is_left() -> bool:
+        return await payloads(connection) == ["bad"]
+
+    async with relaying(database, far, poll=0.1):
+        await until(is_left, "only one is left at the source", 30)
+        await publish(connection, 1)
+        await until_there(there, 5)
+        await until(is_left, "the next one is finished, too", 30)
+    assert errors(caplog, "refused for a test") == 1
+
+
+@pytest.fixture
+async def running(
+    database: str, far: str, connection: Connection
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the relay of a subscription."""
+    await value(connection, "create_stream", name="news")
+    await connection.execute("select messages.subscribe('news', 'hub')")
+    made = StreamRelay(
+        Database(database), Database(far), "news", "hub", "default",
+        settings=RelaySettings.load(poll=0.1, hold=0), telemetry=Events(),
+    )  # fmt: skip
+    task = asyncio.create_task(made.run())
+    yield task
+    made.stop()
+    async with asyncio.timeout(30):
+        await task
+
+
+@pytest.mark.parametrize("state", ["XX000", "55000", "P0001"])
+@pytest.mark.parametrize(
+    ("function", "is_target"),
+    [
+        ("messages.next_batch", False),
+        ("messages.batch_events", False),
+        ("messages.finish_batch", False),
+        ("notifyq.relay_finish", False),
+        ("notifyq.receive_many", True),
+    ],
+)
+async def test_a_subscription_that_is_refused_is_tried_again(
+    running: asyncio.Task[None],
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+    function: str,
+    state: str,
+    *,
+    is_target: bool,
+) -> None:
+    async def publish_event(payload: Any) -> None:
+        await connection.execute("select messages.publish('news', to_jsonb($1::text))", payload)
+
+    await publish_event("first")
+    await until_there(there, 1)
+    async with refusing(there if is_target else connection, function, state):
+        await publish_event("second")
+        await until_logged(caplog, "refused for a test")
+    await until_there(there, 2)
+    assert not running.done()
+    assert errors(caplog, "refused for a test") <= 1
