@@ -312,7 +312,11 @@ async def test_stop_broker_frees_the_lock_that_a_cancelled_call_left(
     await left.execute("select pg_advisory_lock(hashtextextended(current_user, 7305427011))")
     assert await is_running(app)
     assert await app.fetchval("select messages.stop_broker(patience => '0 s')")
-    assert left.is_closed()
+
+    async def is_closed() -> bool:
+        return left.is_closed()
+
+    await until(is_closed, "the client sees that its session was ended")
     assert not await is_running(app)
     assert not await drain(await connect())
 
