@@ -18,7 +18,8 @@ from notifyq.config import BrokerSettings, DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.connect import Route
 from notifyq.database.pool import Database, connect, explained, explaining
-from notifyq.database.retry import Patience, is_lost, is_misfit, retrying
+from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
+from notifyq.database.retry import Patience, is_lost, retrying
 from notifyq.errors import NotifyqError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
@@ -45,6 +46,7 @@ _BROKEN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClient
 _SHORT = 5.0
 """Seconds between two losses of the session after which it reconnects without a pause."""
 _LONGEST_PAUSE = 5.0
+_CALLS = "the calls of procedures"
 
 
 class Broker:
@@ -71,6 +73,7 @@ class Broker:
         self._stopping: asyncio.Task[None] | None = None
         self._stops = 0
         self._has_begun = False
+        self._refusals = Refusals(log)
         self._patience = Patience("the start", log, self._database.settings.retry_for)
 
     async def __aenter__(self) -> Self:
@@ -151,8 +154,13 @@ class Broker:
             except _BROKEN as error:
                 if self._is_stopping():  # the stop may have caused the error
                     return
-                if is_misfit(error) or isinstance(error, asyncpg.InsufficientPrivilegeError):
-                    raise explained(error, self._database.dsn) or error from None
+                ours = explained(error, self._database.dsn) or error
+                if concerns_all(ours):
+                    raise ours from None
+                if is_refusal(ours):
+                    self._refusals.refused(_CALLS, ours, "they are tried again each second")
+                    await self._wake.rest(PAUSE)
+                    continue
                 self._telemetry(BrokerLost(**self._where, error=f"{type(error).__name__}: {error}"))
                 is_short = time.monotonic() - lost_at < _SHORT
                 pause = min(max(pause * 2, 0.1), _LONGEST_PAUSE) if is_short else 0.0
@@ -163,6 +171,7 @@ class Broker:
                 continue
             if is_stopped:
                 return
+            self._refusals.works(_CALLS)
             listener.check()
             await self._wake.rest(self._settings.poll.total_seconds())
 
@@ -183,9 +192,10 @@ class Broker:
                 if self._is_stopping():
                     return False
                 await self._connect()
-                [status] = await self._session().fetch(sql.BROKER_STATUS)
-                if not status["wanted"]:
-                    return False
+                with self._refusals.noted("the status of the broker", "it goes on"):
+                    [status] = await self._session().fetch(sql.BROKER_STATUS)
+                    if not status["wanted"]:
+                        return False
                 await self._session().fetchval(sql.LOCK_BROKER)
         return True
 

@@ -1,6 +1,7 @@
 """Following dead messages: each once, whatever commits late and whatever breaks."""
 
 import asyncio
+import logging
 from contextlib import aclosing
 from typing import Any
 
@@ -13,9 +14,11 @@ from notifyq.archive.reader import Archive
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
+from notifyq.errors import AccessDeniedError, DatabaseError, SchemaMissingError
 from notifyq.server import Server
 from notifyq.telemetry import ListenerConnected, ListenerLost
-from support.database import Connect, Connection, install, publish, rows, session, value
+from support.database import Connect, Connection, install, publish, rows, session, until, value
+from support.refusing import LIMITED, OF_ALL, refusing
 from support.running import Events
 
 
@@ -176,3 +179,46 @@ async def test_a_restart_of_the_server_misses_nothing_and_repeats_nothing(
         await follower.until(7)
         assert follower.ids == dead
         assert len(await Archive(database).dead()) == 7
+
+
+@pytest.mark.parametrize("state", LIMITED)
+async def test_a_refused_read_is_repeated(
+    database: str, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def is_logged() -> bool:
+        return "refused for a test" in caplog.text
+
+    async with Database(database) as ours, Follower(ours, Events(), poll=0.1) as follower:
+        async with refusing(connection, "messages.dead_since", state):
+            await until(is_logged, "the refusal is logged", 30)
+            dead = await kill(connection, 2)
+        await follower.until(2)
+    assert sorted(follower.ids) == sorted(dead)
+    errors = [it for it in caplog.records if it.levelno >= logging.ERROR]
+    assert len(errors) == (state in {"55000", "XX000"})
+    if errors:
+        assert "dead messages: it works again" in caplog.text
+
+
+@pytest.mark.parametrize("state", OF_ALL)
+async def test_without_a_right_or_the_schema_it_ends(
+    database: str, connection: Connection, state: str
+) -> None:
+    expected = AccessDeniedError if state == "42501" else SchemaMissingError
+    async with (
+        Database(database) as ours,
+        Follower(ours, Events(), poll=0.1) as follower,
+        refusing(connection, "messages.dead_since", state),
+        asyncio.timeout(30),
+    ):
+        with pytest.raises(expected, match="refused for a test"):
+            await follower._task
+
+
+async def test_a_wrong_position_is_an_error(database: str) -> None:
+    async with Database(database) as ours, asyncio.timeout(30):
+        letters = DeadLetters(ours, seen="nonsense", telemetry=Events())
+        with pytest.raises((DatabaseError, asyncpg.DataError)):
+            await anext(letters.batches())

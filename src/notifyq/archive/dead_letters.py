@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from notifyq.archive.reader import Archive
 from notifyq.database import statements as sql
-from notifyq.errors import ForeignPositionError
+from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
+from notifyq.errors import DatabaseError, ForeignPositionError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 
@@ -17,6 +22,8 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
     from notifyq.models.message import ArchivedMessage
     from notifyq.telemetry import TelemetryHandler
+
+log = logging.getLogger("notifyq.dead_letters")
 
 
 class DeadLetters:
@@ -42,6 +49,7 @@ class DeadLetters:
         self._poll = poll
         self._telemetry = telemetry
         self._wake = Wake()
+        self._refusals = Refusals(log)
         self._from: str | datetime | None = since or seen
         self._yielded = seen
         """The last position that the caller has got."""
@@ -51,7 +59,9 @@ class DeadLetters:
 
         The first batch may be empty: it has the position to store. Raises DatabaseUnavailableError
         when the server is away for longer than the retries, and ForeignPositionError on another
-        server. After a failover, messages of the last moments may come again.
+        server, and AccessDeniedError or SchemaError where each read is refused; another refusal is
+        logged, and the read repeated. After a failover, messages of the last moments may come
+        again.
         """
         first = True
         if self._from is None:
@@ -66,7 +76,7 @@ class DeadLetters:
             while True:
                 # Clear first: a notification during the poll causes another one.
                 self._wake.clear()
-                seen, dead = await self._poll_once(self._from)
+                seen, dead = await self._poll_until_answered(self._from)
                 self._from = seen
                 if dead or first:
                     first = False
@@ -75,6 +85,23 @@ class DeadLetters:
                 listener.check()
                 if not dead:
                     await self._wake.rest(self._poll)
+
+    async def _poll_until_answered(
+        self, start: str | datetime
+    ) -> tuple[str, list[ArchivedMessage]]:
+        while True:
+            try:
+                answer = await self._poll_once(start)
+            except (DatabaseError, asyncpg.DataError):
+                raise  # the position or the queue is wrong, and stays so
+            except Exception as error:
+                if not is_refusal(error) or concerns_all(error):
+                    raise
+                self._refusals.refused("dead messages", error, "they are read again each second")
+                await asyncio.sleep(PAUSE)
+            else:
+                self._refusals.works("dead messages")
+                return answer
 
     async def _poll_once(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
         if isinstance(start, datetime):

@@ -61,6 +61,8 @@ async def _once(dsn: str | None, masks: Masks, *, as_json: bool) -> None:
     else:
         width = shutil.get_terminal_size((_PIPED, 24)).columns if sys.stdout.isatty() else _PIPED
         sys.stdout.write(as_text(seen, width) + "\n")
+    if seen.refused:
+        raise typer.Exit(1)  # not all is there
 
 
 async def _watch(dsn: str | None, every: timedelta, masks: Masks, *, read_only: bool) -> None:

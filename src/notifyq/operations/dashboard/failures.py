@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from notifyq.database.refusals import is_refusal
 from notifyq.errors import (
     AccessDeniedError,
     DatabaseError,
@@ -48,6 +49,8 @@ def explain(error: BaseException) -> tuple[int, str, str]:
                 f"{text} Free or add disk space. Until then the server accepts no writes; existing "
                 "messages are safe. This page reloads automatically."
             )  # fmt: skip
+        case _ if not isinstance(error, SchemaError) and is_refusal(error):
+            return 503, "The database refused this", f"{text} Other pages may work."
         case DatabaseUnavailableError() | asyncpg.PostgresError() | asyncpg.InterfaceError():
             return 503, "The database is away", f"{text} This page reloads automatically."
         case SchemaError():

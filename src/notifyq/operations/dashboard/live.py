@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.refusals import is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.notify.listener import Listener
 from notifyq.operations import monitor
@@ -169,7 +170,7 @@ class Live:
         try:
             return {"is_away": False, **await self._read(self._database)}
         except (NotifyqError, TimeoutError, asyncpg.PostgresError) as error:
-            return {"is_away": True, "reason": str(error)[:300]}
+            return {"is_away": True, "is_refused": is_refusal(error), "reason": str(error)[:300]}
         except Exception:
             log.exception("cannot read the live values")
             return {"is_away": True, "reason": "the values could not be read"}

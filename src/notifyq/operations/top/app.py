@@ -12,6 +12,7 @@ import asyncpg
 from rich.text import Text
 from textual.app import App
 
+from notifyq.database.refusals import is_refusal
 from notifyq.dsn import hosts_of, options_of
 from notifyq.errors import NotifyqError
 from notifyq.operations.top.frame import LiveScreen, Question
@@ -51,6 +52,7 @@ class Top(App[None]):
         self._wake = asyncio.Event()
         self._away_since: float | None = None
         self._failure = ""
+        self._is_refused = False
         self._name = address(source.database)
 
     def on_mount(self) -> None:
@@ -64,7 +66,8 @@ class Top(App[None]):
             state = time.strftime("%H:%M:%S")
         else:
             away = lasting(timedelta(seconds=time.monotonic() - self._away_since))
-            state = f"DATABASE AWAY for {away}: {first_line(self._failure)}"
+            what = "REFUSED" if self._is_refused else "DATABASE AWAY"
+            state = f"{what} for {away}: {first_line(self._failure)}"
         mode = "  read-only" if self.read_only else ""
         line = f"notifyq top  {title}  {state}{mode}  {self._name}"
         return Text(line, no_wrap=True, overflow="ellipsis")
@@ -96,6 +99,7 @@ class Top(App[None]):
             if self._away_since is None:
                 self._away_since = time.monotonic()
             self._failure = str(error) or type(error).__name__
+            self._is_refused = is_refusal(error)
         else:
             self._away_since = None
         screens[-1].paint()

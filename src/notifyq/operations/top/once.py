@@ -51,4 +51,5 @@ def as_json(seen: Snapshot, masks: Masks) -> dict[str, Any]:
         "holders": [asdict(it) for it in seen.holders],
         "cron": [asdict(it) for it in seen.cron],
         "health": [asdict(it) for it in seen.health.figures] if seen.health is not None else [],
+        "refused": seen.refused,
     }

@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import asyncpg
+
+from notifyq.database.refusals import is_refusal
+from notifyq.errors import NotifyqError
 from notifyq.operations import monitor
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor import Conditions
+from notifyq.printable import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -36,6 +41,8 @@ STEP = timedelta(seconds=10)
 _MOST = 50_000
 """Rows of the archive that are read for rates; with more rows the rate has fewer steps."""
 _DEAD_SINCE = timedelta(days=1)
+_PARTS = 8
+"""The calls of a snapshot, each of which may be refused."""
 _SLOWLY = 10.0
 """Seconds between two reads of what changes slowly."""
 
@@ -83,6 +90,8 @@ class Snapshot:
     """Only in lists of messages."""
     took: float = 0.0
     """Seconds of all calls."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """What the server refuses to show, and why; the rest is there."""
 
 
 class Source:
@@ -93,6 +102,7 @@ class Source:
         self.masks = masks
         self._lock = asyncio.Lock()
         self._slow: dict[str, Any] = {}
+        self._errors: dict[str, Exception] = {}
         self._slow_at = 0.0
 
     async def call(self, call: Awaitable[Answer]) -> Answer:
@@ -101,14 +111,26 @@ class Source:
             return await call
 
     async def snapshot(self) -> Snapshot:
-        """Read everything."""
+        """Read everything; of what the server refuses the reason. Raises if that is all."""
         return await self.call(self._read())
+
+    async def _part(self, name: str, call: Awaitable[Answer], otherwise: Answer) -> Answer:
+        """Make a call for one part of a snapshot."""
+        try:
+            answer = await call
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            if not is_refusal(error):
+                raise
+            self._errors[name] = error
+            return otherwise
+        self._errors.pop(name, None)
+        return answer
 
     async def _read(self) -> Snapshot:
         database, began = self.database, time.monotonic()
         now = await monitor.clock(database)
-        backlog = await monitor.backlog(database)
-        done = await monitor.throughput(
+        backlog = await self._part("queues", monitor.backlog(database), [])
+        finished = monitor.throughput(
             database,
             since=now - (WINDOW + 1) * STEP,
             until=now,
@@ -116,12 +138,15 @@ class Source:
             by_queue=True,
             most=_MOST,
         )
-        workers = await monitor.workers(database, most=1)
-        lags = await monitor.lags(database)
+        done = await self._part("rates", finished, None)
+        workers = await self._part("workers", monitor.workers(database, most=1), [])
+        lags = await self._part("streams", monitor.lags(database), [])
         if time.monotonic() - self._slow_at >= _SLOWLY:
             self._slow = await self._read_slow(now)
             self._slow_at = time.monotonic()
-        points = [it for it in done.points if it.bucket_at <= now - STEP]
+        if len(self._errors) == _PARTS:
+            raise next(iter(self._errors.values()))
+        points = [it for it in done.points if it.bucket_at <= now - STEP] if done else []
         rates = rates_of(points, [it.queue for it in backlog])
         return Snapshot(
             now=now,
@@ -131,19 +156,21 @@ class Source:
             workers=tuple(workers),
             lags=tuple(lags),
             took=time.monotonic() - began,
+            refused={name: first_line(str(error)) for name, error in self._errors.items()},
             **self._slow,
         )
 
     async def _read_slow(self, now: datetime) -> dict[str, Any]:
         database = self.database
-        dead = await monitor.dead_groups(
+        groups = monitor.dead_groups(
             database, Conditions(since=now - _DEAD_SINCE), budget=timedelta(seconds=0.3)
         )
+        dead = await self._part("dead", groups, None)
         return {
-            "groups": tuple(map(self._masked, dead.groups)),
-            "health": await monitor.health(database),
-            "holders": tuple(await monitor.holders(database, most=5)),
-            "cron": tuple(await monitor.cron_entries(database)),
+            "groups": tuple(map(self._masked, dead.groups)) if dead else (),
+            "health": await self._part("health", monitor.health(database), None),
+            "holders": tuple(await self._part("holders", monitor.holders(database, most=5), [])),
+            "cron": tuple(await self._part("cron", monitor.cron_entries(database), [])),
         }
 
     def _masked(self, group: DeadGroup) -> DeadGroup:

@@ -79,6 +79,8 @@ def summary(seen: Snapshot) -> str:
 
 def status_line(seen: Snapshot) -> str:
     """One line about the database: its problems, or a few numbers."""
+    if seen.refused:
+        return "! refused: " + "; ".join(f"{name}: {why}" for name, why in seen.refused.items())
     health = seen.health
     if health is None:
         return ""

@@ -66,10 +66,11 @@
   function receive(event) {
     const found = JSON.parse(event.data);
     if (found.is_away) {
-      away.textContent = `The database is away: ${found.reason || "no answer"}. The values below are the last known ones.`;
+      const what = found.is_refused ? "The database refuses the live values" : "The database is away";
+      away.textContent = `${what}: ${found.reason || "no answer"}. The values below are the last known ones.`;
       away.hidden = false;
       setShown("away", "bad");
-      if (!wasAway) announce("The database is away");
+      if (!wasAway) announce(what);
       wasAway = true;
       return;
     }

@@ -1,0 +1,104 @@
+"""Pages when the server refuses one of the statements: a clear sentence, and other pages work."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from operations.dashboard.conftest import make_dead
+from support.database import publish, value
+from support.refusing import LIMITED, OF_ALL, refusing
+
+if TYPE_CHECKING:
+    from operations.dashboard.conftest import Browser
+    from support.database import Connection
+
+READS = [
+    "messages.backlog", "messages.throughput", "messages.workers", "messages.activity",
+    "messages.cron_entries", "messages.health", "messages.audit_list", "messages.retention_info",
+    "messages.archive_info", "messages.message_find", "messages.archive_find",
+    "notifyq.subscription_lags", "notifyq.search_live", "notifyq.search_archive",
+    "notifyq.dead_groups", "notifyq.queue_list", "notifyq.error_fingerprint",
+    "notifyq.message_relatives", "notifyq.open_batches", "messages.schedule_info", "messages.stream_info", "messages.subscription_info",
+    "messages.dependencies", "messages.steps", "messages.attempts",
+]  # fmt: skip
+"""What pages call."""
+PAGES = [
+    "/", "/queues", "/queue?name=default", "/messages", "/messages?state=dead", "/dead",
+    "/streams", "/schedules", "/workers", "/health", "/audit",
+]  # fmt: skip
+TITLES = {
+    **dict.fromkeys(["42501"], (403, "Not permitted")),
+    **dict.fromkeys(["42P01", "42883", "3F000"], (503, "The schema has another version")),
+    **dict.fromkeys(["57014", "40001", "53300"], (503, "The database is away")),
+    **dict.fromkeys(["55000", "XX000"], (503, "The database refused this")),
+}
+"""How a page says that its statement was refused."""
+
+
+def forget(browser: Browser) -> None:
+    desk = browser.app.state.dashboard
+    desk.cache.forget()
+    desk.checked = None
+
+
+@pytest.mark.parametrize("state", [*OF_ALL, *LIMITED])
+async def test_only_pages_whose_statement_is_refused_say_so(
+    reader: Browser, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [dead] = await make_dead(connection)
+    [waiting] = await publish(connection, 1)
+    await value(connection, "create_stream", name="news")
+    await connection.execute("select messages.subscribe('news', 'reader')")
+    pages = [*PAGES, f"/messages/{dead}", f"/messages/{waiting}"]
+    without = []
+    for function in READS:
+        async with refusing(connection, function, state):
+            forget(reader)
+            answers = {page: await reader.get(page) for page in pages}
+        failed = {page: it for page, it in answers.items() if it.status_code != 200}
+        for page, answer in failed.items():
+            status, title = TITLES[state]
+            assert answer.status_code == status, (function, page, answer.text)
+            assert title in answer.text, (function, page)
+            assert "efused for a test" in answer.text
+            assert "Traceback" not in answer.text
+        assert len(failed) < len(pages), function
+        if not failed and not any("efused for a test" in it.text for it in answers.values()):
+            without.append(function)
+    assert not without
+    forget(reader)
+    for page in pages:
+        await reader.text(page)
+    assert "failed" not in [it.getMessage() for it in caplog.records]
+
+
+@pytest.mark.parametrize("state", [*OF_ALL, *LIMITED])
+async def test_an_action_that_is_refused_says_so_and_changes_nothing(
+    writer: Browser, connection: Connection, state: str
+) -> None:
+    status, title = TITLES[state]
+    for function in ("messages.pause_queue", "notifyq.note_audit"):
+        async with refusing(connection, function, state):
+            answer = await writer.send("/queues/pause", name="default")
+            assert (answer.status_code, title in answer.text) == (status, True), answer.text
+            assert "efused for a test" in answer.text
+        assert not await connection.fetchval("select paused from messages.queue")
+    await writer.act("/queues/pause", name="default")
+    assert await connection.fetchval("select paused from messages.queue")
+
+
+@pytest.mark.parametrize("state", [*OF_ALL, *LIMITED])
+async def test_live_values_come_back(reader: Browser, connection: Connection, state: str) -> None:
+    live = reader.app.state.dashboard.live
+    live._interval = 0.1
+    async with live.listen() as viewer:
+        assert not json.loads(await viewer.get())["is_away"]
+        async with refusing(connection, "messages.backlog", state):
+            found = json.loads(await viewer.get())
+            assert found["is_away"]
+            assert found["is_refused"] == (state not in {"57014", "40001", "53300"})
+            assert "refused for a test" in found["reason"]
+        assert not json.loads(await viewer.get())["is_away"]
