@@ -215,7 +215,7 @@ async def test_a_server_without_autovacuum(own: str) -> None:
     [
         ("primary", "default_transaction_read_only = on", Level.FAIL),
         ("session", "session_replication_role = replica", Level.FAIL),
-        ("session", "restrict_nonsystem_relation_kind = view", Level.FAIL),
+        ("session", "restrict_nonsystem_relation_kind = view", Level.WARN),
         ("timeouts", "idle_in_transaction_session_timeout = 500", Level.WARN),
         ("timeouts", "lock_timeout = 10", Level.WARN),
     ],

@@ -38,6 +38,7 @@ SETTINGS = {
     "client_encoding": "LATIN1",
     "from_collapse_limit": "1",
     "join_collapse_limit": "1",
+    "restrict_nonsystem_relation_kind": "view",
 }
 """A value that is not the default, for each setting of a database that changes what SQL means."""
 

@@ -23,7 +23,7 @@ SEARCH_PATH = "search_path=pg_catalog, pg_temp"
 # values are written as text.
 MAY_SET = re.compile(
     r"(enable_\w+|jit|plan_cache_mode|lock_timeout|timezone|TimeZone|DateStyle|IntervalStyle"
-    r"|extra_float_digits|bytea_output|lc_monetary|xmloption)=",
+    r"|extra_float_digits|bytea_output|lc_monetary|xmloption|restrict_nonsystem_relation_kind)=",
     re.IGNORECASE,
 )
 

@@ -152,9 +152,9 @@ async def check_session(context: Context) -> Finding:
             await change(context, {"session_replication_role": "origin"}),
         )
     if row["restricted"]:
-        return fail(
-            f"restrict_nonsystem_relation_kind is {row['restricted']}: maintenance drops no days, "
-            "and dead messages cannot be listed",
+        return warn(
+            f"restrict_nonsystem_relation_kind is {row['restricted']}: an insert into "
+            "messages.stream_event and a query of messages.dead_message are refused",
             await change(context, {"restrict_nonsystem_relation_kind": ""}),
         )
     if row["isolation"] != "read committed":
