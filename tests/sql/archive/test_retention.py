@@ -221,7 +221,7 @@ async def test_days_are_scanned_when_rows_may_be_due_and_after_a_change(
     assert await kept(connection) == []
     gone = await connection.fetchval(
         "select count(*) from notifyq.retention_day as r "
-        "where to_regclass('messages.' || r.relation) is null"
+        "where to_regclass('notifyq.' || r.relation) is null"
     )
     assert gone == 0
 
