@@ -129,7 +129,8 @@ async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
             name = schedule["name"]
             return warn(
                 f"{found}; schedule {name!r} publishes more",
-                f"{advice}, or stop it: `notifyq schedules disable {shlex.quote(name)}`",
+                f"{advice}, or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`; "
+                "with overlap skip_waiting at most one of its messages waits",
             )
     return warn(found, advice)
 
