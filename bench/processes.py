@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from notifyq.errors import NotifyqError
+from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.server.launch import Tie, launcher
 
 from . import machine
-from .server import pgbench
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -150,6 +151,16 @@ class PgbenchResult:
     transactions: int
     rate: float
     """Transactions a second."""
+
+
+def pgbench() -> str:
+    """Return the path of pgbench."""
+    for folder in (debian_binaries(), wheel_binaries()):
+        if folder and (folder / "pgbench").exists():
+            return str(folder / "pgbench")
+    if found := shutil.which("pgbench"):
+        return found
+    raise NotifyqError("pgbench is missing: install Debian's postgresql package or notifyq[bench]")
 
 
 async def run_pgbench(

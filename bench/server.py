@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from notifyq.dsn import with_database
-from notifyq.errors import NotifyqError
 from notifyq.server import Server, debian_binaries, wheel_binaries
 
 from . import machine
@@ -133,13 +131,3 @@ class Host:
         await self._admin.execute("select pg_reload_conf()")
         while await self._admin.fetchval("select pg_conf_load_time()") == before:
             await self._admin.execute("select pg_sleep(0.01)")
-
-
-def pgbench() -> str:
-    """Return the path of pgbench."""
-    for folder in (debian_binaries(), wheel_binaries()):
-        if folder and (folder / "pgbench").exists():
-            return str(folder / "pgbench")
-    if found := shutil.which("pgbench"):
-        return found
-    raise NotifyqError("pgbench is missing: install Debian's postgresql package or notifyq[bench]")
