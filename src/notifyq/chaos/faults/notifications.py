@@ -57,7 +57,7 @@ class NoNotifications(Fault):
 
     def _warnings(self, rig: Rig) -> int:
         logs = [rig.folder / f"{worker.name}.log" for worker in rig.workers]
-        return sum(log.read_text(errors="replace").count("NotificationsLost") for log in logs)
+        return sum(log.read_text(errors="replace").count("no notification reaches session") for log in logs)
 
 
 class NotifyFull(Fault):
