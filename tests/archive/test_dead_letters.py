@@ -21,6 +21,9 @@ from support.database import Connect, Connection, install, publish, rows, sessio
 from support.refusing import LIMITED, OF_ALL, refusing
 from support.running import Events
 
+CALLS = ["messages.dead_since"]
+"""What it calls again and again."""
+
 
 class Follower:
     """Reads dead letters until there are as many as expected."""
@@ -191,7 +194,7 @@ async def test_a_refused_read_is_repeated(
         return "refused for a test" in caplog.text
 
     async with Database(database) as ours, Follower(ours, Events(), poll=0.1) as follower:
-        async with refusing(connection, "messages.dead_since", state):
+        async with refusing(connection, CALLS[0], state):
             await until(is_logged, "the refusal is logged", 30)
             dead = await kill(connection, 2)
         await follower.until(2)
@@ -210,7 +213,7 @@ async def test_without_a_right_or_the_schema_it_ends(
     async with (
         Database(database) as ours,
         Follower(ours, Events(), poll=0.1) as follower,
-        refusing(connection, "messages.dead_since", state),
+        refusing(connection, CALLS[0], state),
         asyncio.timeout(30),
     ):
         with pytest.raises(expected, match="refused for a test"):

@@ -1,4 +1,4 @@
-"""What the broker does when the server refuses a call: it tries again, unless for want of rights."""
+"""The broker when the server refuses a call: it tries again, or lacks rights and ends."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from support.database import Connection
+
+CALLS = ["messages.run_broker", "messages.status_broker", "messages.stop_broker"]
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ async def test_a_refused_run_is_tried_again(
         lost = [it.error for it in events if isinstance(it, BrokerLost)]
         return "refused for a test" in caplog.text + str(lost)
 
-    async with refusing(app, "messages.run_broker", state):
+    async with refusing(app, CALLS[0], state):
         await until(is_reported, "the refusal is reported", 30)
         await send(app, "second")
     await until_seen(app, "second")
@@ -82,7 +84,7 @@ async def test_without_a_right_or_the_schema_it_ends(
     broker: tuple[Broker, asyncio.Task[None]], app: Connection, state: str
 ) -> None:
     expected = AccessDeniedError if state == "42501" else SchemaMissingError
-    async with refusing(app, "messages.run_broker", state), asyncio.timeout(30):
+    async with refusing(app, CALLS[0], state), asyncio.timeout(30):
         with pytest.raises(expected, match="refused for a test"):
             await broker[1]
 
@@ -92,7 +94,7 @@ async def test_a_lost_session_is_replaced_though_its_status_is_refused(
     broker: tuple[Broker, asyncio.Task[None]], app: Connection, state: str
 ) -> None:
     pid = await app.fetchval("select pid from messages.status_broker()")
-    async with refusing(app, "messages.status_broker", state):
+    async with refusing(app, CALLS[1], state):
         await app.execute("select pg_terminate_backend($1)", pid)
         if state in {"57014", "40001", "53300"}:
             await asyncio.wait({broker[1]}, timeout=0.5)  # it retries meanwhile
@@ -108,7 +110,7 @@ async def test_a_lost_session_is_replaced_though_its_status_is_refused(
 async def test_it_stops_though_that_is_refused(
     broker: tuple[Broker, asyncio.Task[None]], app: Connection, state: str
 ) -> None:
-    async with refusing(app, "messages.stop_broker", state), asyncio.timeout(30):
+    async with refusing(app, CALLS[2], state), asyncio.timeout(30):
         broker[0].stop()
         await broker[1]
 

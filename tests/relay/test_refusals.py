@@ -27,6 +27,16 @@ BESIDES = [
     "messages.extend_many",
 ]  # fmt: skip
 """What a relay calls beside moving messages."""
+MOVING = [
+    ("notifyq.relay_claim", False), ("notifyq.relay_finish", False), ("notifyq.receive_many", True),
+]  # fmt: skip
+"""What it calls to move messages, and whether at the target."""
+EVENTS = [
+    ("messages.next_batch", False), ("messages.batch_events", False),
+    ("messages.finish_batch", False), *MOVING[1:],
+]  # fmt: skip
+"""The same for events."""
+CALLS = [*BESIDES, *(name for name, _ in [*MOVING, *EVENTS])]
 
 
 @pytest.fixture(autouse=True)
@@ -106,14 +116,7 @@ async def test_a_refusal_beside_the_messages_harms_none(
 
 
 @pytest.mark.parametrize("state", LIMITED)
-@pytest.mark.parametrize(
-    ("function", "is_target"),
-    [
-        ("notifyq.relay_claim", False),
-        ("notifyq.relay_finish", False),
-        ("notifyq.receive_many", True),
-    ],
-)
+@pytest.mark.parametrize(("function", "is_target"), MOVING)
 async def test_what_is_refused_for_a_while_is_moved_then(
     database: str,
     far: str,
@@ -148,14 +151,7 @@ async def test_what_is_refused_for_a_while_is_moved_then(
     ("state", "error"),
     [("42501", AccessDeniedError), ("42P01", SchemaMissingError), ("3F000", SchemaMissingError)],
 )
-@pytest.mark.parametrize(
-    ("function", "is_target"),
-    [
-        ("notifyq.relay_claim", False),
-        ("notifyq.relay_finish", False),
-        ("notifyq.receive_many", True),
-    ],
-)
+@pytest.mark.parametrize(("function", "is_target"), MOVING)
 async def test_without_a_right_or_the_schema_a_relay_ends(
     database: str,
     far: str,
@@ -222,16 +218,7 @@ async def running(
 
 
 @pytest.mark.parametrize("state", ["XX000", "55000", "P0001"])
-@pytest.mark.parametrize(
-    ("function", "is_target"),
-    [
-        ("messages.next_batch", False),
-        ("messages.batch_events", False),
-        ("messages.finish_batch", False),
-        ("notifyq.relay_finish", False),
-        ("notifyq.receive_many", True),
-    ],
-)
+@pytest.mark.parametrize(("function", "is_target"), EVENTS)
 async def test_a_subscription_that_is_refused_is_tried_again(
     running: asyncio.Task[None],
     connection: Connection,

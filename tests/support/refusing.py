@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 OF_ALL = ["42501", "42P01", "42883", "3F000"]
-"""SQLSTATEs for want of a right, or of the schema: each call of the kind is refused."""
+"""SQLSTATEs for want of a right, or of the schema: each such call is refused."""
 LIMITED = ["55000", "57014", "40001", "53300", "XX000"]
 """Others, of what passes by itself and what does not."""
 

@@ -25,6 +25,7 @@ BESIDES = [
     "notifyq.worker_heartbeat", "notifyq.remove_worker", "notifyq.is_transaction_over",
 ]  # fmt: skip
 """What a worker calls beside handling messages."""
+CALLS = ["messages.claim", "messages.next_batch", *BESIDES]
 
 
 async def is_handled(connection: Connection, queue: str, count: int) -> None:

@@ -161,7 +161,7 @@ class Route:
             try:
                 # Not all hosts in one call of asyncpg: one without power would use up the time
                 # of the others.
-                connection = await asyncpg.connect(
+                connection = await _connect(
                     target.url, timeout=target.timeout or share, ssl=target.tls, **options
                 )
             except _NEXT_HOST as error:
@@ -173,6 +173,14 @@ class Route:
                 self._primary = target.name
             return cast("K", connection)
         raise ConnectionError("; ".join(reasons))
+
+
+async def _connect(*args: Any, **options: Any) -> Connection:
+    try:
+        return await asyncpg.connect(*args, **options)
+    except asyncpg.ObjectNotInPrerequisiteStateError as error:
+        # The database takes no connections (`allow_connections`): that is no refusal of a call.
+        raise asyncpg.CannotConnectNowError(str(error)) from error
 
 
 async def has_row(connection: Connection, statement: str) -> bool:

@@ -26,6 +26,7 @@ PARTS = {
     "holders": "messages.activity",
     "cron": "messages.cron_entries",
 }
+CALLS = list(PARTS.values())
 
 
 @pytest.mark.parametrize("state", [*OF_ALL, "55000", "XX000"])

@@ -49,10 +49,9 @@ def explain(error: BaseException) -> tuple[int, str, str]:
                 f"{text} Free or add disk space. Until then the server accepts no writes; existing "
                 "messages are safe. This page reloads automatically."
             )  # fmt: skip
-        case _ if not isinstance(error, SchemaError) and is_refusal(error):
-            return 503, "The database refused this", f"{text} Other pages may work."
         case DatabaseUnavailableError() | asyncpg.PostgresError() | asyncpg.InterfaceError():
-            return 503, "The database is away", f"{text} This page reloads automatically."
+            title = "The database refused this" if is_refusal(error) else "The database is away"
+            return 503, title, f"{text} This page reloads automatically."
         case SchemaError():
             return 503, "The schema has another version", text
         case _:
