@@ -57,7 +57,8 @@ class NoNotifications(Fault):
 
     def _warnings(self, rig: Rig) -> int:
         logs = [rig.folder / f"{worker.name}.log" for worker in rig.workers]
-        return sum(log.read_text(errors="replace").count("no notification reaches session") for log in logs)
+        warning = "no notification reaches session"
+        return sum(log.read_text(errors="replace").count(warning) for log in logs)
 
 
 class NotifyFull(Fault):
