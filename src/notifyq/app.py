@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from notifyq.config import DatabaseOptions, WorkerOptions
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
+    from notifyq.queues.published import Published
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
     from notifyq.streams.subscription import SubscriptionOptions
     from notifyq.telemetry import TelemetryHandler, WorkerObserver
@@ -197,7 +198,8 @@ class App(Decorators):
     ) -> Handle[Any]:
         """Publish one message and return its id; options are those of `Publisher.publish`.
 
-        The id is an int that can wait for the result: `await handle.result()`.
+        The id is an int that can wait for the result: `await handle.result()`. Its `is_duplicate`
+        is true where the `dedup_key` is that of an existing message, whose id it is.
         """
         with self._hinting(queue):
             number = await self._publisher.publish(queue, payload, **options)
@@ -275,7 +277,7 @@ class App(Decorators):
         queue: str,
         payloads: AsyncIterable[Any] | Iterable[Any],
         **options: Unpack[PublishStreamOptions],
-    ) -> AsyncIterator[list[int]]:
+    ) -> AsyncIterator[list[Published]]:
         """Publish in batches; yield their ids. Options are those of `Publisher.publish_stream`."""
         with self._hinting(queue):
             async for numbers in self._publisher.publish_stream(queue, payloads, **options):

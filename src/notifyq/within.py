@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.external import Awaited, Blocking, External
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
+    from notifyq.queues.published import Published
 
 __all__ = ["publish", "publish_many"]
 
@@ -53,7 +54,7 @@ def publish(
     payload: Any = None,
     /,
     **options: Unpack[MessageOptions],
-) -> int: ...
+) -> Published: ...
 @overload
 def publish(
     connection: Awaited,
@@ -61,7 +62,7 @@ def publish(
     payload: Any = None,
     /,
     **options: Unpack[MessageOptions],
-) -> Coroutine[Any, Any, int]: ...
+) -> Coroutine[Any, Any, Published]: ...
 def publish(connection: Any, queue: Any, payload: Any = None, /, **options: Any) -> Any:
     """Publish one message and return its id; the options are those of `Publisher.publish`.
 
@@ -81,7 +82,7 @@ def publish_many(
     payloads: Iterable[Any],
     /,
     **options: Unpack[ManyOptions],
-) -> list[int]: ...
+) -> list[Published]: ...
 @overload
 def publish_many(
     connection: Awaited,
@@ -89,7 +90,7 @@ def publish_many(
     payloads: Iterable[Any],
     /,
     **options: Unpack[ManyOptions],
-) -> Coroutine[Any, Any, list[int]]: ...
+) -> Coroutine[Any, Any, list[Published]]: ...
 def publish_many(connection: Any, queue: Any, payloads: Iterable[Any], /, **options: Any) -> Any:
     """Publish messages, all or none; return their ids in order.
 

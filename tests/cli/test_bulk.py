@@ -94,6 +94,7 @@ async def test_a_key_of_each_payload_keeps_it_from_being_published_twice(
     ids = await app.publish_many("default", payloads, dedup_key=key)
     assert ids[0] == there
     assert ids[1] == ids[3]
+    assert [id_.is_duplicate for id_ in ids] == [True, False, False, True, False, False]
     assert [ids[1], ids[2], ids[4], ids[5]] == sorted({*ids} - {there})
     assert [message["order"] for message in await numbers(connection)] == [7, 3, 0, 0, 1]
     again = [
@@ -102,6 +103,14 @@ async def test_a_key_of_each_payload_keeps_it_from_being_published_twice(
         for id_ in batch
     ]
     assert [new == old for new, old in zip(again, ids, strict=True)] == [bool(n) for n in orders]
+    assert [id_.is_duplicate for id_ in again] == [bool(n) for n in orders]
+
+
+async def test_the_newest_of_a_key_is_none_that_was_dropped(app: App) -> None:
+    ids = await app.publish_many(
+        "default", [1, 2, 3], dedup_key=lambda _: "k", on_duplicate="replace"
+    )
+    assert [id_.is_duplicate for id_ in ids] == [True, True, False]
 
 
 async def test_nothing_is_published_into_an_unknown_queue(publisher: Publisher) -> None:

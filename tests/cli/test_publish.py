@@ -97,6 +97,25 @@ def test_options_are_those_of_the_message(notifyq: Notifyq, queue: str) -> None:
         assert row["headers"] == {"a": 1, "b": "x=y", "c": "1", "d": ""}
 
 
+def test_a_duplicate_is_told(notifyq: Notifyq, queue: str) -> None:
+    first = notifyq.good("publish", queue, '{"n": 1}', "--dedup-key", "order-5")
+    assert first.err == ""
+    again = notifyq.good("publish", queue, '{"n": 2}', "--dedup-key", "order-5")
+    assert again.out == first.out
+    id_ = int(first.out)
+    assert again.err == (
+        f"notifyq: a duplicate: message {id_} has this dedup key, nothing was published\n"
+    )
+    assert '"message":{"n":1}' in notifyq.good("show", id_, "--json").out
+    replaced = notifyq.good(
+        "publish", queue, "3", "--dedup-key", "order-5", "--on-duplicate", "replace"
+    )
+    assert f"message {id_} has this dedup key, it gets this payload" in replaced.err
+    for key, is_duplicate in (("order-5", True), ("order-6", False)):
+        told = notifyq.good("publish", queue, "4", "--dedup-key", key, "--json")
+        assert (told.data[0]["is_duplicate"], told.err) == (is_duplicate, "")
+
+
 def test_lines_are_published_in_order_all_or_none(
     notifyq: Notifyq, queue: str, count: Count
 ) -> None:

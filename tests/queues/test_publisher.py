@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject
+from notifyq.queues.published import Published
 from support.running import working
 
 if TYPE_CHECKING:
@@ -74,6 +76,21 @@ async def test_a_bare_number_counts_seconds(app: App) -> None:
     assert await app.publish("default", 2, dedup_key="k") == (await app.archive.live())[-1].id
     delayed, _ = sorted(await app.archive.live(), key=lambda it: it.id)
     assert delayed.available_at - delayed.created_at > timedelta(seconds=90)
+
+
+async def test_a_handle_says_that_nothing_was_published(app: App) -> None:
+    @app.handler(queue="default")
+    def count(number: int) -> int:
+        return number
+
+    for published in (
+        [await app.publish("default", 1, dedup_key=key) for key in ("a", "a", "b", None)],
+        [await count.publish(1, dedup_key=key) for key in ("c", "c", "d", None)],
+    ):
+        assert [id_.is_duplicate for id_ in published] == [False, True, False, False]
+        assert published[0] == published[1]
+    copied = pickle.loads(pickle.dumps(Published(5, is_duplicate=True)))
+    assert (copied, copied.is_duplicate) == (5, True)
 
 
 async def test_keys_and_attempts_reach_the_messages(app: App) -> None:

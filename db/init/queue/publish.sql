@@ -135,6 +135,10 @@ begin
       and m.dedup_key = publish.dedup_key;
     exit when v_id is not null;
   end loop;
+  -- A message that was diverted into message_unlogged is new.
+  if v_id <> currval('messages.message_id_seq') then
+    perform notifyq.note_duplicates(array[v_id]);
+  end if;
   return v_id;
 end;
 $$;
@@ -142,7 +146,7 @@ comment on function messages.publish is
   'Publish one message and return its id. delay counts from now, available_at is an instant; a '
   'larger priority goes first. key is what the message is about; max_attempts (1 to 1000): how '
   'often it may be claimed, null: as set by its queue. While a message of the queue has the same '
-  'dedup_key, the id of that message is returned. dedup_scope: it has the key while it is live, '
+  'dedup_key, the id of that message is returned, and is_duplicate() says so. dedup_scope: it has the key while it is live, '
   'or until it is claimed (waiting); null: live with keep, else waiting. dedup_window: and for '
   'that long after it was published, finished or not. on_duplicate: keep publishes nothing; '
   'replace gives the existing message this payload, headers, type and priority, unless a worker '

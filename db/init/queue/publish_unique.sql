@@ -98,6 +98,34 @@ begin
 end;
 $$;
 
+-- The result of publish() is an id and nothing else, so duplicates are noted beside it, in a setting
+-- that ends with the transaction. New messages need no note: no id is given twice.
+create or replace function notifyq.note_duplicates(ids bigint[])
+  returns void language plpgsql
+as $$
+begin
+  if ids <> '{}' then
+    perform set_config('notifyq.duplicates', ',' || array_to_string(ids, ',') || ',', true);
+  end if;
+end;
+$$;
+
+create or replace function messages.is_duplicate(id bigint)
+  returns boolean language plpgsql
+as $$
+begin
+  return coalesce(
+    strpos(current_setting('notifyq.duplicates', true), ',' || id || ',') > 0, false
+  );
+end;
+$$;
+comment on function messages.is_duplicate is
+  'Whether publish() or publish_many() has returned the id of an existing message, of which the '
+  'dedup_key is, instead of publishing a new one. For use in the statement that publishes: select '
+  'id, messages.is_duplicate(id) from messages.publish(...) as id. It is about the last call of '
+  'this transaction that found existing messages. Of messages of one array that have the same key '
+  'one is published, and its id is new.';
+
 -- Replace the contents of a message; null: it has given up its key, and another may be published.
 create or replace function notifyq.replace_message(
   id bigint, newer messages.message, payload jsonb, on_duplicate text, dedup_window interval
@@ -311,6 +339,11 @@ begin
   if v_after is not null then
     perform notifyq.add_dependencies(
       v_published, v_after, on_failure, available_at, delay, v_ended
+    );
+  end if;
+  if dedup_keys is not null then
+    perform notifyq.note_duplicates(
+      array(select u.id from unnest(v_ids, v_new) as u (id, new) where u.id <> u.new)
     );
   end if;
   return array(

@@ -30,7 +30,7 @@ begin
       ('publisher worker', 'messages', 'await_result'),
 
       -- Publish.
-      ('publisher', 'messages', 'publish publish_many enqueue payload_schema'),
+      ('publisher', 'messages', 'publish publish_many is_duplicate enqueue payload_schema'),
       -- A trigger, and the rule of a view, call them with the rights of the role that inserts.
       ('publisher', 'notifyq', 'check_inserted admit_event'),
       ('publisher', 'notifyq', 'receive_many relay_target'),

@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import asyncpg
 import typer
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator
 
     from notifyq.database.pool import Database
+
+T = TypeVar("T")
 
 _LONGEST = 1 << 28
 """Bytes of the largest message that a queue can take."""
@@ -93,7 +95,8 @@ async def publish(
 ) -> None:
     """Publish a message, or each line of standard input.
 
-    Prints the id of the message, or how many were published. All lines are published or none; with
+    Prints the id of the message, or how many were published. For a duplicate it prints the id of
+    the message that has the key, and a note on stderr. All lines are published or none; with
     --follow a batch at a time, and after an error the batches before it stay published.
     """
     if delay is not None and at is not None:
@@ -127,7 +130,17 @@ async def publish(
         published = await Publisher(database).publish(
             queue, Json(message), dedup_key=dedup_key, key=key, **options
         )
-    _report(queue, "id", published, as_json=as_json)
+    if as_json:
+        print_json({"queue": queue, "id": published, "is_duplicate": published.is_duplicate})
+        return
+    out.print(published)
+    if published.is_duplicate:
+        became = (
+            "nothing was published"
+            if on_duplicate == "keep"
+            else "it gets this payload, unless a worker has locked it"
+        )
+        err.print(f"notifyq: a duplicate: message {published} has this dedup key, {became}")
 
 
 async def _publish_lines(
@@ -153,20 +166,19 @@ async def _publish_lines(
                         progress.advance(read)
     except BaseException:
         if follow:
-            _report(queue, "published", published, as_json=as_json)
+            _report(queue, published, as_json=as_json)
         raise
-    _report(queue, "published", published, as_json=as_json)
+    _report(queue, published, as_json=as_json)
 
 
-def _report(queue: str, what: str, number: int, *, as_json: bool) -> None:
-    """Print the id of a message, or how many were published."""
+def _report(queue: str, published: int, *, as_json: bool) -> None:
     if as_json:
-        print_json({"queue": queue, what: number})
+        print_json({"queue": queue, "published": published})
     else:
-        out.print(number if what == "id" else f"{number} published")
+        out.print(f"{published} published")
 
 
-async def _to_its_end(call: Coroutine[Any, Any, list[int]]) -> list[int]:
+async def _to_its_end(call: Coroutine[Any, Any, list[T]]) -> list[T]:
     """Await a call and only then a Ctrl-C: a cancelled call may or may not have published."""
     running = asyncio.ensure_future(call)
     try:

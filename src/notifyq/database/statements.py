@@ -11,11 +11,12 @@ VERSIONS = "select messages.version() as version, notifyq.oldest_client() as ser
 
 # JSON is sent as text: a caller's connection may have its own codec for jsonb.
 PUBLISH = """
-select messages.publish(
+select p.id, $8::text is not null and messages.is_duplicate(p.id) as is_duplicate
+from messages.publish(
   queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
   dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
-  on_failure => $15, expires_in => $16)
+  on_failure => $15, expires_in => $16) as p (id)
 """
 # A transaction may wait for the source of its stream: it is not a forgotten one.
 NO_IDLE_TIMEOUT = "set local idle_in_transaction_session_timeout = 0"
@@ -31,11 +32,12 @@ select set_config('idle_in_transaction_session_timeout', '0', true),
   end
 """
 PUBLISH_MANY = """
-select messages.publish_many(
+select p.id, $8::text[] is not null and messages.is_duplicate(p.id) as is_duplicate
+from messages.publish_many(
   queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
   dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
-  on_failure => $15, expires_in => $16)
+  on_failure => $15, expires_in => $16) as p (id)
 """
 
 CLAIM = """

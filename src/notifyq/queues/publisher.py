@@ -20,9 +20,10 @@ from notifyq.queues.publish_options import (
     before_keys,
     text,
 )
+from notifyq.queues.published import Published, of_batch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from opentelemetry.trace import Span
@@ -89,9 +90,10 @@ class Publisher:
         dedup_key: str | None = None,
         key: str | None = None,
         **options: Unpack[Options],
-    ) -> int:
+    ) -> Published:
         """Publish a message and return its id; where `dedup_key` is taken, the id that holds it.
 
+        `is_duplicate` of the id tells which: then no new message was published.
         `key` groups messages: order, limits and fairness of a queue can depend on it.
         """
         with self._span(queue, options) as span:
@@ -100,10 +102,10 @@ class Publisher:
                 await self._schemas.check(queue, [encoded])
             keys = text("dedup_key", dedup_key), text("key", key)
             args = (queue, encoded, *before_keys(options), *keys, *after_keys(options))
-            [published] = await self._ids(connection, sql.PUBLISH, *args)
+            [(number, is_duplicate)] = await self._rows(connection, sql.PUBLISH, *args)
             if span is not None:
-                span.set_attribute("messaging.message.id", str(published))
-            return published
+                span.set_attribute("messaging.message.id", str(number))
+            return Published(number, is_duplicate=is_duplicate)
 
     async def publish_many(
         self,
@@ -114,11 +116,12 @@ class Publisher:
         dedup_key: KeyOf | None = None,
         key: KeyOf | None = None,
         **options: Unpack[Options],
-    ) -> list[int]:
+    ) -> list[Published]:
         """Publish messages, all or none; return their ids in order.
 
         `dedup_key` and `key` return the keys of a payload, or None; where the `dedup_key` is taken,
-        the id that holds it is returned. Each 10,000 share one statement and one notification.
+        the id that holds it is returned, and its `is_duplicate` is true. Each 10,000 share one
+        statement and one notification.
         """
         gathered = _Gathered(dedup_key, key)
         batches = [full for payload in payloads if (full := gathered.add(payload))]
@@ -126,7 +129,7 @@ class Publisher:
             return await self._publish_batch(connection, queue, gathered.take(), **options)
         if (rest := gathered.take()).texts:
             batches.append(rest)
-        published: list[int] = []
+        published: list[Published] = []
         async with self.joining(connection) as held:
             for batch in batches:
                 published += await self._publish_batch(
@@ -144,7 +147,7 @@ class Publisher:
         dedup_key: KeyOf | None = None,
         key: KeyOf | None = None,
         **options: Unpack[Options],
-    ) -> AsyncIterator[list[int]]:
+    ) -> AsyncIterator[list[Published]]:
         """Publish a stream in batches, in bounded memory; yield the ids of each batch.
 
         A batch is published, all or none, when it is full or the stream ends; in an open
@@ -203,13 +206,13 @@ class Publisher:
         *,
         before: int = 0,
         **options: Unpack[Options],
-    ) -> list[int]:
+    ) -> list[Published]:
         with self._span(queue, options, len(batch.texts)):
             if self._schemas is not None:
                 await self._schemas.check(queue, batch.texts, before=before)
             args = (queue, batch.texts, *before_keys(options), *batch.keys, *after_keys(options))
             try:
-                return await self._ids(connection, sql.PUBLISH_MANY, *args)
+                rows = await self._rows(connection, sql.PUBLISH_MANY, *args)
             except _NotStoredError as error:
                 for position, encoded in enumerate(batch.texts, before + 1):
                     try:
@@ -219,17 +222,17 @@ class Publisher:
                             f"PostgreSQL cannot store the message at position {position}: {reason}"
                         ) from error
                 raise
+            return of_batch(rows, keeps_first=options.get("on_duplicate", "keep") == "keep")
 
-    async def _ids(self, connection: Awaited | None, statement: str, *args: Any) -> list[int]:
+    async def _rows(
+        self, connection: Awaited | None, statement: str, *args: Any
+    ) -> Sequence[Sequence[Any]]:
         try:
-            if connection is None:
-                own = await self._database.fetch(statement, *args)
-                return [row[0] for row in own]
-            rows = await self._adapt(connection).fetch(statement, *args)
+            calls = self._database if connection is None else self._adapt(connection)
+            return await calls.fetch(statement, *args)
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
-        return [row[0] for row in rows]
 
 
 class _NotStoredError(ConfigurationError):

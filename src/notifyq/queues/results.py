@@ -28,6 +28,7 @@ from notifyq.models.message import Status
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters
+from notifyq.queues.published import Published
 from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
@@ -56,8 +57,11 @@ _DEAD: dict[str, type[DeadMessageError]] = {
 }
 
 
-class Handle(int, Generic[R]):
-    """The id of a published message; `result()` waits for its result."""
+class Handle(Published, Generic[R]):
+    """The id of a published message; `result()` waits for its result.
+
+    `is_duplicate`: no new message was published, an existing one has the `dedup_key`.
+    """
 
     _results: Results
     kind: TypeAdapter[Any] | None
@@ -67,7 +71,8 @@ class Handle(int, Generic[R]):
         cls, message_id: int, results: Results, kind: TypeAdapter[Any] | None = None
     ) -> Handle[R]:
         """Make one; `kind` validates the result, None returns the decoded JSON."""
-        self = super().__new__(cls, message_id)
+        is_duplicate = isinstance(message_id, Published) and message_id.is_duplicate
+        self = super().__new__(cls, message_id, is_duplicate=is_duplicate)
         self._results = results
         self.kind = kind
         return self

@@ -54,6 +54,67 @@ async def live(connection: Connection) -> list[tuple[int, Any]]:
     return [(row["id"], row["message"]) for row in found]
 
 
+async def told(connection: Connection, call: str) -> list[tuple[int, bool]]:
+    found = await connection.fetch(
+        f"select p.id, messages.is_duplicate(p.id) from messages.{call} as p (id)"
+    )
+    return [(row[0], row[1]) for row in found]
+
+
+ONE: list[tuple[str, bool]] = [
+    ("dedup_key => 'k'", True),
+    ("dedup_key => 'k', dedup_scope => 'waiting'", True),
+    ("dedup_key => 'k', dedup_window => '1 h'", True),
+    ("dedup_key => 'k', on_duplicate => 'replace'", True),
+    ("dedup_key => 'other'", False),
+    ("dedup_key => 'other', dedup_window => '1 h'", False),
+    ("key => 'k'", False),
+]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(("options", "is_duplicate"), ONE)
+async def test_sql_says_that_a_message_is_a_duplicate(
+    connection: Connection, options: str, is_duplicate: bool, *, durable: bool
+) -> None:
+    if not durable:
+        await value(connection, "create_queue", name="rough", durable=False)
+    queue = "default" if durable else "rough"
+    first = await told(connection, f"publish('{queue}', '1', dedup_key => 'k')")
+    assert first == [(first[0][0], False)]
+    ((again, said),) = await told(connection, f"publish('{queue}', '2', {options})")
+    assert (said, again == first[0][0]) == (is_duplicate, is_duplicate)
+
+
+async def test_sql_says_which_of_many_are_duplicates(connection: Connection) -> None:
+    there = await publish(connection, dedup_key="b")
+    many = "publish_many('default', '{1,2,3,4,5}', dedup_keys => array['a', 'b', 'a', null, 'c'])"
+    published = await told(connection, many)
+    assert [id_ == there for id_, _ in published] == [said for _, said in published]
+    assert published[0] == published[2]
+    again = await told(connection, many)
+    assert [said for _, said in again] == [True, True, True, False, True]
+    assert await told(connection, "publish('default', '1')") == [(again[3][0] + 6, False)]
+
+
+async def test_what_was_published_in_this_transaction_can_be_a_duplicate(
+    connection: Connection,
+) -> None:
+    async with connection.transaction():
+        assert [said for _, said in await told(connection, "publish('default', '1')")] == [False]
+        for expected in (False, True):
+            published = await told(connection, "publish('default', '1', dedup_key => 'k')")
+            assert [said for _, said in published] == [expected]
+    published = await told(connection, "publish('default', '1', dedup_key => 'new')")
+    assert [said for _, said in published] == [False]
+
+
+async def test_an_event_is_never_a_duplicate(connection: Connection) -> None:
+    await value(connection, "create_stream", name="orders")
+    await publish(connection)
+    assert [said for _, said in await told(connection, "publish('orders', '1')")] == [False]
+
+
 async def test_a_key_of_scope_live_is_taken_while_its_message_is_locked(
     connection: Connection,
 ) -> None:
