@@ -17,6 +17,7 @@ from notifyq import (
     HandlerOptions,
     Message,
     MessageHandler,
+    Published,
     Reject,
 )
 
@@ -165,7 +166,7 @@ async def checked_of_an_app() -> None:
         callback=("done", None),
         key="k",  # type: ignore[arg-type]
     )
-    assert_type(app.publish_stream("orders", [1], batch=10), AsyncIterator[list[int]])
+    assert_type(app.publish_stream("orders", [1], batch=10), AsyncIterator[list[Published]])
     app.publish_stream("orders", [1], batches=10)  # type: ignore[call-arg]
     app.subscription("events", "reader", takeover=timedelta(minutes=1))
     app.subscription("events", "reader", takeovers=1)  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from integrations.connections import url
-from notifyq import App, ConfigurationError, QueueNotFoundError, within
+from notifyq import App, ConfigurationError, Published, QueueNotFoundError, within
 
 if TYPE_CHECKING:
     from integrations.connections import Watcher
@@ -78,11 +78,11 @@ async def test_errors_are_those_of_notifyq(awaited: Any, watcher: Watcher) -> No
 async def test_a_connection_of_asyncpg_publishes(database: str, watcher: Watcher) -> None:
     async with asyncpg.create_pool(database, min_size=1) as pool, pool.acquire() as connection:
         async with connection.transaction():
-            first = assert_type(await within.publish(connection, "default", 1), int)
+            first = assert_type(await within.publish(connection, "default", 1), Published)
             assert not watcher.ids()
         assert watcher.ids() == [first]
     own = await asyncpg.connect(database)
-    second = assert_type(await within.publish_many(own, "default", [2]), list[int])
+    second = assert_type(await within.publish_many(own, "default", [2]), list[Published])
     await own.close()
     assert watcher.ids() == [first, *second]
 
@@ -102,7 +102,7 @@ async def test_an_app_and_a_handler_publish_on_a_session(database: str, watcher:
             await handle.publish(2, connection=session),
             *await app.publish_many("default", [3, 4], connection=session),
         ]
-        assert_type(await within.publish(session, handle, 5), int)
+        assert_type(await within.publish(session, handle, 5), Published)
         await session.rollback()
     assert not watcher.ids()
     async with AsyncSession(engine) as session, session.begin():

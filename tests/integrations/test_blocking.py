@@ -19,6 +19,7 @@ from notifyq import (
     InvalidArgumentError,
     Json,
     MessageLimitError,
+    Published,
     QueueDeniedError,
     QueueNotFoundError,
     within,
@@ -164,7 +165,7 @@ def test_a_handler_stands_for_its_queue(database: str, watcher: Watcher) -> None
         raise AssertionError(number)
 
     with psycopg.connect(database) as connection:
-        published = assert_type(within.publish(connection, handle, 5), int)
+        published = assert_type(within.publish(connection, handle, 5), Published)
     assert watcher.ids() == [published]
 
 
@@ -185,7 +186,7 @@ def test_atomic_blocks_of_django_publish(database: str, watcher: Watcher) -> Non
 def test_a_pipeline_of_psycopg_publishes(database: str, watcher: Watcher) -> None:
     with psycopg.connect(database) as connection, connection.pipeline():
         ids = [within.publish(connection, "default", number) for number in range(3)]
-        ids += assert_type(within.publish_many(connection, "default", [3]), list[int])
+        ids += assert_type(within.publish_many(connection, "default", [3]), list[Published])
     assert watcher.ids() == ids
 
 

@@ -78,7 +78,7 @@ async def test_a_bare_number_counts_seconds(app: App) -> None:
     assert delayed.available_at - delayed.created_at > timedelta(seconds=90)
 
 
-async def test_a_handle_says_that_nothing_was_published(app: App) -> None:
+async def test_a_handle_knows_that_nothing_was_published(app: App) -> None:
     @app.handler(queue="default")
     def count(number: int) -> int:
         return number

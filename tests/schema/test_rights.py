@@ -13,6 +13,8 @@ Denied = asyncpg.InsufficientPrivilegeError
 PUBLISH = [
     "select messages.publish('default', '1')",
     "select messages.publish_many('default', array['1']::jsonb[])",
+    "select messages.is_duplicate(1)",
+    "select notifyq.noted_duplicates()",
     "insert into messages.message (message) values ('1')",
     "select notifyq.check_inserted(1, 'default', true)",
     "insert into messages.stream_event (stream, type, key, message, headers) "

@@ -31,6 +31,7 @@ OPEN = {
         "worker_heartbeat",
         "next_due",
         "rate_limit_wait",
+        "is_duplicate",
     ),
     "wake_all",
     # Of the role that has begun or registered it, or of the owner of the table.

@@ -44,7 +44,7 @@ async def use_streams(package: Package) -> None:
 async def _publish(package: Package, texts: list[str]) -> list[int]:
     options = (0, None, None, None, "{}", None)
     rows = await package.fetch("PUBLISH_MANY", "s", texts, *options, *NO_KEYS[1:])
-    return [row[0] for row in rows]
+    return [id_ for row in rows for id_ in row[0]]
 
 
 async def _recover(package: Package) -> None:

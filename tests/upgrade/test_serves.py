@@ -80,7 +80,7 @@ async def test_a_life_of_messages(package: Package) -> None:
         "PUBLISH_MANY", "old", ["2", "3", "4"], 1, *options[1:], *NO_KEYS[1:]
     )
     held = await claim(package)
-    assert [row["id"] for row in held] == [*(row[0] for row in many), first]
+    assert [row["id"] for row in held] == [*(id_ for row in many for id_ in row[0]), first]
     await package.fetch("EXTEND_MANY", *_keys(held), LOCK)
     done = await package.fetch(
         "FINISH_MANY", *_keys(held[:2]), ["success", "rejected"], [None, "no"], ["7", None]

@@ -98,7 +98,7 @@ begin
 end;
 $$;
 
--- The result of publish() is an id and nothing else, so duplicates are noted beside it, in a setting
+-- The result of publish() is an id and nothing else. Duplicates are noted beside it, in a setting
 -- that ends with the transaction. New messages need no note: no id is given twice.
 create or replace function notifyq.note_duplicates(ids bigint[])
   returns void language plpgsql
@@ -110,8 +110,22 @@ begin
 end;
 $$;
 
+create or replace function notifyq.noted_duplicates()
+  returns bigint[] language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return string_to_array(
+    btrim(nullif(current_setting('notifyq.duplicates', true), ''), ','), ','
+  )::bigint[];
+end;
+$$;
+comment on function notifyq.noted_duplicates is
+  'The ids for which messages.is_duplicate() is true, to look many up at once. Null: none.';
+
 create or replace function messages.is_duplicate(id bigint)
-  returns boolean language plpgsql
+  returns boolean language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp
 as $$
 begin
   return coalesce(

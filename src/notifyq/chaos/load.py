@@ -60,7 +60,7 @@ async def send(
         raise
     for call, id_ in zip(calls, ids, strict=True):
         call.ok(id=id_)
-    return ids
+    return [*ids]
 
 
 @dataclass(kw_only=True)

@@ -32,12 +32,16 @@ select set_config('idle_in_transaction_session_timeout', '0', true),
   end
 """
 PUBLISH_MANY = """
-select p.id, $8::text[] is not null and messages.is_duplicate(p.id) as is_duplicate
-from messages.publish_many(
-  queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
-  type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
-  dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
-  on_failure => $15, expires_in => $16) as p (id)
+select p.ids, case when $8::text[] is not null then notifyq.noted_duplicates() end as duplicates
+from (
+  -- First, as the other column depends on it: the offset keeps this a query of its own.
+  select array(select messages.publish_many(
+    queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
+    type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
+    dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
+    on_failure => $15, expires_in => $16)) as ids
+  offset 0
+) as p
 """
 
 CLAIM = """

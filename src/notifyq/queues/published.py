@@ -1,11 +1,11 @@
-"""What publishing returns: the id of a message, which says whether it is that of another one."""
+"""What publishing returns: the id of a message, and whether it is that of another one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Published(int):
@@ -17,21 +17,25 @@ class Published(int):
     It stays as it is, or gets this payload with `on_duplicate` replace or debounce.
     """
 
-    def __new__(cls, message_id: int, *, is_duplicate: bool = False) -> Published:
+    def __new__(cls, message_id: int, *, is_duplicate: bool = False) -> Self:
         """Make one from a plain id."""
         self = super().__new__(cls, message_id)
         self.is_duplicate = is_duplicate
         return self
 
 
-def of_batch(rows: Sequence[Sequence[Any]], *, keeps_first: bool) -> list[Published]:
+def of_batch(
+    ids: Sequence[int], duplicates: Iterable[int] | None, *, keeps_first: bool
+) -> list[Published]:
     """The ids of an array of messages, of which one of each key was published.
 
-    `rows` have an id, and whether it is of a message that existed before the call.
+    `duplicates` are ids of messages that existed before the call; None where no message has a key.
     """
+    if duplicates is None:
+        return list(map(Published, ids))
     published: list[Published] = []
-    known: set[int] = set()
-    for number, was_there in rows if keeps_first else reversed(rows):
-        published.append(Published(number, is_duplicate=was_there or number in known))
+    known = set(duplicates)
+    for number in ids if keeps_first else reversed(ids):
+        published.append(Published(number, is_duplicate=number in known))
         known.add(number)
     return published if keeps_first else published[::-1]

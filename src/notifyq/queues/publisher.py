@@ -93,7 +93,7 @@ class Publisher:
     ) -> Published:
         """Publish a message and return its id; where `dedup_key` is taken, the id that holds it.
 
-        `is_duplicate` of the id tells which: then no new message was published.
+        `is_duplicate` of the id: no new message was published.
         `key` groups messages: order, limits and fairness of a queue can depend on it.
         """
         with self._span(queue, options) as span:
@@ -102,7 +102,7 @@ class Publisher:
                 await self._schemas.check(queue, [encoded])
             keys = text("dedup_key", dedup_key), text("key", key)
             args = (queue, encoded, *before_keys(options), *keys, *after_keys(options))
-            [(number, is_duplicate)] = await self._rows(connection, sql.PUBLISH, *args)
+            number, is_duplicate = await self._row(connection, sql.PUBLISH, *args)
             if span is not None:
                 span.set_attribute("messaging.message.id", str(number))
             return Published(number, is_duplicate=is_duplicate)
@@ -212,7 +212,7 @@ class Publisher:
                 await self._schemas.check(queue, batch.texts, before=before)
             args = (queue, batch.texts, *before_keys(options), *batch.keys, *after_keys(options))
             try:
-                rows = await self._rows(connection, sql.PUBLISH_MANY, *args)
+                ids, duplicates = await self._row(connection, sql.PUBLISH_MANY, *args)
             except _NotStoredError as error:
                 for position, encoded in enumerate(batch.texts, before + 1):
                     try:
@@ -222,17 +222,21 @@ class Publisher:
                             f"PostgreSQL cannot store the message at position {position}: {reason}"
                         ) from error
                 raise
-            return of_batch(rows, keeps_first=options.get("on_duplicate", "keep") == "keep")
+            if batch.keys[0] is not None and duplicates is None:
+                duplicates = ()
+            keeps_first = options.get("on_duplicate", "keep") == "keep"
+            return of_batch(ids, duplicates, keeps_first=keeps_first)
 
-    async def _rows(
+    async def _row(
         self, connection: Awaited | None, statement: str, *args: Any
-    ) -> Sequence[Sequence[Any]]:
+    ) -> asyncpg.Record | Sequence[Any]:
         try:
             calls = self._database if connection is None else self._adapt(connection)
-            return await calls.fetch(statement, *args)
+            rows = await calls.fetch(statement, *args)
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
+        return rows[0]
 
 
 class _NotStoredError(ConfigurationError):

@@ -54,7 +54,7 @@ async def live(connection: Connection) -> list[tuple[int, Any]]:
     return [(row["id"], row["message"]) for row in found]
 
 
-async def told(connection: Connection, call: str) -> list[tuple[int, bool]]:
+async def noted(connection: Connection, call: str) -> list[tuple[int, bool]]:
     found = await connection.fetch(
         f"select p.id, messages.is_duplicate(p.id) from messages.{call} as p (id)"
     )
@@ -74,45 +74,50 @@ ONE: list[tuple[str, bool]] = [
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize(("options", "is_duplicate"), ONE)
-async def test_sql_says_that_a_message_is_a_duplicate(
+async def test_sql_knows_that_a_message_is_a_duplicate(
     connection: Connection, options: str, is_duplicate: bool, *, durable: bool
 ) -> None:
     if not durable:
         await value(connection, "create_queue", name="rough", durable=False)
     queue = "default" if durable else "rough"
-    first = await told(connection, f"publish('{queue}', '1', dedup_key => 'k')")
+    first = await noted(connection, f"publish('{queue}', '1', dedup_key => 'k')")
     assert first == [(first[0][0], False)]
-    ((again, said),) = await told(connection, f"publish('{queue}', '2', {options})")
-    assert (said, again == first[0][0]) == (is_duplicate, is_duplicate)
+    ((again, is_noted),) = await noted(connection, f"publish('{queue}', '2', {options})")
+    assert (is_noted, again == first[0][0]) == (is_duplicate, is_duplicate)
 
 
-async def test_sql_says_which_of_many_are_duplicates(connection: Connection) -> None:
+async def test_sql_knows_which_of_many_are_duplicates(connection: Connection) -> None:
     there = await publish(connection, dedup_key="b")
     many = "publish_many('default', '{1,2,3,4,5}', dedup_keys => array['a', 'b', 'a', null, 'c'])"
-    published = await told(connection, many)
-    assert [id_ == there for id_, _ in published] == [said for _, said in published]
+    published = await noted(connection, many)
+    assert [id_ == there for id_, _ in published] == [is_noted for _, is_noted in published]
     assert published[0] == published[2]
-    again = await told(connection, many)
-    assert [said for _, said in again] == [True, True, True, False, True]
-    assert await told(connection, "publish('default', '1')") == [(again[3][0] + 6, False)]
+    again = await noted(connection, many)
+    assert [is_noted for _, is_noted in again] == [True, True, True, False, True]
+    [(_, is_noted)] = await noted(connection, "publish('default', '1')")
+    assert not is_noted
 
 
 async def test_what_was_published_in_this_transaction_can_be_a_duplicate(
     connection: Connection,
 ) -> None:
     async with connection.transaction():
-        assert [said for _, said in await told(connection, "publish('default', '1')")] == [False]
+        assert [is_noted for _, is_noted in await noted(connection, "publish('default', '1')")] == [
+            False
+        ]
         for expected in (False, True):
-            published = await told(connection, "publish('default', '1', dedup_key => 'k')")
-            assert [said for _, said in published] == [expected]
-    published = await told(connection, "publish('default', '1', dedup_key => 'new')")
-    assert [said for _, said in published] == [False]
+            published = await noted(connection, "publish('default', '1', dedup_key => 'k')")
+            assert [is_noted for _, is_noted in published] == [expected]
+    published = await noted(connection, "publish('default', '1', dedup_key => 'new')")
+    assert [is_noted for _, is_noted in published] == [False]
 
 
 async def test_an_event_is_never_a_duplicate(connection: Connection) -> None:
     await value(connection, "create_stream", name="orders")
     await publish(connection)
-    assert [said for _, said in await told(connection, "publish('orders', '1')")] == [False]
+    assert [is_noted for _, is_noted in await noted(connection, "publish('orders', '1')")] == [
+        False
+    ]
 
 
 async def test_a_key_of_scope_live_is_taken_while_its_message_is_locked(

@@ -153,8 +153,8 @@ async def check_session(context: Context) -> Finding:
         )
     if row["restricted"]:
         return warn(
-            f"restrict_nonsystem_relation_kind is {row['restricted']}: an insert into "
-            "messages.stream_event and a query of messages.dead_message are refused",
+            f"restrict_nonsystem_relation_kind is {row['restricted']}: the views stream_event and "
+            "dead_message of schema messages are closed to everybody",
             await change(context, {"restrict_nonsystem_relation_kind": ""}),
         )
     if row["isolation"] != "read committed":
