@@ -98,7 +98,7 @@ async def test_words_counts_and_rejects_what_has_no_text(load: Any, connection: 
     words = load("words")
     await words.app.create_queues()
     good = await words.count_words.publish({"text": "To be or not to be", "most": 2})
-    bad = await words.count_words.publish({"txet": "to be"})
+    bad = await words.app.publish(words.count_words.queue, {"txet": "to be"})
     await work(words.app)
     status, result, _ = await finished(connection, good)
     assert (status, result) == ("success", {"total": 6, "frequent": {"to": 2, "be": 2}})
