@@ -30,9 +30,9 @@ as $$
   select min(f.available_at) from firsts as f;
 $$;
 
--- Whether messages have waited for a minute in a queue that no worker serves; waits_since is that of
--- the queue. Clients that call the functions themselves report no queues: what they have locked
--- shows that they serve it.
+-- Whether messages have waited for a minute in a queue that no worker serves; waits_since is what
+-- notifyq.waits_since() returns for it. Clients that call the functions themselves report no
+-- queues: the messages that they have locked show that they serve it.
 create or replace function notifyq.is_unserved(queue messages.queue, waits_since timestamptz)
   returns boolean language sql stable
 as $$

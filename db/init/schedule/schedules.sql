@@ -168,7 +168,8 @@ comment on function messages.schedule(
   'skip_waiting (skip a run while the last message waits to be claimed) or skip (while it is '
   'live). backfill: how many missed runs at most are made up for; a run that is less late than '
   'grace was not missed. when_unserved: publish, or skip (skip a run while messages have waited '
-  'for a minute in the queue and no worker serves it). Raises NQ001 for an unknown queue, NQ003 for invalid arguments.';
+  'for a minute in the queue and no worker serves it). Raises NQ001 for an unknown queue, NQ003 '
+  'for invalid arguments.';
 
 create or replace function messages.unschedule(name text)
   returns boolean language plpgsql security definer

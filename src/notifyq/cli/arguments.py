@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from notifyq.cli.output import err
-from notifyq.dsn import has_password
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -83,6 +80,10 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
 
 def warn_of_password(where: str, dsn: str, instead: str) -> None:
     """Warn of an argument with a password: every user can list the arguments of a process."""
+    # Here, so that the help needs neither.
+    from notifyq.cli.output import err
+    from notifyq.dsn import has_password
+
     if has_password(dsn):
         err.print(
             f"notifyq: every user of this machine can read the password {where}, in the list of "

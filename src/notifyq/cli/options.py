@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,10 @@ from notifyq.cli.logs import LogFormat, LogLevel
 from notifyq.config import from_environment, parse_duration
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import check_json
-from notifyq.operations.masks import Masks
-from notifyq.operations.monitor import ConditionError, json_path
 from notifyq.paths import local_path
+
+if TYPE_CHECKING:
+    from notifyq.operations.masks import Masks
 
 LONGEST = timedelta(days=365_000)
 """Longest duration; after the year 9999 Python has no dates to show."""
@@ -58,6 +59,8 @@ def instant(text: str) -> datetime:
 
 def payload_filter(text: str) -> str:
     """Read a condition on payloads: `customer = 'x'`, or a JSON path."""
+    from notifyq.operations.monitor import ConditionError, json_path
+
     try:
         return json_path(text)
     except ConditionError as error:
@@ -113,6 +116,8 @@ def pairs(option: str, texts: list[str] | None, form: str, separator: str = "=")
 def masks_of(keys: str | None = None, *, all_payloads: bool = False) -> Masks:
     """The masks of --mask, else of NOTIFYQ_MASK; a blank text is refused, as it hides nothing."""
     keys = from_environment("NOTIFYQ_MASK") if keys is None else keys
+    from notifyq.operations.masks import Masks
+
     return Masks.parse(keys, all_payloads=all_payloads)
 
 
