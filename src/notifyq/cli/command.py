@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from notifyq.cli.output import out
 from notifyq.config import DatabaseSettings, dsn_from_environment, listen_dsn_from_environment
 from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
@@ -178,4 +177,4 @@ async def change(
     async with acting(dsn, action, subject) as act:
         changed = bool(await act.value(statement, *args))
         act.note(changed=changed)
-    out.print(done if changed else unchanged)
+    typer.echo(done if changed else unchanged)

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from notifyq import __version__
-from notifyq.cli.arguments import refuse_blanks, with_dsn
+from notifyq.cli.arguments import refuse_blanks, running, with_dsn
 from notifyq.printable import printable
 from notifyq.signals import unwinding
 
@@ -75,9 +75,6 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 }
 """The commands by their purpose: the module of each in this package, and its line in the help."""
 
-_arguments: list[str] = []
-"""Those of the running command."""
-
 _MODULES = {name: it[0] for group in COMMANDS.values() for name, it in group.items()}
 
 
@@ -103,7 +100,6 @@ def _console() -> Any:
     """Return the console for errors; the help and the version do without what this imports."""
     from notifyq.cli.output import err
 
-    err.arguments = _arguments
     return err
 
 
@@ -111,7 +107,6 @@ def _load(name: str, module: str) -> Any:
     from notifyq.cli.logs import mask_logs
 
     mask_logs()
-    _console()
     attribute = f"{name}_" if keyword.iskeyword(name) else name
     function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -202,7 +197,7 @@ def _prepare_streams() -> None:
 
 def _invoke(args: list[str], *, debug: bool) -> int:
     """Run the command of these arguments and return the exit code of the process."""
-    _arguments[:] = args
+    running[:] = args
     try:
         return _run(args)
     except UsageError as error:
