@@ -152,9 +152,7 @@ DsnOption = Annotated[
     typer.Option(
         "--dsn",
         metavar="DSN",
-        help="Database, or --dsn-file FILE with it; else NOTIFYQ_DSN, else NOTIFYQ_DSN_FILE, "
-        "else the server of `notifyq server start`. Everybody on this machine can read arguments: "
-        "put a password into a file or a service, as in postgresql://?service=NAME.",
+        help="Database; else NOTIFYQ_DSN, else that of `notifyq server start`.",
         show_default=False,
     ),
 ]
@@ -200,11 +198,15 @@ LogLevelOption = Annotated[LogLevel, typer.Option(help="Lowest level that is log
 LogFormatOption = Annotated[LogFormat, typer.Option(help="How to log.")]
 GraceOption = Annotated[
     timedelta | None,
-    typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for work."),
+    typer.Option(
+        parser=duration, metavar="DURATION", help="How long a stop waits for work; by default 30s."
+    ),
 ]
 PollOption = Annotated[
     timedelta | None,
-    typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a notification."),
+    typer.Option(
+        parser=duration, metavar="DURATION", help="Longest wait for a notification; by default 1s."
+    ),
 ]
 MetricsPortOption = Annotated[
     int | None,
