@@ -100,7 +100,7 @@ def test_hosts(dsn: str, hosts: list[tuple[str, str]]) -> None:
         ("postgresql://h/x?user=me&password=s3cr3t&s3cr3t=1", "cannot be used: it must look like"),
         ("host=h password=s3cr3t s3cr3t=1", "cannot be used: it must look like"),
         ("host=h password='s3cr3t", "cannot be used: it must look like"),
-        ("mysql://me:s3cr3t@h/x", "cannot be used: it must look like"),
+        ("mysql://me:s3cr3t@h/x", "cannot be used: its scheme is mysql, it must look like"),
         ("x", "cannot be used: it must look like"),
         ("host=a,b port=1,2,3", "one port, or one for each host"),
         ("host=a,b hostaddr=10.0.0.1", "as many addresses in hostaddr as hosts"),

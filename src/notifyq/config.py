@@ -46,7 +46,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 class Settings(BaseModel):
     """Base of the settings: frozen; an unknown name is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     env_prefix: ClassVar[str] = "NOTIFYQ_"
 
     @classmethod

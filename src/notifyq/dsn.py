@@ -101,8 +101,10 @@ _PASSWORD = re.compile(
 
 def unusable(dsn: str) -> ConfigurationError:
     """The error for a DSN that cannot be read, without its password."""
+    parts = _PARTS.match(dsn)
+    wrong = f"its scheme is {parts['scheme']}, " if parts and not _SCHEME.match(dsn) else ""
     return ConfigurationError(
-        f"the DSN {masked(dsn)!r} cannot be used: "
+        f"the DSN {masked(dsn)!r} cannot be used: {wrong}"
         "it must look like postgresql://user:password@host:5432/database"
     )
 

@@ -14,9 +14,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import rich.pretty  # noqa: F401 - commands import these two when they need them
+import rich.pretty  # noqa: F401 - commands import these when they need them
 import uvloop  # noqa: F401
 
+import notifyq.cli.hints
+import notifyq.cli.options
+import notifyq.cli.output  # noqa: F401
 from notifyq.cli.main import main, tree
 
 

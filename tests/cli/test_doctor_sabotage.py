@@ -305,6 +305,7 @@ async def test_queues_without_a_worker_and_workers_that_hang(
     finding = (await found(database, "workers"))["workers"]
     assert finding.found.endswith("for 60 min; schedule 'tick tock' publishes more")
     assert "`notifyq schedules disable 'tick tock'`" in finding.advice
+    assert "--when-unserved skip" in finding.advice
     await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
     finding = (await found(database, "workers"))["workers"]
     assert finding.found.startswith("worker w is connected, but has not reported")

@@ -162,3 +162,8 @@ def test_hints_of_commands_name_no_function(kind: type[errors.DatabaseError]) ->
     text = advised(kind("there is no 'it''s' of 'that'"))
     assert not _FUNCTION.search(text)
     assert "{" not in text
+
+
+def test_a_stream_is_no_queue_to_list(notifyq: Notifyq, names: str) -> None:
+    assert "orders is a stream" in notifyq.good("ls", "--queue", "orders").out
+    assert "is a stream" not in notifyq.good("ls", "--queue", "billing").out

@@ -26,7 +26,7 @@ def test_a_schedule_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
     add = ["schedules", "add", "it's [bold]", "0 8 * * mon-fri", queue, '{"n": 1}']
     add += ["--timezone", "Europe/Oslo", "--jitter", "5s", "--overlap", "skip", "--backfill", "0"]
     add += ["--grace", "1m", "--priority", "3", "--type", "t", "--header", "h=1", "--key", "k"]
-    add += ["--max-attempts", "2"]
+    add += ["--max-attempts", "2", "--when-unserved", "skip"]
     assert run(*add).out.startswith("defined it's [bold], next at 2")
     assert run(*add).out.startswith("it's [bold] is defined so already, next at 2")
     (row,) = run("schedules", "--json").data
@@ -34,7 +34,7 @@ def test_a_schedule_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
         "name": "it's [bold]", "cron": "0 8 * * mon-fri", "queue": queue, "payload": {"n": 1},
         "timezone": "Europe/Oslo", "jitter": 5, "overlap": "skip", "backfill": 0, "grace": 60,
         "priority": 3, "type": "t", "headers": {"h": 1}, "key": "k", "max_attempts": 2,
-        "enabled": True, "last_error": None,
+        "enabled": True, "last_error": None, "when_unserved": "skip", "unserved_at": None,
     }  # fmt: skip
     assert {name: row[name] for name in given} == given
     number = int(run("schedules", "run", "it's [bold]").out)
@@ -44,7 +44,7 @@ def test_a_schedule_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
     listed = run("schedules").out
     assert "disabled" in listed
     assert str(number) in listed
-    assert run(*add[:-2]).out == "defined it's [bold], disabled\n"
+    assert run(*add[:-4]).out == "defined it's [bold], disabled\n"
     assert run("schedules", "enable", "it's [bold]").out == "enabled it's [bold]\n"
     (first, _) = run("schedules", "next", "it's [bold]", "-n", "2", "--json").data
     assert first["at"] == run("schedules", "--json").data[0]["next_at"]

@@ -22,6 +22,7 @@ from support.database import (
     catalog_lines,
     claim_one,
     expire,
+    fire,
     install,
     live,
     publish,
@@ -428,7 +429,7 @@ async def test_o15_a_schedule_is_a_publisher_as_any_other(
     await connection.execute(
         "update messages.schedule set next_at = date_trunc('hour', clock_timestamp())"
     )
-    assert len(await value(connection, "notifyq.fire_schedules")) == 1
+    assert len(await fire(connection)) == 1
     assert {notification.queue for notification in await notifications.received()} == {
         "default",
         "clock",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from support.database import Connect, Connection, rows, until_blocked, value
+from support.database import Connect, Connection, fire, rows, until_blocked, value
 
 
 async def test_many_sessions_publish_each_time_once(
@@ -48,7 +48,7 @@ async def test_drop_queue_waits_for_a_schedule_that_fires_into_it(
         await firing.execute("select from messages.schedule for update")
         drop = asyncio.create_task(value(dropping, "drop_queue", name="q", force=True))
         await until_blocked(connection, dropping)
-        assert len(await value(firing, "notifyq.fire_schedules")) == 1
+        assert len(await fire(firing)) == 1
     assert await drop == 1
     assert await rows(connection, "schedule_info") == []
 
@@ -63,5 +63,5 @@ async def test_a_schedule_that_is_being_changed_holds_up_no_other(
     await worker.execute("set lock_timeout = '5s'")
     async with connection.transaction():
         await value(connection, "pause_schedule", name="changed")
-        assert len(await value(worker, "notifyq.fire_schedules")) == 1
-    assert await value(worker, "notifyq.fire_schedules") == []
+        assert len(await fire(worker)) == 1
+    assert await fire(worker) == []

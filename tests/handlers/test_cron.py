@@ -66,7 +66,7 @@ async def test_a_worker_fires_schedules_between_two_maintenance_runs(
 
 async def test_schedules_on_top_of_a_handler_and_of_each_other(app: App) -> None:
     @app.cron("0 20 * * *", name="evening", payload={"kind": "all"}, backfill=0)
-    @app.cron("0 8 * * *", jitter=60, overlap="skip", grace=30)
+    @app.cron("0 8 * * *", jitter=60, overlap="skip", grace=30, when_unserved="skip")
     @app.handler("reports", max_attempts=3)
     def make_report(options: dict[str, str] | None) -> None: ...
 
@@ -82,7 +82,8 @@ async def test_schedules_on_top_of_a_handler_and_of_each_other(app: App) -> None
     evening, morning = found["evening"], found["reports"]
     assert (morning.name, morning.queue, morning.payload) == ("reports", "reports", None)
     assert (morning.jitter, morning.grace) == (timedelta(minutes=1), timedelta(seconds=30))
-    assert morning.overlap == "skip"
+    assert (morning.overlap, morning.when_unserved) == ("skip", "skip")
+    assert evening.when_unserved == "publish"
     assert (evening.queue, evening.payload, evening.backfill) == ("reports", {"kind": "all"}, 0)
 
 

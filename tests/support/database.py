@@ -212,6 +212,12 @@ async def value(connection: Connection, function: str, **arguments: Any) -> Any:
     return await connection.fetchval(f"select {qualified(function)}({named})", *arguments.values())
 
 
+async def fire(connection: Connection) -> list[str]:
+    """Fire the schedules that are due and return the name of the schedule of each message."""
+    fired: list[str] = await connection.fetchval("select fired from notifyq.fire_schedules()")
+    return fired
+
+
 async def publish(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
     """Publish the numbers from 0 on and return the ids of the messages."""
     published = await rows(connection, "publish_many", queue=queue, messages=list(range(quantity)))

@@ -214,7 +214,7 @@ async def _limits(package: Package) -> None:
 
 
 async def _schedules(package: Package) -> None:
-    policy = (0, None, None, timedelta(0), "allow", 1, LOCK)
+    policy = (0, None, None, timedelta(0), "allow", 1, LOCK, "publish")
     assert await package.value(
         "SCHEDULE", "yearly", "0 3 1 1 *", "old", "5", "UTC", "t", "{}", *policy
     )

@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from notifyq import App
 from notifyq.operations.metrics import WorkerMetrics
-from notifyq.telemetry import LocksExpired, MaintenanceDone, MessageFinished
+from notifyq.telemetry import LocksExpired, MaintenanceDone, MessageFinished, SchedulesFired
 from notifyq.worker.maintenance import Maintenance
 from support.database import Connect, Connection, expire, make_due, publish, rows, until, value
 from support.refusing import refusing
@@ -118,6 +118,26 @@ async def test_expired_locks_are_made_known(
     assert len(lines) == 21
     seen = generate_latest(metrics.registry).decode()
     assert 'notifyq_locks_expired_total{queue="once"} 15.0' in seen
+
+
+async def test_a_queue_that_only_schedules_fill_is_logged_once(
+    app: App, events: Events, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker that fires the schedule may serve other queues only."""
+    app.handler("other")(lambda: None)
+    await app.create_queues()
+    await publish(connection, 1)
+    await connection.execute("update messages.message set available_at = now() - interval '1 hour'")
+    await value(connection, "schedule", name="tick", cron="* * * * * *", queue="default")
+    async with working(app, events, maintenance=0.05):
+        await events.wait(SchedulesFired, 3)
+    found = [it for it in caplog.records if "no worker serves" in it.getMessage()]
+    assert [(it.levelname, it.getMessage()) for it in found] == [
+        (
+            "WARNING",
+            "no worker serves queue default, where messages wait and schedule tick publishes more",
+        )
+    ]
 
 
 async def test_one_session_maintains_at_a_time(

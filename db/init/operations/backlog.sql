@@ -30,6 +30,24 @@ as $$
   select min(f.available_at) from firsts as f;
 $$;
 
+-- Whether messages have waited for a minute in a queue that no worker serves; waits_since is what
+-- notifyq.waits_since() returns for it. Clients that call the functions themselves report no
+-- queues: the messages that they have locked show that they serve it.
+create or replace function notifyq.is_unserved(queue messages.queue, waits_since timestamptz)
+  returns boolean language sql stable
+as $$
+  select coalesce(waits_since <= clock_timestamp() - interval '1 minute', false)
+    and not notifyq.is_paused(queue)
+    and not exists (
+      select from notifyq.worker as w
+      where w.seen_at > clock_timestamp() - interval '30 seconds' and (queue).name = any (w.queues)
+    )
+    and not exists (
+      select from messages.message as m
+      where m.state = 'locked' and m.queue = (is_unserved.queue).name
+    );
+$$;
+
 -- How many messages wait, or are scheduled, in queues with too many to count: the estimate of the
 -- server, which each vacuum renews, divided among these queues.
 create or replace function notifyq.estimate_counts(
@@ -141,9 +159,10 @@ begin
   select q.name, notifyq.is_paused(q), greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
-    notifyq.waits_since(q.name), l.oldest_at, c.next_at
+    n.waits_since, l.oldest_at, c.next_at, notifyq.is_unserved(q, n.waits_since)
   from counted as c
   join messages.queue as q on q.name = c.name
+  cross join lateral (select notifyq.waits_since(q.name) as waits_since offset 0) as n
   left join beyond as w on w.state = 'waiting' and w.name = c.name
   left join beyond as s on s.state = 'scheduled' and s.name = c.name
   left join locks as l on l.name = c.name
@@ -155,7 +174,8 @@ comment on function messages.backlog is
   'For each queue: how many messages wait, are scheduled, are locked, and are locked past the end '
   'of their lock (expired); how many failed permanently within a day and were not redriven (among '
   'the latest 2000 of all queues); since when the oldest message waits and the oldest lock is '
-  'expired, and when the next scheduled message is due. Cheap enough for frequent calls: up to '
+  'expired, when the next scheduled message is due, and whether messages have waited for a minute '
+  'and no worker serves the queue. Cheap enough for frequent calls: up to '
   'most are counted in each queue, fewer with more than 20 queues; beyond that is_exact is false '
   'and the number is the larger of the count and an estimate of the server. Raises NQ003.';
 

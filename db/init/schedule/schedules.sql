@@ -46,6 +46,11 @@ begin
       format('overlap must be allow, skip_waiting or skip, not %s', schedule.overlap)
     );
   end if;
+  if schedule.when_unserved not in ('publish', 'skip') then
+    perform notifyq.raise_invalid(
+      format('when_unserved must be publish or skip, not %s', schedule.when_unserved)
+    );
+  end if;
   if schedule.backfill not between 0 and 100 then
     perform notifyq.raise_invalid(
       format('backfill must be between 0 and 100, not %s', schedule.backfill)
@@ -93,7 +98,8 @@ create or replace function messages.schedule(
   jitter interval default interval '0',
   overlap text default 'allow',
   backfill integer default 1,
-  grace interval default interval '5 minutes'
+  grace interval default interval '5 minutes',
+  when_unserved text default 'publish'
 )
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -121,6 +127,7 @@ begin
   v_new.overlap := coalesce(overlap, 'allow');
   v_new.backfill := coalesce(backfill, 1);
   v_new.grace := coalesce(grace, interval '5 minutes');
+  v_new.when_unserved := coalesce(when_unserved, 'publish');
   perform notifyq.check_schedule(v_new);
   v_new.timezone := coalesce(timezone, 'UTC');
   if v_new.timezone is distinct from v_old.timezone then
@@ -138,28 +145,31 @@ begin
     message = excluded.message, headers = excluded.headers, type = excluded.type,
     priority = excluded.priority, key = excluded.key, max_attempts = excluded.max_attempts,
     jitter = excluded.jitter, overlap = excluded.overlap, backfill = excluded.backfill,
-    grace = excluded.grace, next_at = excluded.next_at, failed_at = null, last_error = null
+    grace = excluded.grace, when_unserved = excluded.when_unserved, next_at = excluded.next_at,
+    failed_at = null, last_error = null, unserved_at = null
   where (
     s.cron, s.timezone, s.queue, s.message, s.headers, s.type, s.priority, s.key, s.max_attempts,
-    s.jitter, s.overlap, s.backfill, s.grace
+    s.jitter, s.overlap, s.backfill, s.grace, s.when_unserved
   ) is distinct from (
     excluded.cron, excluded.timezone, excluded.queue, excluded.message, excluded.headers,
     excluded.type, excluded.priority, excluded.key, excluded.max_attempts, excluded.jitter,
-    excluded.overlap, excluded.backfill, excluded.grace
+    excluded.overlap, excluded.backfill, excluded.grace, excluded.when_unserved
   );
   return found;
 end;
 $$;
 comment on function messages.schedule(
   text, text, text, jsonb, text, text, jsonb, integer, text, integer, interval, text, integer,
-  interval
+  interval, text
 ) is
   'Publish a message into a queue at recurring times, see cron_next() for cron. Defines the '
   'schedule of this name, or redefines it, which keeps it enabled or disabled. False: nothing has '
   'changed. jitter: each message becomes available up to so much later. overlap: allow, '
   'skip_waiting (skip a run while the last message waits to be claimed) or skip (while it is '
   'live). backfill: how many missed runs at most are made up for; a run that is less late than '
-  'grace was not missed. Raises NQ001 for an unknown queue, NQ003 for invalid arguments.';
+  'grace was not missed. when_unserved: publish, or skip (skip a run while messages have waited '
+  'for a minute in the queue and no worker serves it). Raises NQ001 for an unknown queue, NQ003 '
+  'for invalid arguments.';
 
 create or replace function messages.unschedule(name text)
   returns boolean language plpgsql security definer
@@ -294,6 +304,10 @@ declare
   v_due timestamptz[] := array[]::timestamptz[];
   v_time timestamptz := v_last;
   v_id bigint;
+  v_unserved boolean := (
+    select notifyq.is_unserved(q, notifyq.waits_since(q.name))
+    from messages.queue as q where q.name = schedule.queue
+  );
 begin
   if schedule.overlap <> 'allow' then
     v_most := least(v_most, 1);
@@ -304,6 +318,9 @@ begin
     ) then
       v_most := 0;
     end if;
+  end if;
+  if v_unserved and schedule.when_unserved = 'skip' then
+    v_most := 0;
   end if;
   while cardinality(v_due) < v_most loop
     v_due := v_time || v_due;
@@ -321,14 +338,17 @@ begin
     last_id = coalesce(v_id, s.last_id),
     skipped_at = case when v_id is null then v_last else s.skipped_at end,
     failed_at = null,
-    last_error = null
+    last_error = null,
+    unserved_at = case when v_unserved then coalesce(s.unserved_at, until) end
   where s.name = schedule.name;
   return cardinality(v_due);
 end;
 $$;
 
-create or replace function notifyq.fire_schedules(quantity integer default 100)
-  returns text[] language plpgsql security definer
+create or replace function notifyq.fire_schedules(
+  quantity integer default 100, out fired text[], out unserved text[]
+)
+  returns record language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   -- In the order of the index: other schedules are not read.
   set enable_seqscan = off set enable_bitmapscan = off
@@ -337,8 +357,9 @@ declare
   v_now timestamptz := clock_timestamp();
   v_schedule messages.schedule;
   v_error text;
-  v_fired text[] := array[]::text[];
 begin
+  fired := array[]::text[];
+  unserved := array[]::text[];
   perform notifyq.check_quantity(fire_schedules.quantity, 10000);
   -- The first session that locks the row fires; others then read its next time.
   for v_schedule in
@@ -352,8 +373,19 @@ begin
     for update skip locked
   loop
     begin
-      v_fired := v_fired
+      fired := fired
         || array_fill(v_schedule.name, array[notifyq.fire_schedule(v_schedule, v_now)]);
+      if exists (
+        select from messages.schedule as s
+        where s.name = v_schedule.name and s.unserved_at = v_now
+      ) then
+        unserved := unserved || format(
+          'no worker serves queue %s, where messages wait and schedule %s %s', v_schedule.queue,
+          v_schedule.name,
+          case v_schedule.when_unserved when 'skip' then 'skips its runs' else 'publishes more' end
+        );
+        raise warning 'notifyq: %', unserved[cardinality(unserved)];
+      end if;
     exception
       -- A schedule whose queue was dropped must stop neither the others nor maintenance.
       when others then
@@ -367,13 +399,13 @@ begin
     -- The next call fires the others.
     exit when clock_timestamp() > v_now + interval '2 seconds';
   end loop;
-  return v_fired;
 end;
 $$;
 comment on function notifyq.fire_schedules(integer) is
-  'Publish the due runs of up to quantity schedules; return the name of its schedule for each '
-  'message. maintain() does it. A schedule that fails is tried again a minute later, with a '
-  'WARNING each time.';
+  'Publish the due runs of up to quantity schedules. fired: the name of its schedule for each '
+  'message. unserved: a sentence for each schedule that finds its queue without a worker, also a '
+  'WARNING; once until a run finds a worker. maintain() does it. A schedule that fails is tried '
+  'again a minute later, with a WARNING each time.';
 
 create or replace function notifyq.next_schedule()
   returns interval language plpgsql security definer

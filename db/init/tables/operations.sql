@@ -102,7 +102,8 @@ begin
       is_exact boolean,
       oldest_waiting_at timestamptz,
       oldest_expired_at timestamptz,
-      next_due_at timestamptz
+      next_due_at timestamptz,
+      is_unserved boolean
     );
   end if;
   if to_regtype('messages.throughput_report') is null then

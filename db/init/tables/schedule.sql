@@ -16,6 +16,7 @@ create table if not exists messages.schedule (
   overlap text not null default 'allow',
   backfill integer not null default 1,
   grace interval not null default interval '5 minutes',
+  when_unserved text not null default 'publish',
   enabled boolean not null default true,
   next_at timestamptz not null,
   last_at timestamptz,
@@ -23,6 +24,7 @@ create table if not exists messages.schedule (
   skipped_at timestamptz,
   failed_at timestamptz,
   last_error text,
+  unserved_at timestamptz,
   constraint schedule_name_pk primary key (name),
   constraint schedule_name_ck check (
     octet_length(name) between 1 and 200
@@ -34,7 +36,8 @@ create table if not exists messages.schedule (
   constraint schedule_jitter_ck check (jitter between interval '0' and interval '1 day'),
   constraint schedule_overlap_ck check (overlap in ('allow', 'skip_waiting', 'skip')),
   constraint schedule_backfill_ck check (backfill between 0 and 100),
-  constraint schedule_grace_ck check (grace >= interval '0')
+  constraint schedule_grace_ck check (grace >= interval '0'),
+  constraint schedule_when_unserved_ck check (when_unserved in ('publish', 'skip'))
 );
 
 create index if not exists schedule_next_idx on messages.schedule (next_at) where enabled;
@@ -65,12 +68,17 @@ comment on column messages.schedule.overlap is
 comment on column messages.schedule.backfill is
   'How many missed runs at most are made up for; the latest ones.';
 comment on column messages.schedule.grace is 'A run that is less late than this was not missed.';
+comment on column messages.schedule.when_unserved is
+  'publish, or skip: no run while messages wait in its queue and no worker serves it.';
 comment on column messages.schedule.enabled is 'A disabled schedule does not run.';
 comment on column messages.schedule.next_at is 'The time of the next run.';
 comment on column messages.schedule.last_at is 'The time of the last run.';
 comment on column messages.schedule.last_id is 'The message of the last run.';
 comment on column messages.schedule.skipped_at is
-  'The last run that was skipped, see backfill and overlap.';
+  'The last run that was skipped, see backfill, overlap and when_unserved.';
 comment on column messages.schedule.failed_at is
   'When publishing failed last; it is tried again every minute. Null: it works.';
 comment on column messages.schedule.last_error is 'Why publishing failed.';
+comment on column messages.schedule.unserved_at is
+  'When a run first found that messages wait in its queue and no worker serves it. Null: the last '
+  'run did not.';

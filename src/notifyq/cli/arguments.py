@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from notifyq.cli.output import err
-from notifyq.dsn import has_password
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+running: list[str] = []
+"""The arguments of the running command: what it prints on stderr hides the DSNs among them."""
 
 _HANDED_DOWN = "_NOTIFYQ_DSN"
 """Environment variable with the --dsn of the command that started this process."""
@@ -83,10 +83,14 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
 
 def warn_of_password(where: str, dsn: str, instead: str) -> None:
     """Warn of an argument with a password: every user can list the arguments of a process."""
+    # Imported here: the help does without asyncpg.
+    from notifyq.dsn import has_password
+
     if has_password(dsn):
-        err.print(
+        typer.echo(
             f"notifyq: every user of this machine can read the password {where}, in the list of "
-            f"processes: use {instead}, a service file or ~/.pgpass"
+            f"processes: use {instead}, a service file or ~/.pgpass",
+            err=True,
         )
 
 

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from notifyq.cli.output import out
 from notifyq.config import DatabaseSettings, dsn_from_environment, listen_dsn_from_environment
 from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
-from notifyq.queues.admin import Admin
-from notifyq.server import development
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -56,6 +53,8 @@ def resolve_dsn(dsn: str | None) -> str:
     given = given_dsn(dsn)
     if given is not None:
         return given
+    from notifyq.server import development
+
     server = development()
     if server.running is not None:
         return server.dsn
@@ -84,13 +83,13 @@ async def open_database(
 
     async def connect() -> None:
         async with database:
-            await Admin(database).check_schema()
+            await _check_schema(database)
 
     if serves:
         await _wait_for(connect, database.settings.retry_for)
     async with database:
         if check and not serves:
-            await Admin(database).check_schema()
+            await _check_schema(database)
         try:
             yield database
         except DatabaseError as error:
@@ -98,6 +97,13 @@ async def open_database(
 
             await add_near_names(database, error)
             raise
+
+
+async def _check_schema(database: Database) -> None:
+    # Imported here: `ping` starts often, and does without it.
+    from notifyq.queues.admin import Admin
+
+    await Admin(database).check_schema()
 
 
 async def _wait_for(connect: Callable[[], Awaitable[None]], lasting: timedelta) -> None:
@@ -171,4 +177,4 @@ async def change(
     async with acting(dsn, action, subject) as act:
         changed = bool(await act.value(statement, *args))
         act.note(changed=changed)
-    out.print(done if changed else unchanged)
+    typer.echo(done if changed else unchanged)

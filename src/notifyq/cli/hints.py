@@ -123,6 +123,17 @@ async def require_known(
             raise SubscriptionNotFoundError(f"no stream has a subscriber {_quoted(subscriber)}")
 
 
+async def empty_list(database: Database, queue: str | None) -> str:
+    """What `ls` prints for no messages; raises as require_known() does."""
+    await require_known(database, queue)
+    if queue in [row["stream"] for row in await Streams(database).info()]:
+        return (
+            f"no messages: {queue} is a stream, whose events `notifyq stream tail` prints, and "
+            "dead ones `notifyq dead ls`"
+        )
+    return "no messages"
+
+
 def _quoted(name: str) -> str:
     escaped = name.replace("'", "''")
     return f"'{escaped}'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import importlib
 import keyword
@@ -17,9 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from notifyq import __version__
-from notifyq.cli.arguments import refuse_blanks, with_dsn
-from notifyq.cli.logs import mask_logs
-from notifyq.cli.output import err, out
+from notifyq.cli.arguments import refuse_blanks, running, with_dsn
 from notifyq.printable import printable
 from notifyq.signals import unwinding
 
@@ -99,7 +96,17 @@ class _Commands(Mapping[str, Any]):
         return len(_MODULES)
 
 
+def _console() -> Any:
+    """Return the console for errors; the help and the version do without what this imports."""
+    from notifyq.cli.output import err
+
+    return err
+
+
 def _load(name: str, module: str) -> Any:
+    from notifyq.cli.logs import mask_logs
+
+    mask_logs()
     attribute = f"{name}_" if keyword.iskeyword(name) else name
     function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -142,7 +149,7 @@ app = typer.Typer(
 
 def _print_version(is_given: bool) -> None:
     if is_given:
-        out.print(f"notifyq {__version__}")
+        typer.echo(f"notifyq {__version__}")
         raise typer.Exit
 
 
@@ -170,7 +177,6 @@ def root(
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code."""
     _prepare_streams()
-    mask_logs()
     args = sys.argv[1:]
     # Anywhere among the arguments: people add it to the end of the command that failed.
     debug = "--debug" in args
@@ -191,12 +197,12 @@ def _prepare_streams() -> None:
 
 def _invoke(args: list[str], *, debug: bool) -> int:
     """Run the command of these arguments and return the exit code of the process."""
-    err.arguments = args
+    running[:] = args
     try:
         return _run(args)
     except UsageError as error:
         return _explain_usage(error)
-    except (KeyboardInterrupt, typer.Abort, asyncio.CancelledError):
+    except (KeyboardInterrupt, typer.Abort, _cancelled()):
         return _INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has ended, as `head` does.
@@ -204,14 +210,21 @@ def _invoke(args: list[str], *, debug: bool) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  each is printed, and ends the process
         if debug:
-            err.print(traceback.format_exc().rstrip())
+            _console().print(traceback.format_exc().rstrip())
             return 1
         if isinstance(error, OSError):
             _close_output()  # flushing to a full disk would fail again at exit
         from notifyq.cli.failures import text
 
-        err.print(f"notifyq: {text(error)}")
+        _console().print(f"notifyq: {text(error)}")
         return 1
+
+
+def _cancelled() -> type[BaseException]:
+    """Return asyncio.CancelledError; called only once an error is there."""
+    import asyncio
+
+    return asyncio.CancelledError
 
 
 @functools.cache
@@ -243,7 +256,7 @@ def _close_output() -> None:
 def _explain_usage(error: Any) -> int:
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError":
-        err.print(error.format_message())
+        _console().print(error.format_message())
         return 2
     command = context.command_path if context else "notifyq"
     # pydantic's prefix
@@ -251,5 +264,5 @@ def _explain_usage(error: Any) -> int:
     option = getattr(error, "option_name", None)
     if option in {"--dsn", "--json"} and context is not None and context.parent is None:
         reason = f"{option} stands behind the command, as in `notifyq ls {option}`"
-    err.print(f"notifyq: {printable(reason)} (see `{command} --help`)")
+    _console().print(f"notifyq: {printable(reason)} (see `{command} --help`)")
     return 2

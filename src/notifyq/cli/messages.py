@@ -10,7 +10,7 @@ import typer
 
 from notifyq.archive.reader import Archive
 from notifyq.cli.command import noting, open_database, sync
-from notifyq.cli.hints import require_known
+from notifyq.cli.hints import empty_list, require_known
 from notifyq.cli.options import (
     DsnOption,
     HeaderOption,
@@ -70,13 +70,12 @@ async def ls(
         else:
             found = await archive.live(queue, state, limit)
             names = ("id", "queue", "state", "attempts", "available_at", "message")
-        if not found:
-            await require_known(database, queue)
+        empty = "" if found else await empty_list(database, queue)
     if as_json:
         for message in found:
             typer.echo(row_json(message))
     else:
-        print_rows([pick(m, names) for m in found], as_json=False, empty="no messages")
+        print_rows([pick(m, names) for m in found], as_json=False, empty=empty)
 
 
 @sync

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,9 +13,10 @@ from notifyq.cli.logs import LogFormat, LogLevel
 from notifyq.config import from_environment, parse_duration
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import check_json
-from notifyq.operations.masks import Masks
-from notifyq.operations.monitor import ConditionError, json_path
 from notifyq.paths import local_path
+
+if TYPE_CHECKING:
+    from notifyq.operations.masks import Masks
 
 LONGEST = timedelta(days=365_000)
 """Longest duration; after the year 9999 Python has no dates to show."""
@@ -58,6 +59,8 @@ def instant(text: str) -> datetime:
 
 def payload_filter(text: str) -> str:
     """Read a condition on payloads: `customer = 'x'`, or a JSON path."""
+    from notifyq.operations.monitor import ConditionError, json_path
+
     try:
         return json_path(text)
     except ConditionError as error:
@@ -113,6 +116,8 @@ def pairs(option: str, texts: list[str] | None, form: str, separator: str = "=")
 def masks_of(keys: str | None = None, *, all_payloads: bool = False) -> Masks:
     """The masks of --mask, else of NOTIFYQ_MASK; a blank text is refused, as it hides nothing."""
     keys = from_environment("NOTIFYQ_MASK") if keys is None else keys
+    from notifyq.operations.masks import Masks
+
     return Masks.parse(keys, all_payloads=all_payloads)
 
 
@@ -147,9 +152,7 @@ DsnOption = Annotated[
     typer.Option(
         "--dsn",
         metavar="DSN",
-        help="Database, or --dsn-file FILE with it; else NOTIFYQ_DSN, else NOTIFYQ_DSN_FILE, "
-        "else the server of `notifyq server start`. Everybody on this machine can read arguments: "
-        "put a password into a file or a service, as in postgresql://?service=NAME.",
+        help="Database; else NOTIFYQ_DSN, else that of `notifyq server start`.",
         show_default=False,
     ),
 ]
@@ -195,11 +198,15 @@ LogLevelOption = Annotated[LogLevel, typer.Option(help="Lowest level that is log
 LogFormatOption = Annotated[LogFormat, typer.Option(help="How to log.")]
 GraceOption = Annotated[
     timedelta | None,
-    typer.Option(parser=duration, metavar="DURATION", help="How long a stop waits for work."),
+    typer.Option(
+        parser=duration, metavar="DURATION", help="How long a stop waits for work; by default 30s."
+    ),
 ]
 PollOption = Annotated[
     timedelta | None,
-    typer.Option(parser=duration, metavar="DURATION", help="Longest wait for a notification."),
+    typer.Option(
+        parser=duration, metavar="DURATION", help="Longest wait for a notification; by default 1s."
+    ),
 ]
 MetricsPortOption = Annotated[
     int | None,

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from notifyq.cli.arguments import running
 from notifyq.dsn import masked_in
 from notifyq.operations.texts import span
 from notifyq.printable import first_line, printable
@@ -33,18 +34,13 @@ _LEAST = 12
 class _Console(Console):
     """Prints texts as they are: brackets are not markup, and :dog: is not an animal."""
 
-    arguments: Sequence[str] = ()
-    """The arguments of the running command."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, soft_wrap=True, markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print; on stderr, mask passwords that an error or an argument may quote."""
         if self.stderr:
-            objects = tuple(
-                masked_in(it, self.arguments) if isinstance(it, str) else it for it in objects
-            )
+            objects = tuple(masked_in(it, running) if isinstance(it, str) else it for it in objects)
         super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:

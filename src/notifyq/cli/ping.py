@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import typer
 
 from notifyq.cli.command import open_database, sync
 from notifyq.cli.options import DsnOption
-from notifyq.cli.output import err, out
 from notifyq.database.statements import SESSION
 
 
@@ -18,9 +19,13 @@ async def ping(
     dsn: DsnOption = None,
 ) -> None:
     """Exit 0 if the server answers: for health checks."""
+    # The search for plugins reads the metadata of every installed package.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     async with open_database(dsn, retry_for=0, check=False) as database:
         found = int(await database.value(SESSION, session or "notifyq"))
     if session and not found:
-        err.print(f"notifyq: the server answers, but no session {session!r} comes from here")
+        typer.echo(
+            f"notifyq: the server answers, but no session {session!r} comes from here", err=True
+        )
         raise typer.Exit(1)
-    out.print("ok")
+    typer.echo("ok")

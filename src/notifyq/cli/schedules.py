@@ -29,7 +29,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.models.payload import Json, check_json
 from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
-from notifyq.queues.schedules import Overlap, Schedule, Schedules
+from notifyq.queues.schedules import Overlap, Schedule, Schedules, WhenUnserved
 
 if TYPE_CHECKING:
     from notifyq.queues.schedules import ScheduleInfo
@@ -81,6 +81,9 @@ async def add(
     ),
     backfill: int = typer.Option(1, min=0, max=100, help="Most missed runs that are made up for."),
     grace: timedelta = duration_option("A run that is later than this is missed.", default="5m"),
+    when_unserved: WhenUnserved = typer.Option(
+        "publish", help="Skip a run while messages wait and no worker serves the queue."
+    ),
     priority: PriorityOption = 0,
     type_: TypeOption = None,
     header: HeaderOption = None,
@@ -108,6 +111,7 @@ async def add(
         overlap=overlap,
         backfill=backfill,
         grace=grace,
+        when_unserved=when_unserved,
     )
     async with acting(dsn, "schedule.add", name, cron=cron, queue=queue) as act:
         changed = await Schedules(act).add(schedule)

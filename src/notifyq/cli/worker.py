@@ -60,10 +60,15 @@ def worker(
     strict: bool = flag("--strict", "Serve one of --queues only while those before are empty."),
     stream: list[str] | None = repeated("Only this stream's subscribers", "--stream", "-s"),
     concurrency: int | None = typer.Option(
-        None, "--concurrency", "-c", min=1, max=10_000, help="Handlers at the same time."
+        None,
+        "--concurrency",
+        "-c",
+        min=1,
+        max=10_000,
+        help="Handlers at the same time; by default 10.",
     ),
     processes: int | None = typer.Option(
-        None, min=1, help="Worker processes; each imports the app."
+        None, min=1, help="Worker processes, each imports the app; by default 1."
     ),
     grace: GraceOption = None,
     poll: PollOption = None,

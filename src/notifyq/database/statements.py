@@ -103,7 +103,7 @@ SCHEDULE = """
 select messages.schedule(
   name => $1, cron => $2, queue => $3, message => $4::text::jsonb, timezone => $5, type => $6,
   headers => $7::text::jsonb, priority => $8, key => $9, max_attempts => $10, jitter => $11,
-  overlap => $12, backfill => $13, grace => $14)
+  overlap => $12, backfill => $13, grace => $14, when_unserved => $15)
 """
 UNSCHEDULE = "select messages.unschedule(name => $1)"
 ENABLE_SCHEDULE = "select messages.resume_schedule(name => $1)"
@@ -120,8 +120,8 @@ from notifyq.maintain(urgently => false) as m
 """
 REAP_AND_STAGE = "select * from notifyq.reap_and_stage()"
 FIRE_SCHEDULES = """
-select f.fired, notifyq.next_schedule() as next_schedule
-from notifyq.fire_schedules() as f (fired)
+select f.fired, f.unserved, notifyq.next_schedule() as next_schedule
+from notifyq.fire_schedules() as f
 """
 DIAGNOSE = "select * from notifyq.diagnose()"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from notifyq.handlers.handler import Publishing
     from notifyq.handlers.registry import Registry
-    from notifyq.queues.schedules import Overlap
+    from notifyq.queues.schedules import Overlap, WhenUnserved
 
 
 class CronOptions(HandlerOptions, total=False):
@@ -36,6 +36,7 @@ class CronOptions(HandlerOptions, total=False):
     overlap: Overlap
     backfill: int
     grace: timedelta | float
+    when_unserved: WhenUnserved
 
 
 _OF_HANDLER = HandlerOptions.__annotations__.keys()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Overlap = Literal["allow", "skip_waiting", "skip"]
 """What happens to a run while the one before is not over."""
+WhenUnserved = Literal["publish", "skip"]
+"""What happens to a run while messages wait in the queue and no worker serves it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class Schedule:
     """Most missed runs that are made up for."""
     grace: timedelta | float = timedelta(minutes=5)
     """A run that is less late than this was not missed."""
+    when_unserved: WhenUnserved = "publish"
+    """`skip`: skip a run while messages have waited for a minute and no worker serves the queue."""
 
     def __post_init__(self) -> None:
         """Raise for a value that its field does not accept."""
@@ -77,6 +81,8 @@ class ScheduleInfo(Schedule):
     failed_at: datetime | None
     """When firing last failed; it is retried every minute. None: it did not fail."""
     last_error: str | None
+    unserved_at: datetime | None
+    """When a run first found its queue without a worker. None: the last run did not."""
 
     def __post_init__(self) -> None:
         """Check nothing: rows of the database are shown as they are."""

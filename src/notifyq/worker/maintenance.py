@@ -96,6 +96,8 @@ class Maintenance:
         """Fire schedules that are due; return how many messages that were."""
         row = await self._ask("schedules", sql.FIRE_SCHEDULES)
         self._next = row["next_schedule"] if row else None
+        for found in row["unserved"] if row else ():
+            log.warning("%s", in_line(found))
         fired = Counter(row["fired"] if row else ())
         if fired:
             self._telemetry(SchedulesFired(quantity=fired.total(), schedules=tuple(fired)))

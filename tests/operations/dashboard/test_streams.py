@@ -75,6 +75,16 @@ async def test_a_stream_is_paused_and_resumed(writer: Browser, connection: Conne
     assert not (await rows(connection, "stream_info"))[0]["paused"]
 
 
+async def test_a_queue_without_a_worker_is_marked(reader: Browser, connection: Connection) -> None:
+    await connection.execute("select messages.schedule('nightly', '@daily', 'default')")
+    await connection.execute("select messages.run_schedule('nightly')")
+    assert "no worker" not in await reader.text("/queue?name=default")
+    await connection.execute("update messages.message set available_at = now() - interval '1 hour'")
+    await connection.execute("select notifyq.worker_heartbeat('w')")
+    for path in ("/schedules", "/queues", "/queue?name=default"):
+        assert "no worker" in await reader.text(path)
+
+
 async def test_schedules_run_now_and_are_disabled(
     reader: Browser, writer: Browser, connection: Connection
 ) -> None:

@@ -95,6 +95,13 @@ async def test_each_view_shows_its_rows(database: str, connection: Connection) -
         await see(pilot, "retry dead messages (confirm)")
 
 
+async def test_a_queue_without_a_worker_is_marked(database: str, connection: Connection) -> None:
+    await connection.execute("select messages.publish('default', '1')")
+    await connection.execute("update messages.message set available_at = now() - interval '1 hour'")
+    async with watching(database) as pilot:
+        await see(pilot, "default", "60m", "no worker")
+
+
 async def test_a_queue_opens_its_messages_and_a_message_its_details(
     database: str, connection: Connection
 ) -> None:

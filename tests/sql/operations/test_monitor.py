@@ -64,6 +64,32 @@ async def test_a_backlog_is_counted(connection: Connection) -> None:
     assert list(await backlog(connection, queue="busy")) == ["busy"]
 
 
+async def test_a_queue_without_a_worker_is_unserved_when_messages_wait_for_a_minute(
+    connection: Connection,
+) -> None:
+    async def is_unserved() -> bool:
+        found: bool = (await backlog(connection))["default"]["is_unserved"]
+        return found
+
+    assert not await is_unserved()
+    await publish(connection, 2)
+    assert not await is_unserved()
+    await connection.execute("update messages.message set available_at = now() - interval '61 s'")
+    assert await is_unserved()
+    await connection.execute("select notifyq.worker_heartbeat('w', queues => '{other}')")
+    assert await is_unserved()
+    await connection.execute("select notifyq.worker_heartbeat('w', queues => '{other,default}')")
+    assert not await is_unserved()
+    await connection.execute("update notifyq.worker set seen_at = now() - interval '31 s'")
+    assert await is_unserved()
+    await value(connection, "pause_queue", name="default")
+    assert not await is_unserved()
+    await value(connection, "resume_queue", name="default")
+    # A client that calls the functions itself reports nothing, but has a message locked.
+    await claim_one(connection)
+    assert not await is_unserved()
+
+
 async def test_a_starving_message_of_low_priority_is_the_oldest(connection: Connection) -> None:
     [old] = await publish(connection, 1)
     await connection.execute(

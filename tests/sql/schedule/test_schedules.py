@@ -14,7 +14,7 @@ from notifyq.errors import (
     QueueNotFoundError,
     ScheduleNotFoundError,
 )
-from support.database import Connect, Connection, Notices, Notifications, rows, value
+from support.database import Connect, Connection, Notices, Notifications, fire, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
 
@@ -52,7 +52,7 @@ async def test_defining_twice_changes_nothing(connection: Connection) -> None:
         "cron": " 0 8 * * mon-fri ", "queue": "q", "message": {"n": 1}, "timezone": "europe/oslo",
         "type": "t", "headers": {"h": 1}, "priority": 5, "key": "k", "max_attempts": 3,
         "jitter": timedelta(minutes=1), "overlap": "skip", "backfill": 0,
-        "grace": timedelta(minutes=2),
+        "grace": timedelta(minutes=2), "when_unserved": "skip",
     }  # fmt: skip
     assert await define(connection, **full)
     first = dict(await info(connection))
@@ -96,6 +96,7 @@ async def test_an_invalid_schedule_is_refused(connection: Connection) -> None:
         ({"max_attempts": 0}, "max_attempts must"),
         ({"jitter": timedelta(days=2)}, "jitter must"),
         ({"overlap": "never"}, "overlap must be allow, skip_waiting or skip"),
+        ({"when_unserved": "stop"}, "when_unserved must be publish or skip"),
         ({"backfill": 101}, "backfill must"),
         ({"grace": timedelta(seconds=-1)}, "grace must"),
         ({"message": "x" * 1_048_576}, "too long for queue 'default'"),
@@ -112,10 +113,10 @@ async def test_a_run_is_published_in_time_and_notifies(
     connection: Connection, notifications: Notifications
 ) -> None:
     await define(connection, message={"n": 1}, headers={"h": 1}, type="t", priority=3, key="k")
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert await fire(connection) == []
     at = await move(connection, "date_trunc('second', clock_timestamp())")
-    assert len(await value(connection, "notifyq.fire_schedules")) == 1
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert len(await fire(connection)) == 1
+    assert await fire(connection) == []
     (message,) = await connection.fetch("select * from messages.message")
     assert (message["message"], message["type"], message["priority"], message["key"]) == (
         {"n": 1}, "t", 3, "k")  # fmt: skip
@@ -148,7 +149,7 @@ async def test_missed_runs_are_made_up_for(
     )
     first = last - timedelta(hours=2)
     await connection.execute("update messages.schedule set next_at = $1", first)
-    await value(connection, "notifyq.fire_schedules")
+    await fire(connection)
     assert await due(connection) == [last - timedelta(hours=ago - 1) for ago in expected]
     after = await info(connection)
     assert after["next_at"] == last + timedelta(hours=1)
@@ -160,7 +161,7 @@ async def test_years_without_workers_take_no_longer(connection: Connection) -> N
     await define(connection, cron="* * * * * *", backfill=100)
     await move(connection, "'2001-01-01Z'")
     async with asyncio.timeout(20):
-        assert len(await value(connection, "notifyq.fire_schedules")) == 100
+        assert len(await fire(connection)) == 100
     times = await due(connection)
     assert times == [times[0] + timedelta(seconds=n) for n in range(100)]
 
@@ -169,32 +170,72 @@ async def test_overlapping_runs_are_skipped(connection: Connection) -> None:
     for name in ("allow", "skip_waiting", "skip"):
         await define(connection, name=name, overlap=name, backfill=3)
 
-    async def fire() -> set[str]:
+    async def fired() -> set[str]:
         await connection.execute(
             "update messages.schedule set next_at = next_at - interval '2 hours'"
         )
         before = await rows(connection, "schedule_info")
-        await value(connection, "notifyq.fire_schedules")
+        await fire(connection)
         after = await rows(connection, "schedule_info")
         pairs = zip(before, after, strict=True)
         return {old["name"] for old, new in pairs if new["last_id"] != old["last_id"]}
 
-    assert await fire() == {"allow", "skip_waiting", "skip"}
+    assert await fired() == {"allow", "skip_waiting", "skip"}
     # What overlaps is not made up for either.
     assert await connection.fetchval("select count(*) from messages.message") == 4
-    assert await fire() == {"allow"}
+    assert await fired() == {"allow"}
     assert (await info(connection, "skip"))["skipped_at"]
     claimed = await rows(connection, "claim", quantity=100)
-    assert await fire() == {"allow", "skip_waiting"}
+    assert await fired() == {"allow", "skip_waiting"}
     for message in claimed:
         await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
-    assert await fire() == {"allow", "skip"}
+    assert await fired() == {"allow", "skip"}
+
+
+async def test_a_queue_that_no_worker_serves_is_reported_once_and_skipped_on_request(
+    connection: Connection, notices: Notices
+) -> None:
+    for name in ("publish", "skip"):
+        await define(connection, name=name, when_unserved=name)
+    serve = "select notifyq.worker_heartbeat('w', queues => '{default}')"
+
+    async def run() -> tuple[list[str], list[str]]:
+        for name in ("publish", "skip"):
+            await move(connection, "clock_timestamp() - interval '1 second'", name)
+        row = await connection.fetchrow("select * from notifyq.fire_schedules()")
+        assert row is not None
+        warnings = [it for it in await notices.received("WARNING") if "no worker serves" in it]
+        assert len(warnings) == len(row["unserved"])
+        return sorted(row["fired"]), sorted(row["unserved"])
+
+    both = ["publish", "skip"]
+    # Nothing has waited for long: a worker may be about to start.
+    assert await run() == (both, [])
+    assert await run() == (both, [])
+    await connection.execute("update messages.message set available_at = now() - interval '2 min'")
+    text = "no worker serves queue default, where messages wait and schedule"
+    assert await run() == (
+        ["publish"],
+        [f"{text} publish publishes more", f"{text} skip skips its runs"],
+    )
+    assert (await info(connection, "skip"))["skipped_at"] is not None
+    since = (await info(connection, "skip"))["unserved_at"]
+    assert await run() == (["publish"], [])
+    assert (await info(connection, "skip"))["unserved_at"] == since
+    await connection.execute(serve)
+    assert await run() == (both, [])
+    assert (await info(connection, "skip"))["unserved_at"] is None
+    await connection.execute("update notifyq.worker set seen_at = now() - interval '1 minute'")
+    assert len((await run())[1]) == 2
+    # A client that calls the functions itself reports nothing, but has a message locked.
+    await rows(connection, "claim")
+    assert await run() == (both, [])
 
 
 async def test_jitter_makes_a_run_available_later(connection: Connection) -> None:
     await define(connection, jitter=timedelta(days=1))
     await move(connection, "date_trunc('hour', clock_timestamp())")
-    await value(connection, "notifyq.fire_schedules")
+    await fire(connection)
     (message,) = await connection.fetch("select * from messages.message")
     at = datetime.fromisoformat(message["headers"]["due"])
     assert at <= message["available_at"] <= at + timedelta(days=1)
@@ -215,7 +256,7 @@ async def test_a_failing_schedule_stops_neither_the_others_nor_maintenance(
     assert (await info(connection))["last_id"]
     assert [text for text in await notices.received("WARNING") if "broken cannot fire" in text]
     # Not again at once, ...
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert await fire(connection) == []
     assert await notices.received("WARNING") == []
     # ... but when it can, and then what is due is not lost.
     await value(connection, "create_queue", name="gone")
@@ -223,7 +264,7 @@ async def test_a_failing_schedule_stops_neither_the_others_nor_maintenance(
         "update messages.schedule set failed_at = failed_at - interval '1 minute' "
         "where failed_at is not null"
     )
-    assert len(await value(connection, "notifyq.fire_schedules")) == 1
+    assert len(await fire(connection)) == 1
     fixed = await info(connection, "broken")
     assert (fixed["failed_at"], fixed["last_error"]) == (None, None)
 
@@ -243,14 +284,14 @@ async def test_run_now_disable_enable_and_remove(connection: Connection) -> None
     await define(connection)
     await value(connection, "pause_schedule", name="s")
     before = await move(connection, HOURS_AGO.format(5))
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert await fire(connection) == []
     id_ = await value(connection, "run_schedule", name="s")
     row = await info(connection)
     assert (row["last_id"], row["next_at"]) == (id_, before)
     assert await value(connection, "resume_schedule", name="s")
     assert not await value(connection, "resume_schedule", name="s")
     # What came while it was disabled is not made up for.
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert await fire(connection) == []
     assert await value(connection, "unschedule", name="s")
     assert not await value(connection, "unschedule", name="s")
     for function in ("run_schedule", "resume_schedule", "pause_schedule"):
@@ -289,7 +330,7 @@ async def test_a_run_that_is_not_available_yet_waits_to_be_claimed(connection: C
         "update messages.message set state = 'scheduled', available_at = now() + interval '1 hour'"
     )
     await move(connection, HOURS_AGO.format(2))
-    assert await value(connection, "notifyq.fire_schedules") == []
+    assert await fire(connection) == []
     assert (await info(connection))["skipped_at"]
 
 

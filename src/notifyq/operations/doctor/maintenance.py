@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _LATE = timedelta(minutes=2)
 """pg_cron up to 1.4 runs once a minute."""
 _LONG_WAIT = timedelta(minutes=10)
-_UNSERVED = timedelta(minutes=1)
-"""How long a message may wait in a queue without a worker."""
 _MAINTAIN = "select messages.maintain()"
 _START = (
     "start `notifyq worker MODULE:APP`, or set pg_cron up with `notifyq init`; until then run "
@@ -103,15 +101,10 @@ async def check_workers(context: Context) -> Finding:
             "find out whether its process is stopped or its machine overloaded",
         )
     there = [it for it in workers if it.state in {"working", "idle", "stopping", "blocked"}]
-    served = {queue for it in there for queue in it.queues}
-    # Clients that call the SQL functions do not report which queues they serve.
-    served |= {message.queue for it in workers for message in it.messages}
-    long_ago = datetime.now(UTC) - _UNSERVED
     for queue in await monitor.backlog(context.connection, most=1000):
-        waits_since = queue.oldest_waiting_at
-        if queue.paused or queue.queue in served or waits_since is None or waits_since > long_ago:
-            continue
-        return await _unserved(context, queue.queue, datetime.now(UTC) - waits_since)
+        if queue.is_unserved and queue.oldest_waiting_at is not None:
+            waits = datetime.now(UTC) - queue.oldest_waiting_at
+            return await _unserved(context, queue.queue, waits)
     versions = sorted({it.version for it in there if it.version})
     if len(versions) > 1:
         return ok(f"{len(there)} workers, of versions {', '.join(versions)}")
@@ -130,7 +123,7 @@ async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
             return warn(
                 f"{found}; schedule {name!r} publishes more",
                 f"{advice}, or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`; "
-                "with overlap skip_waiting at most one of its messages waits",
+                "one that is added with --when-unserved skip publishes no more meanwhile",
             )
     return warn(found, advice)
 

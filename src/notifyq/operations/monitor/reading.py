@@ -39,6 +39,8 @@ class Backlog:
     oldest_expired_at: datetime | None
     next_due_at: datetime | None
     """When the next scheduled message is due; in the past: maintenance has not staged it."""
+    is_unserved: bool
+    """Messages have waited for a minute, and no worker serves the queue."""
 
 
 @dataclass(frozen=True, slots=True)

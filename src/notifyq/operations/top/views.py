@@ -106,7 +106,7 @@ def _rate(title: str, name: str, write: Callable[[Any], str], rank: int = 0) -> 
 
 
 def _state(_seen: Snapshot, row: Any) -> str:
-    found = ["paused"] if row.paused else []
+    found = ["paused"] if row.paused else ["no worker"] if row.is_unserved else []
     return ", ".join(found + ([f"{row.expired} expired"] if row.expired else []))
 
 

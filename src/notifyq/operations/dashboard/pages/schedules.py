@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
+from notifyq.operations import monitor
 from notifyq.operations.dashboard.section import Section
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ section.switch("schedule.disable", sql.DISABLE_SCHEDULE, "Disabled")
 @section.page("/schedules", "schedules")
 async def schedules(view: View) -> Response:
     """All schedules."""
-    rows = await view.database.fetch(sql.SCHEDULE_INFO, None)
+    database, cache = view.database, view.dashboard.cache
+    queues = await cache.get(("backlog", None), 1, lambda: monitor.backlog(database))
+    rows = await database.fetch(sql.SCHEDULE_INFO, None)
     return view.render(
         "schedules.html",
         title="Schedules",
+        unserved={it.queue for it in queues if it.is_unserved},
         rows=[(row, view.masks.text(row["message"], indent=None)) for row in rows],
     )
 
