@@ -93,7 +93,7 @@ begin
     from (
       select a.queue as name
       from messages.message_archive as a
-      where a.status <> 'success'
+      where notifyq.is_dead(a.status, a.cancelled_by)
         and a.archived_at > v_now - interval '1 day'
         and not exists (select from notifyq.redrive as r where r.archive_id = a.id)
       -- Bounded: each reads a row somewhere in the archive.

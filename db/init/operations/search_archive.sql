@@ -191,7 +191,7 @@ begin
         and (
           c.state is null
           or case c.state
-            when 'dead' then not exists (
+            when 'dead' then notifyq.is_dead(l.status, l.cancelled_by) and not exists (
               select from notifyq.redrive as r where r.archive_id = l.id
             )
             else l.status::text = c.state
@@ -306,9 +306,9 @@ $$;
 comment on function notifyq.search_archive is
   'Finished messages that match all conditions, the latest first, before before_at and before_id '
   '(null: the latest): a JSON object of state (success, rejected, failed, lock_expired, or dead: '
-  'any of the last three that was not published again), queue, subscriber, type, key, dedup_key, '
-  'worker (a prefix of its name), error (a part of details), fingerprint, payload (a JSON path '
-  'predicate), since and until (of archived_at). With subscriber, error or fingerprint, only '
-  'messages that did not succeed are searched, unless state is success. It scans for about budget: '
-  'where there may be more, the last row has the state `more`, and archived_at and id are the '
-  'position to continue from. Raises NQ003.';
+  'any of the last three that was not cancelled or published again), queue, subscriber, type, '
+  'key, dedup_key, worker (a prefix of its name), error (a part of details), fingerprint, payload '
+  '(a JSON path predicate), since and until (of archived_at). With subscriber, error or '
+  'fingerprint, only messages that did not succeed are searched, unless state is success. It '
+  'scans for about budget: where there may be more, the last row has the state `more`, and '
+  'archived_at and id are the position to continue from. Raises NQ003.';

@@ -25,6 +25,8 @@ create table if not exists messages.message_archive (
   subscriber text,
   event_id bigint,
   root_id bigint,
+  -- Null costs no bytes: the bitmap of nulls has room for it.
+  cancelled_by text,
   -- A primary key of a partitioned table includes the partition column. It cannot prevent a second
   -- row for an id: the fenced delete in notifyq.archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)
@@ -42,7 +44,7 @@ create index if not exists message_archive_dead_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
 -- Dead messages of one queue, counted by an index-only scan.
 create index if not exists message_archive_dead_queue_archived_at_id_idx
-  on messages.message_archive (queue, archived_at, id) include (status, subscriber)
+  on messages.message_archive (queue, archived_at, id) include (status, subscriber, cancelled_by)
   where status <> 'success';
 create index if not exists message_archive_dead_xid_idx
   on messages.message_archive (xid) where status <> 'success';
@@ -57,6 +59,9 @@ comment on column messages.message_archive.xid is
 comment on column messages.message_archive.details is 'Why it did not succeed.';
 comment on column messages.message_archive.root_id is
   'The message whose recorded steps this one continued, see messages.message.root_id.';
+comment on column messages.message_archive.cancelled_by is
+  'Who cancelled it, or a message that it waited for: as given to cancel(), else the user of the '
+  'session. Null: it was not cancelled. A cancelled message is not dead.';
 comment on column messages.message_archive.result is 'What the handler returned.';
 
 create table if not exists messages.attempt (

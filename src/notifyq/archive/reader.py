@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
@@ -29,6 +29,15 @@ if TYPE_CHECKING:
 
 _SAME: Final = object()
 """A payload that stays as it is."""
+
+
+class CancelOptions(TypedDict, total=False):
+    """Options of `Archive.cancel`."""
+
+    running: bool
+    children: bool
+    reason: str | None
+    cancelled_by: str | None
 
 
 class Archive:
@@ -134,20 +143,31 @@ class Archive:
         quantity: int = 100,
         skip: int = 0,
         subscriber: str | None = None,
+        *,
+        cancelled: bool = False,
     ) -> list[ArchivedMessage]:
         """Dead messages and events that were not retried, the latest first.
 
-        All, or those of one queue or stream, and of one subscriber.
+        All, or those of one queue or stream, and of one subscriber. `cancelled`: the messages that
+        were cancelled, instead.
         """
-        rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip, subscriber)
+        statement = sql.CANCELLED_LIST if cancelled else sql.DEAD_LIST
+        rows = await self._database.fetch(statement, queue, quantity, skip, subscriber)
         return [ArchivedMessage.from_row(row) for row in rows]
 
-    async def dead_count(self, queue: str | None = None, subscriber: str | None = None) -> int:
-        """Count the dead messages and events that were not retried."""
-        return int(await self._database.value(sql.DEAD_COUNT, queue, subscriber))
+    async def dead_count(
+        self,
+        queue: str | None = None,
+        subscriber: str | None = None,
+        *,
+        cancelled: bool = False,
+    ) -> int:
+        """Count what `dead` would list."""
+        statement = sql.CANCELLED_COUNT if cancelled else sql.DEAD_COUNT
+        return int(await self._database.value(statement, queue, subscriber))
 
     async def dead_retry(self, ids: Sequence[int]) -> list[int]:
-        """Publish dead messages again, each at most once; return the new ids.
+        """Publish dead or cancelled messages again, each at most once; return the new ids.
 
         A dead event keeps its id and is delivered again to its subscriber only.
         """
@@ -211,14 +231,25 @@ class Archive:
         return _with_position(await self._database.persist(sql.DEAD_FROM, since, queue))
 
     async def cancel(
-        self, message_id: int, *, running: bool = False, children: bool = False
+        self,
+        message_id: int,
+        *,
+        running: bool = False,
+        children: bool = False,
+        reason: str | None = None,
+        cancelled_by: str | None = None,
     ) -> bool:
         """Archive a live message as rejected, unless a worker has locked it.
 
         `running`: also then; its handler is cancelled, and what it does with its lock is refused.
-        `children`: also what it has published by steps, all the way down.
+        `children`: also what it has published by steps, all the way down. The archive keeps the
+        reason, and who cancelled it, by default the user of the session. It is not dead.
         """
-        return bool(await self._database.value(sql.CANCEL_ALSO, message_id, running, children))
+        return bool(
+            await self._database.value(
+                sql.CANCEL_ALSO, message_id, running, children, reason, cancelled_by
+            )
+        )
 
     async def amend(
         self,

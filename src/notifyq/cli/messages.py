@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import noting, open_database, sync
+from notifyq.cli.command import actor, noting, open_database, sync
 from notifyq.cli.hints import require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -194,15 +194,20 @@ async def cancel(
     ids: IdsArgument,
     running: bool = flag("--running", "Also messages that a worker handles."),
     children: bool = flag("--children", "Also what they have published by steps."),
+    reason: str | None = typer.Option(None, help="Why; the archive and the audit keep it."),
     dsn: DsnOption = None,
 ) -> None:
     """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
 
-    With --running their workers cancel the handlers.
+    With --running their workers cancel the handlers. Cancelled messages are not dead:
+    `notifyq dead ls --cancelled` lists them, `notifyq dead retry ID` publishes one again.
     """
     refused = "{} cannot be cancelled now: try again"
-    args = (running, children)
-    await _change_each(dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused)
+    args = (running, children, reason, actor()["actor"])
+    facts = {} if reason is None else {"reason": reason}
+    await _change_each(
+        dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused, **facts
+    )
 
 
 @sync

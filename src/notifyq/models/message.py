@@ -166,6 +166,8 @@ class ArchivedMessage(_Row):
     """The subscriber that failed to handle the event; None for a message of a queue."""
     event_id: int | None
     """The event of the stream `queue`; None for a message of a queue."""
+    cancelled_by: str | None = None
+    """Who cancelled it; None: nobody. A cancelled message is rejected, and not dead."""
 
 
 class Columns:

@@ -156,20 +156,26 @@ def _id(view: View) -> int:
     return view.integer(view.form.get("id", ""))
 
 
-def _simple(verb: str, name: str, statement: str, done: str, lost: str) -> None:
-    """Register a change of one message; `lost` is shown if the statement changed nothing."""
+def _simple(
+    verb: str, name: str, statement: str, done: str, lost: str, *, with_actor: bool = False
+) -> None:
+    """Register a change of one message; `lost` is shown if the statement changed nothing.
+
+    `with_actor`: the second argument of the statement is the user.
+    """
 
     async def handler(view: View) -> Response:
         id_ = _id(view)
-        changed = await view.change(f"message.{verb}", id_, statement)
+        args = (id_, view.actor) if with_actor else (id_,)
+        changed = await view.change(f"message.{verb}", id_, statement, *args)
         return view.back(done.format(id_)) if changed else view.back(error=lost.format(id_))
 
     section.action(f"/message/{verb.replace('_', '-')}", name)(handler)
 
 
 _simple(
-    "cancel", "cancel_message", sql.CANCEL, "Cancelled message {}.",
-    "Message {} was not cancelled: a worker has locked it, or it is finished.",
+    "cancel", "cancel_message", statements.CANCEL, "Cancelled message {}.",
+    "Message {} was not cancelled: a worker has locked it, or it is finished.", with_actor=True,
 )  # fmt: skip
 _simple(
     "run_now", "run_message_now", statements.RUN_NOW, "Message {} is due now.",
@@ -196,7 +202,7 @@ async def stop(view: View) -> Response:
             button="Stop",
             fields={"id": id_},
         )
-    if await view.change("message.cancel", id_, statements.STOP):
+    if await view.change("message.cancel", id_, statements.STOP, id_, view.actor):
         return view.back(f"Stopped message {id_}.")
     return view.back(error=f"Message {id_} was not stopped: it is finished.")
 
