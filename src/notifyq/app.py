@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from notifyq.archive.reader import CancelOptions
     from notifyq.config import DatabaseOptions, WorkerOptions
+    from notifyq.models.message import Cancellation
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
     from notifyq.queues.published import Published
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
@@ -489,7 +490,7 @@ class SyncApp:
             return self._run(message.result(timeout))
         return self._run(self._app.result(message, Any if kind is None else kind, timeout=timeout))
 
-    def cancel(self, message_id: int, **options: Unpack[CancelOptions]) -> bool:
+    def cancel(self, message_id: int, **options: Unpack[CancelOptions]) -> Cancellation:
         """Archive a live message as rejected; see `Archive.cancel`."""
         return self._run(self._app.archive.cancel(message_id, **options))
 

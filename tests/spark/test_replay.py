@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import ConfigurationError, LoadNotFoundError, ReplayClosedError
-from notifyq.spark.publish.history import DEAD, Choice, contains
+from notifyq.spark.publish.history import Choice, contains
 from notifyq.spark.publish.replay import replay
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def test_dead_messages_are_redriven_once(connection: Connection, database:
     await finish_some(connection)
     first = await connection.fetchval("select min(id) from messages.dead_message")
     await connection.execute("select messages.dead_retry($1)", first)
-    choice = Choice(statuses=DEAD)
+    choice = Choice(dead=True)
     counts = replay(database, "r", choice, redrive=True, dry_run=True).counts
     assert [(one.queue, one.type, one.status, one.messages, one.known) for one in counts] == [
         ("a", "t", "failed", 10, 1)
@@ -161,7 +161,7 @@ async def test_a_finished_replay_publishes_nothing_again(
 async def test_contradictory_arguments_are_refused(connection: Connection, database: str) -> None:
     for choice, more in (
         (Choice(), {"redrive": True}),
-        (Choice(statuses=DEAD), {"redrive": True, "to": "default"}),
+        (Choice(dead=True), {"redrive": True, "to": "default"}),
         (Choice(), {"rate": 0}),
     ):
         options: dict[str, Any] = more

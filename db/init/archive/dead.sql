@@ -105,13 +105,23 @@ begin
       dead_list.skip
     ) as d;
     return;
+  elsif cancelled then
+    return query
+    select a.*
+    from messages.message_archive as a
+    where a.status <> 'success'
+      and a.cancelled_by is not null
+      and (dead_list.subscriber is null or a.subscriber = dead_list.subscriber)
+      and not exists (select from notifyq.redrive as r where r.archive_id = a.id offset 0)
+    order by a.archived_at desc, a.id desc
+    limit dead_list.quantity
+    offset dead_list.skip;
+    return;
   end if;
   return query
   select d.*
-  from messages.message_archive as d
-  where d.status <> 'success'
-    and notifyq.is_dead(d.status, d.cancelled_by) <> dead_list.cancelled
-    and (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
+  from messages.dead_message as d
+  where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
     -- `offset 0`: an index scan for each, see dead_rows().
     and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
   order by d.archived_at desc, d.id desc

@@ -199,7 +199,6 @@ declare
   c notifyq.search_conditions := notifyq.parse_conditions(
     conditions, array['dead', 'rejected', 'failed', 'lock_expired']
   );
-  v_times timestamptz[];
 begin
   perform notifyq.check_quantity(find_dead.quantity, 100000);
   if c.until_at is null then
@@ -209,17 +208,12 @@ begin
     );
   end if;
   c.state := coalesce(c.state, 'dead');
-  select f._ids, f._times, f._at, f._id
-  into _ids, v_times, _at, _id
+  select f._ids, f._at, f._id
+  into _ids, _at, _id
   from notifyq.search_archive_step(c, quantity, position_at, position_id, budget, true) as f;
   _ids := array(
-    select u.id from unnest(_ids, v_times) as u (id, archived_at)
-    where exists (
-        select from messages.dead_message as d
-        where d.id = u.id and d.archived_at = u.archived_at
-        offset 0
-      )
-      and not exists (select from notifyq.redrive as r where r.archive_id = u.id)
+    select u.id from unnest(_ids) as u (id)
+    where not exists (select from notifyq.redrive as r where r.archive_id = u.id)
   );
 end;
 $$;

@@ -40,14 +40,17 @@ create table if not exists notifyq.message_archive_default
 create index if not exists message_archive_xid_idx on messages.message_archive (xid);
 create index if not exists message_archive_queue_archived_at_idx
   on messages.message_archive (queue, archived_at);
-create index if not exists message_archive_dead_archived_at_idx
+create index if not exists message_archive_failed_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
+-- The condition of notifyq.is_dead(): a million cancelled messages cost readers of dead ones nothing.
+create index if not exists message_archive_dead_archived_at_idx
+  on messages.message_archive (archived_at) where status <> 'success' and cancelled_by is null;
 -- Dead messages of one queue, counted by an index-only scan.
 create index if not exists message_archive_dead_queue_archived_at_id_idx
   on messages.message_archive (queue, archived_at, id) include (status, subscriber, cancelled_by)
   where status <> 'success';
 create index if not exists message_archive_dead_xid_idx
-  on messages.message_archive (xid) where status <> 'success';
+  on messages.message_archive (xid) where status <> 'success' and cancelled_by is null;
 
 comment on table messages.message_archive is
   'One row for each finished message under the same id; rows never change.';

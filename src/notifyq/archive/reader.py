@@ -12,6 +12,7 @@ from notifyq.database import statements as sql
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
+    Cancellation,
     Dependency,
     Message,
     ParkedMessage,
@@ -38,6 +39,17 @@ class CancelOptions(TypedDict, total=False):
     children: bool
     reason: str | None
     cancelled_by: str | None
+
+
+def obstacle(message_id: int, found: Message | ArchivedMessage | None) -> str:
+    """Return why a message cannot be changed, if its state shows it."""
+    if found is None:
+        return f"there is no message {message_id}, neither live nor archived"
+    if isinstance(found, ArchivedMessage):
+        return f"{message_id} is finished: {found.status}"
+    if found.state == "locked":
+        return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
+    return ""
 
 
 class Archive:
@@ -238,18 +250,22 @@ class Archive:
         children: bool = False,
         reason: str | None = None,
         cancelled_by: str | None = None,
-    ) -> bool:
+    ) -> Cancellation:
         """Archive a live message as rejected, unless a worker has locked it.
 
         `running`: also then; its handler is cancelled, and what it does with its lock is refused.
         `children`: also what it has published by steps, all the way down. The archive keeps the
-        reason, and who cancelled it, by default the user of the session. It is not dead.
+        reason, and who cancelled it, by default the user of the session. It is not dead. The answer
+        is false for a locked, a finished and an unknown message, and shows which of them it is.
         """
-        return bool(
-            await self._database.value(
-                sql.CANCEL_ALSO, message_id, running, children, reason, cancelled_by
-            )
-        )
+        args = (message_id, running, children, reason, cancelled_by)
+        if await self._database.value(sql.CANCEL_ALSO, *args):
+            return Cancellation.CANCELLED
+        found = await self.find(message_id)
+        if found is None:
+            return Cancellation.UNKNOWN
+        is_finished = isinstance(found, ArchivedMessage)
+        return Cancellation.FINISHED if is_finished else Cancellation.LOCKED
 
     async def amend(
         self,

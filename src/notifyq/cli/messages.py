@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.archive.reader import Archive
+from notifyq.archive.reader import Archive, obstacle
 from notifyq.cli.command import actor, noting, open_database, sync
 from notifyq.cli.hints import require_known
 from notifyq.cli.options import (
@@ -40,8 +40,6 @@ from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from notifyq.database.pool import Database
 
 
 @sync
@@ -261,20 +259,9 @@ async def _change_each(
             if changed:
                 out.print(f"{done} {message_id}")
             else:
-                why = await _why_not(database, message_id) or refused.format(message_id)
+                found = await Archive(database).find(message_id)
+                why = obstacle(message_id, found) or refused.format(message_id)
                 err.print(f"notifyq: {printable(why)}")
                 refusals += 1
     if refusals:
         raise typer.Exit(1)
-
-
-async def _why_not(database: Database, message_id: int) -> str:
-    """Why a message cannot be changed, if its state shows it."""
-    found = await Archive(database).find(message_id)
-    if found is None:
-        return f"there is no message {message_id}, neither live nor archived"
-    if isinstance(found, ArchivedMessage):
-        return f"{message_id} is finished: {found.status}"
-    if found.state == "locked":
-        return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
-    return ""

@@ -32,7 +32,8 @@ select set_config('idle_in_transaction_session_timeout', '0', true),
   end
 """
 PUBLISH_MANY = """
-select p.ids, case when $8::text[] is not null then notifyq.noted_duplicates() end as duplicates
+select p.ids,
+  case when $8::text[] is not null then coalesce(notifyq.noted_duplicates(), '{}') end as duplicates
 from (
   -- First, as the other column depends on it: the offset keeps this a query of its own.
   select array(select messages.publish_many(

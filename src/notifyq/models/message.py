@@ -37,6 +37,20 @@ class State(enum.StrEnum):
     LOCKED = "locked"
 
 
+class Cancellation(enum.StrEnum):
+    """The answer of `cancel`; false unless the message was cancelled."""
+
+    CANCELLED = "cancelled"
+    LOCKED = "locked"
+    """A worker has it, or is about to claim it."""
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+    """There is no message with this id, or it is no longer kept."""
+
+    def __bool__(self) -> bool:
+        return self is Cancellation.CANCELLED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """The columns that live and archived messages share.

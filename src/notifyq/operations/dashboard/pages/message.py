@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
 from notifyq.models.message import Attempt, RecordedStep, columns
 from notifyq.models.payload import check_json
@@ -156,27 +157,17 @@ def _id(view: View) -> int:
     return view.integer(view.form.get("id", ""))
 
 
-def _simple(
-    verb: str, name: str, statement: str, done: str, lost: str, *, with_actor: bool = False
-) -> None:
-    """Register a change of one message; `lost` is shown if the statement changed nothing.
-
-    `with_actor`: the second argument of the statement is the user.
-    """
+def _simple(verb: str, name: str, statement: str, done: str, lost: str) -> None:
+    """Register a change of one message; `lost` is shown if the statement changed nothing."""
 
     async def handler(view: View) -> Response:
         id_ = _id(view)
-        args = (id_, view.actor) if with_actor else (id_,)
-        changed = await view.change(f"message.{verb}", id_, statement, *args)
+        changed = await view.change(f"message.{verb}", id_, statement)
         return view.back(done.format(id_)) if changed else view.back(error=lost.format(id_))
 
     section.action(f"/message/{verb.replace('_', '-')}", name)(handler)
 
 
-_simple(
-    "cancel", "cancel_message", statements.CANCEL, "Cancelled message {}.",
-    "Message {} was not cancelled: a worker has locked it, or it is finished.", with_actor=True,
-)  # fmt: skip
 _simple(
     "run_now", "run_message_now", statements.RUN_NOW, "Message {} is due now.",
     "Message {} is not scheduled any more. Nothing was changed.",
@@ -185,6 +176,21 @@ _simple(
     "unblock", "unblock_message", sql.UNBLOCK, "Message {} no longer waits for others.",
     "Message {} does not wait for others. Nothing was changed.",
 )  # fmt: skip
+
+
+async def _cancelled(view: View, statement: str, verb: str) -> Response:
+    """Cancel a message, or show why it cannot be cancelled."""
+    id_ = _id(view)
+    if await view.change("message.cancel", id_, statement, id_, view.actor):
+        return view.back(f"{verb} message {id_}.")
+    why = obstacle(id_, await Archive(view.database).find(id_)) or "try again"
+    return view.back(error=f"Message {id_} was not {verb.lower()}: {why}.")
+
+
+@section.action("/message/cancel", "cancel_message")
+async def cancel(view: View) -> Response:
+    """Cancel a message that no worker handles."""
+    return await _cancelled(view, statements.CANCEL, "Cancelled")
 
 
 @section.action("/message/stop", "stop_message")
@@ -202,9 +208,7 @@ async def stop(view: View) -> Response:
             button="Stop",
             fields={"id": id_},
         )
-    if await view.change("message.cancel", id_, statements.STOP, id_, view.actor):
-        return view.back(f"Stopped message {id_}.")
-    return view.back(error=f"Message {id_} was not stopped: it is finished.")
+    return await _cancelled(view, statements.STOP, "Stopped")
 
 
 @section.action("/message/amend", "amend_message")
