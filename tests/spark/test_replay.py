@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import ConfigurationError, LoadNotFoundError, ReplayClosedError
+from notifyq.spark.lake.export import export
 from notifyq.spark.publish.history import Choice, contains
 from notifyq.spark.publish.replay import replay
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.database import Connection
 
 
@@ -29,6 +32,21 @@ async def finish_some(connection: Connection, quantity: int = 30) -> None:
         "from messages.claim('{a}', $1) as m",
         quantity,
     )
+
+
+async def test_cancelled_messages_are_replayed_if_not_only_dead_ones_are_chosen(
+    connection: Connection, database: str, tmp_path: Path
+) -> None:
+    await connection.execute("select messages.create_queue('to')")
+    await connection.execute("select messages.cancel(messages.publish('default', '1'))")
+    export(database, tmp_path)
+    for lake in (None, tmp_path):
+        for choice, found in ((Choice(dead=True), 0), (Choice(statuses=("rejected",)), 1)):
+            counts = replay(database, "r", choice, lake=lake, dry_run=True).counts
+            assert sum(one.messages for one in counts) == found
+            name = f"{lake} {found}"
+            assert replay(database, name, choice, lake=lake, to="to").published == found
+        assert replay(database, "r", Choice(dead=True), lake=lake, redrive=True).published == 0
 
 
 async def live(connection: Connection) -> list[int]:

@@ -147,12 +147,19 @@ create or replace function messages.dead_count(
 as $$
 begin
   perform notifyq.check_given('cancelled', cancelled is not null);
-  if dead_count.queue is null then
+  if dead_count.queue is null and not cancelled then
+    return (
+      select count(*)
+      from messages.dead_message as d
+      where (dead_count.subscriber is null or d.subscriber = dead_count.subscriber)
+        and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
+    );
+  elsif dead_count.queue is null then
     return (
       select count(*)
       from messages.message_archive as k
       where k.status <> 'success'
-        and notifyq.is_dead(k.status, k.cancelled_by) <> dead_count.cancelled
+        and k.cancelled_by is not null
         and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
         and not exists (select from notifyq.redrive as r where r.archive_id = k.id)
     );

@@ -66,6 +66,16 @@ class Count:
 
 def chosen(lake: Lake, files: Sequence[LakeFile], choice: Choice) -> Iterator[list[dict[str, Any]]]:
     """Give the chosen rows in files of a lake, at most `STEP` at once."""
+    found = lake.dataset(files=files)
+    for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
+        rows = batch.to_pylist()
+        if choice.match is not None:
+            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
+        if rows:
+            yield rows
+
+
+def _condition(choice: Choice) -> Any:
     condition = ds.scalar(value=True)
     if choice.statuses is not None:
         condition &= ds.field("status").isin(list(choice.statuses))
@@ -77,13 +87,7 @@ def chosen(lake: Lake, files: Sequence[LakeFile], choice: Choice) -> Iterator[li
         condition &= ds.field("archived_at") >= pa.scalar(choice.since, _TIME)
     if choice.until is not None:
         condition &= ds.field("archived_at") < pa.scalar(choice.until, _TIME)
-    found = lake.dataset(files=files)
-    for batch in found.to_batches(columns=_READ, filter=condition, batch_size=STEP):
-        rows = batch.to_pylist()
-        if choice.match is not None:
-            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
-        if rows:
-            yield rows
+    return condition
 
 
 def contains(value: Any, part: Any) -> bool:
