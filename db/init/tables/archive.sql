@@ -42,7 +42,7 @@ create index if not exists message_archive_queue_archived_at_idx
   on messages.message_archive (queue, archived_at);
 create index if not exists message_archive_failed_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
--- The condition of notifyq.is_dead(): a million cancelled messages cost readers of dead ones nothing.
+-- The condition of notifyq.is_dead(): readers of dead messages skip any number of cancelled ones.
 create index if not exists message_archive_dead_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success' and cancelled_by is null;
 -- Dead messages of one queue, counted by an index-only scan.
