@@ -89,7 +89,8 @@ begin
     from rolled as r
   ), sums as (
     select p.at, p.of_queue, p.of_type, p.of_status, sum(p.finished)::bigint as finished,
-      sum(p.dead)::bigint as dead, sum(p.retried)::bigint as retried, sum(p.attempts)::bigint as attempts,
+      sum(p.dead)::bigint as dead, sum(p.retried)::bigint as retried,
+      sum(p.attempts)::bigint as attempts,
       sum(p.wait_total_us) / nullif(sum(p.waited), 0) / 1000000 as wait_mean,
       max(p.wait_max_us) as wait_max,
       sum(p.run_total_us) / nullif(sum(p.ran), 0) / 1000000 as run_mean,

@@ -269,8 +269,8 @@ comment on function notifyq.replay_archive is
   'their ids from after_id on: of a queue, of some statuses, dead ones only, of a type, archived '
   'since and before until, whose message contains match. Headers replay and replay_of record '
   'their origin. last_id is where the next call continues; null: there are no more. rate and '
-  'redrive are those of replay_rows(). Dead events go into another queue or stream only. Call begin_replay() first; '
-  'raises NQ035 and NQ037 as that does.';
+  'redrive are those of replay_rows(). Dead events go into another queue or stream only. Call '
+  'begin_replay() first; raises NQ035 and NQ037 as that does.';
 
 create or replace function notifyq.replay_counts(
   name text,
