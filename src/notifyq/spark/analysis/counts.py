@@ -62,7 +62,7 @@ def count(table: Any) -> Counts:
     status = table["status"].cast(pa.string())
     due = pc.max_element_wise(_instant(table["created_at"]), _instant(table["available_at"]))
     locked, archived = _instant(table["locked_at"]), _instant(table["archived_at"])
-    # As notifyq.is_dead().
+    # The condition of messages.dead_message.
     dead = pc.and_(pc.not_equal(status, "success"), pc.is_null(table["cancelled_by"]))
     base = pa.table(
         {
