@@ -73,6 +73,7 @@ from .models.event import Event as Event, SubscriptionInfo as SubscriptionInfo
 from .models.message import (
     ArchivedMessage as ArchivedMessage,
     Attempt as Attempt,
+    Cancellation as Cancellation,
     Dependency as Dependency,
     Message as Message,
     State as State,

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import TracerProvider
 
+    from notifyq.archive.reader import CancelOptions
     from notifyq.config import DatabaseOptions, WorkerOptions
+    from notifyq.models.message import Cancellation
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
     from notifyq.queues.published import Published
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions, PublishStreamOptions
@@ -488,9 +490,9 @@ class SyncApp:
             return self._run(message.result(timeout))
         return self._run(self._app.result(message, Any if kind is None else kind, timeout=timeout))
 
-    def cancel(self, message_id: int, *, running: bool = False, children: bool = False) -> bool:
+    def cancel(self, message_id: int, **options: Unpack[CancelOptions]) -> Cancellation:
         """Archive a live message as rejected; see `Archive.cancel`."""
-        return self._run(self._app.archive.cancel(message_id, running=running, children=children))
+        return self._run(self._app.archive.cancel(message_id, **options))
 
     def signal(self, name: str, payload: Any = None) -> int:
         """Send a signal to all handlers that wait for this name; see `App.signal`."""

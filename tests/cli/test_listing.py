@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli.programs import NOTIFYQ, Terminal, environment
+from notifyq.operations.monitor import login
 from support.database import session
 
 if TYPE_CHECKING:
@@ -459,3 +460,18 @@ def test_a_queue_gets_limits_and_loses_them(notifyq: Notifyq, queue: str) -> Non
     assert "give a number from 1 on, or none" in notifyq.refused(
         "queues", "alter", queue, "--rate", "many/s", code=2
     )
+
+
+def test_a_cancelled_message_is_not_dead(notifyq: Notifyq, queue: str) -> None:
+    id_ = int(notifyq.good("publish", queue, "1").out)
+    notifyq.good("cancel", id_, "--reason", "not needed")
+    assert notifyq.good("dead", "ls", "-q", queue).out == "no dead messages\n"
+    assert notifyq.good("dead", "groups", "-q", queue).out == "no dead messages\n"
+    [row] = notifyq.good("dead", "ls", "-q", queue, "--cancelled", "--json").data
+    assert (row["id"], row["status"]) == (id_, "rejected")
+    assert (row["cancelled_by"], row["details"]) == (login(), "cancelled: not needed")
+    assert login() in notifyq.good("dead", "ls", "-q", queue, "--cancelled").out
+    assert f"cancelled_by    {login()}" in notifyq.good("show", id_).out
+    assert notifyq.good("dead", "retry", "-q", queue).out == "0 published again\n"
+    assert notifyq.good("dead", "retry", id_).out.startswith("1 published again as ")
+    assert notifyq.good("dead", "ls", "-q", queue, "--cancelled").out == "no cancelled messages\n"

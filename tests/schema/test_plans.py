@@ -385,6 +385,43 @@ async def test_the_history_of_one_message_is_found_by_its_id(
         assert max([0, *plan.rows_of("on attempt_")]) <= 1, plan.text
 
 
+# Those of one queue are found by an index-only scan over all that did not succeed.
+DEAD = (
+    "messages.dead_list()", "messages.dead_list(cancelled => false, quantity => 5)",
+    "messages.dead_count()", "messages.dead_since()", "messages.backlog()",
+    "notifyq.dead_groups()", """notifyq.search_archive('{"state": "dead"}')""",
+    """notifyq.count_dead_matching('{"until": "2100-01-01"}', 100)""",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_readers_of_dead_messages_read_no_cancelled_ones(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        insert into messages.message_archive (
+          id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+          headers, cancelled_by
+        )
+        select i, now(), now(), 1, 0, 1, 'rejected', 'default', '1', '{}',
+          case when i > 10 then 'ann' end
+        from generate_series(1, 20000) as i;
+    """)
+    if is_analysed:
+        await connection.execute("analyze messages.message_archive")
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for call in DEAD:
+        for _ in range(TIMES):
+            plans = await explained.plans(f"select * from {call}")
+            assert any("message_archive" in plan.text for plan in plans)
+            for plan in plans:
+                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+                touched = [*plan.rows_of("on message_archive_"), *map(int, removed)]
+                assert max([0, *touched]) <= 100, f"{call}: {plan.text}"
+
+
 SEARCHES = {
     # What is searched, and how many rows at most an index gives for it.
     "notifyq.search_archive()": 4100,

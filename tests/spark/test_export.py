@@ -58,7 +58,8 @@ def test_every_row_and_column_arrives(
     archive(session, 300)
     session.execute(
         "update messages.message_archive set result = '{\"a\": 1.50}', details = 'why', key = 'k', "
-        "dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5 where id = 7"
+        "dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5, "
+        "cancelled_by = 'ann' where id = 7"
     )
     summary = export(database, folder)
     assert (summary.rows, summary.files, summary.days) == (300, 2, 1)

@@ -31,7 +31,8 @@ def session(database: str) -> Iterator[Connection[Any]]:
         archive(opened, 200)
         opened.execute(
             "update messages.message_archive set result = '{\"a\": [1.50]}', details = 'ä', "
-            "key = 'k', dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5 "
+            "key = 'k', dedup_key = 'd', max_attempts = 3, subscriber = 's', event_id = 5, "
+            "cancelled_by = 'ann' "
             "where id % 3 = 0"
         )
         opened.execute("select notifyq.make_partitions()")

@@ -187,6 +187,7 @@ async def test_dead_and_live_messages_are_read(connection: Connection, database:
     await publish(connection, 40)
     await publish(connection, 3, "b")
     await finish(connection, 20)
+    await connection.execute("select messages.cancel(messages.publish('default', '1'))")
     dead = reader(database, table="dead", columns="id,status")
     assert collect(dead, dead.partitions()) == [
         {"id": 10, "status": "failed"},

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import ConfigurationError, LoadNotFoundError, ReplayClosedError
-from notifyq.spark.publish.history import DEAD, Choice, contains
+from notifyq.spark.lake.export import export
+from notifyq.spark.publish.history import Choice, contains
 from notifyq.spark.publish.replay import replay
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.database import Connection
 
 
@@ -31,6 +34,21 @@ async def finish_some(connection: Connection, quantity: int = 30) -> None:
     )
 
 
+async def test_cancelled_messages_are_replayed_if_not_only_dead_ones_are_chosen(
+    connection: Connection, database: str, tmp_path: Path
+) -> None:
+    await connection.execute("select messages.create_queue('to')")
+    await connection.execute("select messages.cancel(messages.publish('default', '1'))")
+    export(database, tmp_path)
+    for lake in (None, tmp_path):
+        for choice, found in ((Choice(dead=True), 0), (Choice(statuses=("rejected",)), 1)):
+            counts = replay(database, "r", choice, lake=lake, dry_run=True).counts
+            assert sum(one.messages for one in counts) == found
+            name = f"{lake} {found}"
+            assert replay(database, name, choice, lake=lake, to="to").published == found
+        assert replay(database, "r", Choice(dead=True), lake=lake, redrive=True).published == 0
+
+
 async def live(connection: Connection) -> list[int]:
     """Give the numbers of live messages."""
     return [
@@ -45,7 +63,7 @@ async def test_dead_messages_are_redriven_once(connection: Connection, database:
     await finish_some(connection)
     first = await connection.fetchval("select min(id) from messages.dead_message")
     await connection.execute("select messages.dead_retry($1)", first)
-    choice = Choice(statuses=DEAD)
+    choice = Choice(dead=True)
     counts = replay(database, "r", choice, redrive=True, dry_run=True).counts
     assert [(one.queue, one.type, one.status, one.messages, one.known) for one in counts] == [
         ("a", "t", "failed", 10, 1)
@@ -161,7 +179,7 @@ async def test_a_finished_replay_publishes_nothing_again(
 async def test_contradictory_arguments_are_refused(connection: Connection, database: str) -> None:
     for choice, more in (
         (Choice(), {"redrive": True}),
-        (Choice(statuses=DEAD), {"redrive": True, "to": "default"}),
+        (Choice(dead=True), {"redrive": True, "to": "default"}),
         (Choice(), {"rate": 0}),
     ):
         options: dict[str, Any] = more

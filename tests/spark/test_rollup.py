@@ -261,6 +261,7 @@ def test_a_task_sends_no_more_than_its_counts() -> None:
         **dict.fromkeys(("created_at", "available_at", "locked_at", "archived_at"), instants),
         "attempts": pa.repeat(1, number),
         "handled_by": pa.array([f"worker-{it}" for it in range(number)]),
+        "cancelled_by": pa.nulls(number, pa.string()),
     }
     found = merge([count(pa.table(given))])
     assert found is not None

@@ -305,7 +305,7 @@ class Machine(Bench):
         may = m is not None and m.state != "locked" and m.id not in self.model.held
         assert self.call("cancel", id=id_) == may
         if m is not None and may:
-            self.model.finish(m, "rejected", "cancelled")
+            self.model.cancel(m)
 
     # Time passes
 
@@ -388,7 +388,7 @@ class Machine(Bench):
     @rule(chosen=st.lists(picks, max_size=3))
     def dead_retry(self, chosen: list[int]) -> None:
         ids = [self.finished(pick) for pick in chosen]
-        old = sorted(set(ids) & set(self.model.dead()))
+        old = sorted(set(ids) & set(self.model.dead(cancelled=None)))
         if any(self.model.archive[id_].last.queue not in self.model.queues for id_ in old):
             with pytest.raises(QueueNotFoundError):
                 self.variadic("dead_retry", ids)

@@ -50,6 +50,7 @@ class Archived:
     status: str
     details: str | None
     result: Any = None
+    is_cancelled: bool = False
 
 
 @dataclass
@@ -211,12 +212,20 @@ class Model:
         self.commit(change)
         return len(change.live)
 
-    def dead(self, queue: str | None = None, status: str | None = None) -> list[int]:
-        """Dead messages that need attention."""
+    def cancel(self, m: Live) -> None:
+        """End a message that nobody holds; it is not dead."""
+        del self.live[m.id]
+        self.archive[m.id] = Archived(m, "rejected", "cancelled", is_cancelled=True)
+
+    def dead(
+        self, queue: str | None = None, status: str | None = None, *, cancelled: bool | None = False
+    ) -> list[int]:
+        """Dead messages that need attention; `cancelled`: cancelled ones instead, None: both."""
         return sorted(
             id_
             for id_, a in self.archive.items()
             if a.status != "success"
+            and cancelled in {None, a.is_cancelled}
             and queue in {None, a.last.queue}
             and status in {None, a.status}
             and id_ not in self.redriven

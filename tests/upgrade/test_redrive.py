@@ -151,7 +151,9 @@ async def test_a_redrive_takes_the_oldest_that_fit(connection: Connection) -> No
     first = await kill(connection, 3)
     other = await kill(connection, 2, "other")
     await connection.execute("insert into messages.message (message) values ('0')")
-    await connection.execute("select messages.cancel(max(id)) from messages.message")
+    await connection.execute(
+        "select messages.finish(c.id, c.lock_token, 'rejected') from messages.claim() as c"
+    )
     middle = await connection.fetchval(
         "select archived_at from messages.message_archive where id = $1", other[0]
     )

@@ -9,6 +9,8 @@ create or replace function notifyq.dead_rows(
   subscriber text,
   since timestamptz,
   is_redriven boolean,
+  -- Null: dead and cancelled ones.
+  cancelled boolean,
   quantity integer,
   skip integer
 )
@@ -27,6 +29,10 @@ begin
     where k.status <> 'success'
       and k.queue = dead_rows.queue
       and k.archived_at >= dead_rows.since
+      and (
+        dead_rows.cancelled is null
+        or notifyq.is_dead(k.status, k.cancelled_by) <> dead_rows.cancelled
+      )
       and (dead_rows.status is null or k.status = dead_rows.status)
       and (dead_rows.subscriber is null or k.subscriber = dead_rows.subscriber)
       -- `offset 0` keeps an index scan for each row. A join would be planned for few redriven
@@ -44,12 +50,15 @@ begin
 end;
 $$;
 
+-- The condition of notifyq.is_dead(), which readers of the view may not call.
 create or replace view messages.dead_message as
   select a.*
   from messages.message_archive as a
-  where a.status <> 'success';
+  where a.status <> 'success'
+    and a.cancelled_by is null;
 comment on view messages.dead_message is
-  'Archived messages that did not succeed, also those that were published again since.';
+  'Archived messages that did not succeed, also those that were published again since, without '
+  'those that were cancelled.';
 
 -- Rows whose queue or subscription was dropped are left out: they would stop all the others.
 create or replace view notifyq.retryable_message as
@@ -73,7 +82,8 @@ create or replace function messages.dead_list(
   queue text default null,
   quantity integer default 100,
   skip integer default 0,
-  subscriber text default null
+  subscriber text default null,
+  cancelled boolean default false
 )
   returns setof messages.dead_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -83,6 +93,7 @@ create or replace function messages.dead_list(
 as $$
 begin
   perform notifyq.check_quantity(dead_list.quantity, 10000);
+  perform notifyq.check_given('cancelled', cancelled is not null);
   if dead_list.skip < 0 then
     perform notifyq.raise_invalid(format('skip must not be negative: %s', dead_list.skip));
   end if;
@@ -90,8 +101,21 @@ begin
     return query
     select d.*
     from notifyq.dead_rows(
-      queue, null, subscriber, '-infinity', false, dead_list.quantity, dead_list.skip
+      queue, null, subscriber, '-infinity', false, cancelled, dead_list.quantity,
+      dead_list.skip
     ) as d;
+    return;
+  elsif cancelled then
+    return query
+    select a.*
+    from messages.message_archive as a
+    where a.status <> 'success'
+      and a.cancelled_by is not null
+      and (dead_list.subscriber is null or a.subscriber = dead_list.subscriber)
+      and not exists (select from notifyq.redrive as r where r.archive_id = a.id offset 0)
+    order by a.archived_at desc, a.id desc
+    limit dead_list.quantity
+    offset dead_list.skip;
     return;
   end if;
   return query
@@ -108,11 +132,12 @@ $$;
 comment on function messages.dead_list is
   'Dead messages and events that still need attention, the latest first, without those published '
   'or delivered again: of one queue or stream (null: all), of one subscriber (null: all, and '
-  'messages of queues).';
+  'messages of queues). cancelled: those that were cancelled, instead.';
 
 create or replace function messages.dead_count(
   queue text default null,
-  subscriber text default null
+  subscriber text default null,
+  cancelled boolean default false
 )
   returns bigint language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -121,11 +146,20 @@ create or replace function messages.dead_count(
   set enable_nestloop = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
-  if dead_count.queue is null then
+  perform notifyq.check_given('cancelled', cancelled is not null);
+  if dead_count.queue is null and not cancelled then
+    return (
+      select count(*)
+      from messages.dead_message as d
+      where (dead_count.subscriber is null or d.subscriber = dead_count.subscriber)
+        and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
+    );
+  elsif dead_count.queue is null then
     return (
       select count(*)
       from messages.message_archive as k
       where k.status <> 'success'
+        and k.cancelled_by is not null
         and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
         and not exists (select from notifyq.redrive as r where r.archive_id = k.id)
     );
@@ -135,12 +169,13 @@ begin
     from messages.message_archive as k
     where k.status <> 'success'
       and k.queue = dead_count.queue
+      and notifyq.is_dead(k.status, k.cancelled_by) <> dead_count.cancelled
       and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
       and not exists (select from notifyq.redrive as r where r.archive_id = k.id offset 0)
   );
 end;
 $$;
-comment on function messages.dead_count(text, text) is
+comment on function messages.dead_count is
   'How many dead messages and events still need attention, as dead_list() would list them.';
 
 create or replace function messages.dead_retry(variadic ids bigint[])
@@ -159,8 +194,9 @@ begin
     from (
       select d.id, d.queue, d.type, d.priority, d.message, d.headers, d.key, d.max_attempts,
         d.subscriber, d.event_id, coalesce(d.root_id, d.id) as root_id
-      from messages.dead_message as d
+      from messages.message_archive as d
       where d.id = any (dead_retry.ids)
+        and d.status <> 'success'
         -- Events that were skipped as a whole have no row to deliver again.
         and (d.subscriber is null or d.event_id is not null)
         -- `offset 0`: an index scan for each, see dead_rows().
@@ -211,13 +247,13 @@ begin
 end;
 $$;
 comment on function messages.dead_retry is
-  'Publish dead messages again and return the new ids: same queue, message, headers, type, key, '
-  'priority and recorded steps, due at once, with all attempts and without the dedup_key. Each is '
-  'published again once; ids that were, or are not of dead messages, are left out. Messages that '
-  'wait for one of them wait for the new message; one that ran after others waits for those that '
-  'are published again with it. A dead event is delivered again under its own id, to its '
-  'subscriber alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where a stream or '
-  'subscription is, and the errors of publish(), and publishes nothing then.';
+  'Publish dead messages, and cancelled ones, again and return the new ids: same queue, message, '
+  'headers, type, key, priority and recorded steps, due at once, with all attempts and without '
+  'the dedup_key. Each is published again once; ids that were, or are not of dead messages, are '
+  'left out. Messages that wait for one of them wait for the new message; one that ran after '
+  'others waits for those that are published again with it. A dead event is delivered again under '
+  'its own id, to its subscriber alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where '
+  'a stream or subscription is, and the errors of publish(), and publishes nothing then.';
 
 create or replace function messages.dead_retry_from(id bigint, step text default null)
   returns bigint language plpgsql security definer
@@ -273,7 +309,8 @@ begin
 end;
 $$;
 comment on function messages.dead_delete is
-  'Delete dead messages and the history of their attempts permanently; return how many.';
+  'Delete dead messages, and cancelled ones, and the history of their attempts permanently; return '
+  'how many.';
 
 -- An event stays in its stream for the other subscribers. Its row in the archive has an id of its
 -- own, and one event may have several. The caller has locked the batch.

@@ -59,7 +59,7 @@ begin
     return query
     select a.*
     from notifyq.dead_rows(
-      queue, status, null, v_since, true, archive_list.quantity, 0
+      queue, status, null, v_since, true, null, archive_list.quantity, 0
     ) as a;
     return;
   elsif status <> 'success' then

@@ -232,13 +232,22 @@ as $$
   ) * (0.5 + random() / 2));
 $$;
 
+-- Whether an archived message is dead: it did not succeed, and nobody cancelled it. Everything that
+-- lists, counts, groups or reports dead messages calls this, or reads the view dead_message. The
+-- planner puts the condition in place of the call: the partial indexes serve it.
+create or replace function notifyq.is_dead(status messages.message_status, cancelled_by text)
+  returns boolean language sql immutable
+as $$
+  select status <> 'success' and cancelled_by is null;
+$$;
+
 -- The only gate to the archive, see archive_unlogged() for unlogged queues. One statement deletes
 -- messages under their tokens and archives the deleted rows: a message is archived once, by the
 -- holder of its lock, whatever else runs.
 create or replace function notifyq.archive(
   ids bigint[], lock_tokens bigint[], statuses messages.message_status[],
   details text[] default null, results jsonb[] default null,
-  state messages.message_state default 'locked'
+  state messages.message_state default 'locked', cancelled_by text default null
 )
   returns setof bigint language plpgsql
   -- An index scan reads an array of keys in order. Rows are thus locked in id order: otherwise two
@@ -274,12 +283,13 @@ begin
   insert into messages.message_archive as a (
     id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
     handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited,
-    root_id
+    root_id, cancelled_by
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
     e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
-    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id
+    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id,
+    archive.cancelled_by
   from gone as g
   join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
@@ -289,20 +299,24 @@ begin
   ) then
     return query
     select v.id
-    from notifyq.archive_unlogged(ids, lock_tokens, statuses, details, results, state) as v (id);
+    from notifyq.archive_unlogged(
+      ids, lock_tokens, statuses, details, results, state, cancelled_by => cancelled_by
+    ) as v (id);
   end if;
 end;
 $$;
 
 -- Archive messages as rejected, in whatever state they are. The caller has locked their rows.
-create or replace function notifyq.reject_all(given messages.message[], details text)
+create or replace function notifyq.reject_all(
+  given messages.message[], details text, cancelled_by text default null
+)
   returns void language plpgsql
 as $$
 begin
   perform notifyq.archive(
     array_agg(m.id), array_agg(m.lock_token),
     array_agg('rejected'::messages.message_status), array_agg(reject_all.details),
-    state => m.state
+    state => m.state, cancelled_by => reject_all.cancelled_by
   )
   from unnest(given) as m
   group by m.state;

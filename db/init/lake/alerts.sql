@@ -54,7 +54,7 @@ as $$
     coalesce(e.errors, '{}')
   from (
     select r.bucket_at, r.queue, sum(r.finished)::bigint as finished,
-      coalesce(sum(r.finished) filter (where r.status <> 'success'), 0)::bigint as dead,
+      sum(r.dead)::bigint as dead,
       max(r.wait_max_us) as wait_max, max(r.run_max_us) as run_max
     from rolled as r
     group by r.bucket_at, r.queue
@@ -72,7 +72,8 @@ create or replace function notifyq.archive_hours(since timestamptz, until timest
 as $$
   with archived as (
     select
-      date_trunc('hour', a.archived_at) as bucket_at, a.queue, a.status, a.details,
+      date_trunc('hour', a.archived_at) as bucket_at, a.queue, a.details,
+      notifyq.is_dead(a.status, a.cancelled_by) as is_dead,
       extract(epoch from a.wait) * 1000 as waited, extract(epoch from a.run) * 1000 as ran
     from notifyq.timed_message as a
     where a.archived_at >= since
@@ -85,14 +86,14 @@ as $$
       select a.bucket_at, a.queue, count(*) as n,
         notifyq.error_fingerprint(a.details) as fingerprint
       from archived as a
-      where a.status <> 'success'
+      where a.is_dead
       group by a.bucket_at, a.queue, 4
     ) as f
     group by f.bucket_at, f.queue
   ), counted as materialized (
     select
       a.bucket_at, a.queue, count(*) as finished,
-      count(*) filter (where a.status <> 'success') as dead,
+      count(*) filter (where a.is_dead) as dead,
       percentile_cont(0.95) within group (order by a.waited::float8) as wait_p95,
       percentile_cont(0.95) within group (order by a.ran::float8) as run_p95
     from archived as a

@@ -43,7 +43,7 @@ as $$
     (extract(epoch from a.archived_at) * 1000000)::bigint,
     a.lock_token, a.xid, coalesce(a.handled_by, '~'), coalesce(a.subscriber, '~'),
     coalesce(a.event_id, -1), a.message, a.headers, coalesce(a.details, '~'),
-    coalesce(a.result::text, '~'), a.queue
+    coalesce(a.result::text, '~'), coalesce(a.cancelled_by, '~'), a.queue
   )), 16))::bit(64)::bigint
   from messages.message_archive as a
   where a.archived_at >= archive_hashes.day::timestamptz

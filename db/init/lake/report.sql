@@ -89,8 +89,8 @@ begin
     from rolled as r
   ), sums as (
     select p.at, p.of_queue, p.of_type, p.of_status, sum(p.finished)::bigint as finished,
-      coalesce(sum(p.finished) filter (where p.status <> 'success'), 0)::bigint as dead,
-      sum(p.retried)::bigint as retried, sum(p.attempts)::bigint as attempts,
+      sum(p.dead)::bigint as dead, sum(p.retried)::bigint as retried,
+      sum(p.attempts)::bigint as attempts,
       sum(p.wait_total_us) / nullif(sum(p.waited), 0) / 1000000 as wait_mean,
       max(p.wait_max_us) as wait_max,
       sum(p.run_total_us) / nullif(sum(p.ran), 0) / 1000000 as run_mean,
@@ -175,7 +175,7 @@ begin
       a.archived_at, left(a.details, 1000)
     from messages.message_archive as a
     where v_lake = 0
-      and a.status <> 'success'
+      and notifyq.is_dead(a.status, a.cancelled_by)
       and (since is null or a.archived_at >= since)
       and (until is null or a.archived_at < until)
       and (rollup_errors.queue is null or a.queue = rollup_errors.queue)
@@ -231,7 +231,7 @@ begin
       and (rollup_workers.queue is null or w.queue = rollup_workers.queue)
     union all
     select coalesce(a.handled_by, ''), a.queue, count(*),
-      count(*) filter (where a.status <> 'success'),
+      count(*) filter (where notifyq.is_dead(a.status, a.cancelled_by)),
       coalesce(sum(extract(epoch from a.run)) * 1000000, 0)
     from notifyq.timed_message as a
     where v_lake = 0

@@ -90,6 +90,7 @@ begin
   select n.* from unnest(rows) as n
   on conflict (lake, span, bucket_at, queue, type, status) do update set
     finished = r.finished + excluded.finished,
+    dead = r.dead + excluded.dead,
     retried = r.retried + excluded.retried,
     attempts = r.attempts + excluded.attempts,
     waited = r.waited + excluded.waited,
@@ -391,6 +392,7 @@ as $$
       end as bucket_at,
       case when by_queue then a.queue else '' end as queue,
       case when by_type then coalesce(a.type, '') else '' end as type, a.status, a.attempts,
+      notifyq.is_dead(a.status, a.cancelled_by) as is_dead,
       (extract(epoch from a.wait) * 1000000)::bigint as waited,
       (extract(epoch from a.run) * 1000000)::bigint as ran
     from notifyq.timed_message as a
@@ -398,6 +400,7 @@ as $$
       and (until is null or a.archived_at < until)
   ), sums as (
     select c.bucket_at, c.queue, c.type, c.status, count(*) as finished,
+      count(*) filter (where c.is_dead) as dead,
       count(*) filter (where c.attempts > 1) as retried, sum(c.attempts)::bigint as attempts,
       count(c.waited) as waited,
       coalesce(least(sum(c.waited), 9223372036854775807), 0)::bigint as wait_total,
@@ -428,7 +431,7 @@ as $$
     from bins as b
     group by b.bucket_at, b.queue, b.type, b.status
   )
-  select 0::bigint, 'hour', s.bucket_at, s.queue, s.type, s.status, s.finished, s.retried,
+  select 0::bigint, 'hour', s.bucket_at, s.queue, s.type, s.status, s.finished, s.dead, s.retried,
     s.attempts, s.waited, s.wait_total, s.wait_max, coalesce(h.wait_bins, '{}'),
     coalesce(h.wait_counts, '{}'), s.ran, s.run_total, s.run_max, coalesce(h.run_bins, '{}'),
     coalesce(h.run_counts, '{}')

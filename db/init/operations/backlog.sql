@@ -111,7 +111,7 @@ begin
     from (
       select a.queue as name
       from messages.message_archive as a
-      where a.status <> 'success'
+      where notifyq.is_dead(a.status, a.cancelled_by)
         and a.archived_at > v_now - interval '1 day'
         and not exists (select from notifyq.redrive as r where r.archive_id = a.id)
       -- Bounded: each reads a row somewhere in the archive.
@@ -207,10 +207,11 @@ create or replace function notifyq.count_finished(
 as $$
   with found as materialized (
     select date_bin(step, r.archived_at, '2000-01-03 00:00+00') as bucket_at,
-      case when by_queue then u.name else '' end as name, r.status, r.wait, r.run
+      case when by_queue then u.name else '' end as name, r.status, r.wait, r.run,
+      notifyq.is_dead(r.status, r.cancelled_by) as is_dead
     from unnest(queues) as u (name)
     cross join lateral (
-      select a.archived_at, a.status, a.wait, a.run
+      select a.archived_at, a.status, a.cancelled_by, a.wait, a.run
       from notifyq.timed_message as a
       where a.queue = u.name and a.archived_at >= since and a.archived_at < until
     ) as r
@@ -218,6 +219,7 @@ as $$
   )
   -- Percentiles ignore nulls: messages that were never claimed.
   select f.bucket_at, nullif(f.name, ''), f.status, count(*),
+    count(*) filter (where f.is_dead),
     percentile_disc(0.50) within group (order by f.wait),
     percentile_disc(0.95) within group (order by f.wait),
     percentile_disc(0.99) within group (order by f.wait),
@@ -229,7 +231,7 @@ as $$
   where (select count(*) from found as n) <= most
   group by grouping sets ((f.bucket_at, f.name, f.status), (f.bucket_at, f.name))
   union all
-  select null, null, null, null, null, null, null, null, null, null, null, false
+  select null, null, null, null, null, null, null, null, null, null, null, null, false
   where (select count(*) from found as n) > most;
 $$;
 
@@ -325,12 +327,12 @@ begin
   if v_to > v_rolled then
     -- There is a gap between the roll-up and the rows that were read.
     return next row(
-      v_to, null, null, null, null, null, null, null, null, null, null, false
+      v_to, null, null, null, null, null, null, null, null, null, null, null, false
     )::messages.throughput_report;
   end if;
   if v_lake is not null and v_since < v_rolled then
     return query
-    select s.bucket_at, s.queue, s.status, s.finished, s.wait_p50, s.wait_p95, s.wait_p99,
+    select s.bucket_at, s.queue, s.status, s.finished, s.dead, s.wait_p50, s.wait_p95, s.wait_p99,
       s.run_p50, s.run_p95, s.run_p99, 'rollup', true
     from (values (true), (false)) as d (by_status)
     cross join lateral notifyq.rollup_summary(

@@ -23,7 +23,7 @@ begin
     select a.id, a.archived_at, a.queue, a.status, a.type, a.subscriber,
       left(a.details, 1000) as details
     from messages.message_archive as a
-    where a.status <> 'success' and a.archived_at <= upto
+    where notifyq.is_dead(a.status, a.cancelled_by) and a.archived_at <= upto
       and (a.archived_at < upto or a.id < upto_id)
       and (c.since_at is null or a.archived_at >= c.since_at)
     order by a.archived_at desc, a.id desc

@@ -94,10 +94,12 @@ declare
   v_end timestamptz;
   v_slice integer := case when c.payload is null then 1000 else 100 end;
   v_most integer := case when c.payload is null then 10000 else 500 end;
-  -- Only dead rows have a subscriber or an error.
   v_path text := case
-    when c.state <> 'success' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
-      and c.state is null then 'dead'
+    -- All cancelled ones are rejected.
+    when c.state in ('dead', 'failed', 'lock_expired') then 'dead'
+    -- Only messages that did not succeed have a subscriber or an error.
+    when c.state = 'rejected' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
+      and c.state is null then 'failed'
     when c.queue is not null then 'queue' else 'window' end;
   v_low timestamptz := coalesce(c.since_at, '-infinity'::timestamptz);
   v_high timestamptz := coalesce(c.until_at - interval '1 microsecond', clock_timestamp());
@@ -153,14 +155,23 @@ begin
     with scanned as materialized (
       (
         select a.* from messages.message_archive as a
-        where v_path = 'dead' and a.status <> 'success' and a.archived_at >= v_from
+        where v_path = 'dead' and notifyq.is_dead(a.status, a.cancelled_by)
+          and a.archived_at >= v_from and a.archived_at <= v_high
+          and (a.archived_at < v_high or a.id < v_after_id)
+        order by a.archived_at desc, a.id desc limit v_slice
+      )
+      union all
+      (
+        select a.* from messages.message_archive as a
+        where v_path = 'failed' and a.status <> 'success' and a.archived_at >= v_from
           and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_after_id)
         order by a.archived_at desc, a.id desc limit v_slice
       )
       union all
       (
         select a.* from messages.message_archive as a
-        where v_path = 'dead_up' and a.status <> 'success' and a.archived_at <= v_high
+        where v_path = 'dead_up' and notifyq.is_dead(a.status, a.cancelled_by)
+          and a.archived_at <= v_high
           and a.archived_at >= v_from and (a.archived_at > v_from or a.id > v_after_id)
         order by a.archived_at, a.id limit v_slice
       )
@@ -306,9 +317,9 @@ $$;
 comment on function notifyq.search_archive is
   'Finished messages that match all conditions, the latest first, before before_at and before_id '
   '(null: the latest): a JSON object of state (success, rejected, failed, lock_expired, or dead: '
-  'any of the last three that was not published again), queue, subscriber, type, key, dedup_key, '
-  'worker (a prefix of its name), error (a part of details), fingerprint, payload (a JSON path '
-  'predicate), since and until (of archived_at). With subscriber, error or fingerprint, only '
-  'messages that did not succeed are searched, unless state is success. It scans for about budget: '
-  'where there may be more, the last row has the state `more`, and archived_at and id are the '
-  'position to continue from. Raises NQ003.';
+  'any of the last three that was not cancelled or published again), queue, subscriber, type, '
+  'key, dedup_key, worker (a prefix of its name), error (a part of details), fingerprint, payload '
+  '(a JSON path predicate), since and until (of archived_at). With subscriber, error or '
+  'fingerprint, only messages that did not succeed are searched, unless state is success. It '
+  'scans for about budget: where there may be more, the last row has the state `more`, and '
+  'archived_at and id are the position to continue from. Raises NQ003.';

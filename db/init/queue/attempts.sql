@@ -65,6 +65,8 @@ declare
   v_durable bigint[];
   v_named integer := 0;
   v_count integer := 0;
+  v_has_failed boolean;
+  v_succeeded boolean := true;
 begin
   -- One query: this trigger slows down every message.
   select exists (select from notifyq.dependency),
@@ -76,22 +78,24 @@ begin
   end if;
   if v_is_followed then
     perform notifyq.settle_dependencies(
-      array_agg(a.id order by a.id), array_agg(a.status order by a.id)
+      array_agg(a.id order by a.id), array_agg(a.status order by a.id),
+      array_agg(a.cancelled_by order by a.id)
     )
     from archived as a;
   end if;
   if v_durable is not null then
     perform notifyq.archive_steps(v_durable);
   end if;
-  for v_queue, v_ids, v_awaited in
-    select a.queue,
-      array_agg(a.id order by a.id) filter (where a.status <> 'success'),
+  for v_queue, v_has_failed, v_ids, v_awaited in
+    select a.queue, bool_or(a.status <> 'success'),
+      array_agg(a.id order by a.id) filter (where notifyq.is_dead(a.status, a.cancelled_by)),
       array_agg(a.id order by a.id) filter (where a.awaited)
     from archived as a
     where a.status <> 'success'
       or a.awaited
     group by a.queue
   loop
+    v_succeeded := v_succeeded and not v_has_failed;
     if v_ids is not null then
       v_count := v_count + cardinality(v_ids);
       perform notifyq.send_notification('dead_message', v_queue, notifyq.compact_ids(v_ids));
@@ -103,7 +107,7 @@ begin
       perform notifyq.note_ends(v_awaited);
     end if;
   end loop;
-  if v_count = 0 then
+  if v_succeeded then
     return null;
   end if;
   -- The last attempt of each message; a message that was not claimed had none.
@@ -117,7 +121,9 @@ begin
     and a.locked_at is not null;
   -- Ten lines are warning enough; ten thousand would fill the log.
   for v_dead in
-    select a.* from archived as a where a.status <> 'success' order by a.id limit 10
+    select a.* from archived as a
+    where notifyq.is_dead(a.status, a.cancelled_by)
+    order by a.id limit 10
   loop
     v_named := v_named + 1;
     raise warning 'notifyq: dead % % %: %: %',

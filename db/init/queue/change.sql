@@ -3,7 +3,11 @@
 -- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema
 
 create or replace function messages.cancel(
-  id bigint, running boolean default false, children boolean default false
+  id bigint,
+  running boolean default false,
+  children boolean default false,
+  reason text default null,
+  cancelled_by text default null
 )
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -46,7 +50,10 @@ begin
           and s.child_id is not null
       );
     end if;
-    perform notifyq.reject_all(v_found, 'cancelled');
+    perform notifyq.reject_all(
+      v_found, concat_ws(': ', 'cancelled', cancel.reason),
+      coalesce(cancel.cancelled_by, session_user)
+    );
     perform pg_notify('cancelled_message', f.id::text)
     from unnest(v_found) as f
     where f.state = 'locked';
@@ -56,12 +63,14 @@ begin
   return v_is_cancelled;
 end;
 $$;
-comment on function messages.cancel(bigint, boolean, boolean) is
-  'Archive a live message as rejected, with the details `cancelled`. running: also one that a '
-  'worker has locked; its worker is notified on cancelled_message, and its next call with that '
-  'lock is refused. children: also what the message and its children have published by steps; '
-  'without running, children that are locked go on, with their own. False: the message is locked '
-  'by a worker, finished or unknown; nothing changed.';
+comment on function messages.cancel is
+  'Archive a live message as rejected, with the details `cancelled` and the reason. cancelled_by: '
+  'who cancels it; null: the user of the session. A cancelled message is not dead: dead_list() '
+  'leaves it out, no dead_message is sent, and dead_retry() publishes it again by its id. '
+  'running: also one that a worker has locked; its worker is notified on cancelled_message, and '
+  'its next call with that lock is refused. children: also what the message and its children have '
+  'published by steps; without running, children that are locked go on, with their own. False: '
+  'the message is locked by a worker, finished or unknown; nothing changed.';
 
 create or replace function messages.amend(
   id bigint,

@@ -118,7 +118,13 @@ begin
   if ended <> '{}' then
     perform notifyq.resolve_dependencies(
       array(select e.after_id from unnest(ended) as e order by e.after_id),
-      array(select e.status from unnest(ended) as e order by e.after_id)
+      array(select e.status from unnest(ended) as e order by e.after_id),
+      array(
+        select (
+          select a.cancelled_by from messages.message_archive as a where a.id = e.after_id limit 1
+        )
+        from unnest(ended) as e order by e.after_id
+      )
     );
   end if;
 end;
@@ -254,7 +260,7 @@ end;
 $$;
 
 create or replace function notifyq.resolve_dependencies(
-  ids bigint[], statuses messages.message_status[]
+  ids bigint[], statuses messages.message_status[], cancelled_by text[] default null
 )
   returns void language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off
@@ -308,15 +314,19 @@ begin
   )
   select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
   if v_cancelled <> '{}' then
+    -- What waited for a cancelled message is cancelled by the same, what waited for a dead one is
+    -- dead like that.
     perform notifyq.archive(
       array_agg(m.id), array_agg(m.lock_token),
       array_agg('rejected'::messages.message_status),
       array_agg(format('cancelled: it waited for message %s, which did not succeed', u.cause)),
-      state => 'scheduled'
+      state => 'scheduled', cancelled_by => b.cancelled_by
     )
     from unnest(v_cancelled, v_causes) as u (id, cause)
     join messages.message as m on m.id = u.id
-    where m.id = any (v_cancelled);
+    join unnest(ids, resolve_dependencies.cancelled_by) as b (id, cancelled_by) on b.id = u.cause
+    where m.id = any (v_cancelled)
+    group by b.cancelled_by;
   end if;
   perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(m.id)))
   from messages.message as m
@@ -328,7 +338,7 @@ $$;
 
 -- For the trigger of the archive, while there are dependencies.
 create or replace function notifyq.settle_dependencies(
-  ids bigint[], statuses messages.message_status[]
+  ids bigint[], statuses messages.message_status[], cancelled_by text[]
 )
   returns void language plpgsql
   set enable_seqscan = off
@@ -340,7 +350,7 @@ begin
   if exists (
     select from notifyq.dependency as d where d.after_id = any (ids) and d.status is null
   ) then
-    perform notifyq.resolve_dependencies(ids, statuses);
+    perform notifyq.resolve_dependencies(ids, statuses, cancelled_by);
   end if;
   -- Dependencies of a dead message stay: it may be published again, and then reads their results.
   delete from notifyq.dependency as d
@@ -444,7 +454,7 @@ begin
   );
   if v_gone <> '{}' then
     perform notifyq.resolve_dependencies(
-      array_agg(g.id), array_agg(coalesce(a.status, 'rejected'))
+      array_agg(g.id), array_agg(coalesce(a.status, 'rejected')), array_agg(a.cancelled_by)
     )
     from unnest(v_gone) as g (id)
     left join messages.message_archive as a on a.id = g.id;

@@ -133,12 +133,14 @@ begin
     from messages.message as m
     where m.queue = publish.queue
       and m.dedup_key = publish.dedup_key;
-    exit when v_id is not null;
+    if v_id is not null then
+      -- Unless it is new, and was diverted into message_unlogged.
+      if v_id <> currval('messages.message_id_seq') then
+        perform notifyq.note_duplicates(array[v_id]);
+      end if;
+      exit;
+    end if;
   end loop;
-  -- A message that was diverted into message_unlogged is new.
-  if v_id <> currval('messages.message_id_seq') then
-    perform notifyq.note_duplicates(array[v_id]);
-  end if;
   return v_id;
 end;
 $$;

@@ -40,7 +40,8 @@ $$;
 -- order, which every statement over messages.message follows.
 create or replace function notifyq.archive_unlogged(
   ids bigint[], lock_tokens bigint[], statuses messages.message_status[], details text[],
-  results jsonb[], state messages.message_state, dropped boolean default false
+  results jsonb[], state messages.message_state, dropped boolean default false,
+  cancelled_by text default null
 )
   returns setof bigint language plpgsql
   set enable_bitmapscan = off set enable_seqscan = off set enable_nestloop = off set jit = off
@@ -71,12 +72,14 @@ begin
   archived as (
     insert into messages.message_archive as a (
       id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
-      handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited
+      handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited,
+      cancelled_by
     )
     select
       g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
       e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
-      g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited
+      g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited,
+      archive_unlogged.cancelled_by
     from gone as g
     join ending as e on e.id = g.id and e.lock_token = g.lock_token
     where g.awaited

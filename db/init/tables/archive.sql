@@ -25,6 +25,8 @@ create table if not exists messages.message_archive (
   subscriber text,
   event_id bigint,
   root_id bigint,
+  -- Null costs no bytes: the bitmap of nulls has room for it.
+  cancelled_by text,
   -- A primary key of a partitioned table includes the partition column. It cannot prevent a second
   -- row for an id: the fenced delete in notifyq.archive() does.
   constraint message_archive_id_archived_at_pk primary key (id, archived_at)
@@ -38,14 +40,17 @@ create table if not exists notifyq.message_archive_default
 create index if not exists message_archive_xid_idx on messages.message_archive (xid);
 create index if not exists message_archive_queue_archived_at_idx
   on messages.message_archive (queue, archived_at);
-create index if not exists message_archive_dead_archived_at_idx
+create index if not exists message_archive_failed_archived_at_idx
   on messages.message_archive (archived_at) where status <> 'success';
+-- The condition of notifyq.is_dead(): readers of dead messages skip any number of cancelled ones.
+create index if not exists message_archive_dead_archived_at_idx
+  on messages.message_archive (archived_at) where status <> 'success' and cancelled_by is null;
 -- Dead messages of one queue, counted by an index-only scan.
 create index if not exists message_archive_dead_queue_archived_at_id_idx
-  on messages.message_archive (queue, archived_at, id) include (status, subscriber)
+  on messages.message_archive (queue, archived_at, id) include (status, subscriber, cancelled_by)
   where status <> 'success';
 create index if not exists message_archive_dead_xid_idx
-  on messages.message_archive (xid) where status <> 'success';
+  on messages.message_archive (xid) where status <> 'success' and cancelled_by is null;
 
 comment on table messages.message_archive is
   'One row for each finished message under the same id; rows never change.';
@@ -57,6 +62,9 @@ comment on column messages.message_archive.xid is
 comment on column messages.message_archive.details is 'Why it did not succeed.';
 comment on column messages.message_archive.root_id is
   'The message whose recorded steps this one continued, see messages.message.root_id.';
+comment on column messages.message_archive.cancelled_by is
+  'Who cancelled it, or a message that it waited for: as given to cancel(), else the user of the '
+  'session. Null: it was not cancelled. A cancelled message is not dead.';
 comment on column messages.message_archive.result is 'What the handler returned.';
 
 create table if not exists messages.attempt (

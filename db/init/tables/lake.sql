@@ -125,6 +125,7 @@ create table if not exists notifyq.rollup (
   type text not null,
   status messages.message_status not null,
   finished bigint not null,
+  dead bigint not null,
   retried bigint not null,
   attempts bigint not null,
   waited bigint not null,
@@ -151,6 +152,8 @@ comment on table notifyq.rollup is
   'added; read them with notifyq.rollup_summary().';
 comment on column notifyq.rollup.queue is 'Their queue; for dead events the stream.';
 comment on column notifyq.rollup.type is 'Their type; empty for messages without one.';
+comment on column notifyq.rollup.dead is
+  'How many of them are dead: not those that were cancelled.';
 comment on column notifyq.rollup.retried is 'How many of them took more than one attempt.';
 comment on column notifyq.rollup.waited is
   'How many were claimed. Their wait time goes from when they could be claimed (available_at, or '

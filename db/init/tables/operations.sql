@@ -112,6 +112,7 @@ begin
       queue text,
       status messages.message_status,
       finished bigint,
+      dead bigint,
       wait_p50 interval,
       wait_p95 interval,
       wait_p99 interval,

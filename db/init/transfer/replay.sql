@@ -215,7 +215,8 @@ create or replace function notifyq.replay_archive(
   until timestamptz default null,
   match jsonb default null,
   rate double precision default null,
-  redrive boolean default false
+  redrive boolean default false,
+  dead boolean default false
 )
   returns notifyq.replay_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -244,6 +245,7 @@ begin
     where a.id > replay_archive.after_id
       and (replay_archive.queue is null or a.queue = replay_archive.queue)
       and (replay_archive.statuses is null or a.status = any (replay_archive.statuses))
+      and (not replay_archive.dead or notifyq.is_dead(a.status, a.cancelled_by))
       and (replay_archive.type is null or a.type = replay_archive.type)
       and (replay_archive.since is null or a.archived_at >= replay_archive.since)
       and (replay_archive.until is null or a.archived_at < replay_archive.until)
@@ -262,16 +264,13 @@ begin
   return v_report;
 end;
 $$;
-comment on function notifyq.replay_archive(
-  text, integer, bigint, text, messages.message_status[], text, timestamptz, timestamptz, jsonb,
-  double precision, boolean
-) is
+comment on function notifyq.replay_archive is
   'Publish up to quantity archived messages that a replay has not published yet, in the order of '
-  'their ids from after_id on: of a queue, of some statuses, of a type, archived since and before '
-  'until, whose message contains match. Headers replay and replay_of record their origin. last_id '
-  'is where the next call continues; null: there are no more. rate and redrive are those of '
-  'replay_rows(). Dead events go into another queue or stream only. Call begin_replay() first; '
-  'raises NQ035 and NQ037 as that does.';
+  'their ids from after_id on: of a queue, of some statuses, dead ones only, of a type, archived '
+  'since and before until, whose message contains match. Headers replay and replay_of record '
+  'their origin. last_id is where the next call continues; null: there are no more. rate and '
+  'redrive are those of replay_rows(). Dead events go into another queue or stream only. Call '
+  'begin_replay() first; raises NQ035 and NQ037 as that does.';
 
 create or replace function notifyq.replay_counts(
   name text,
@@ -281,7 +280,8 @@ create or replace function notifyq.replay_counts(
   since timestamptz default null,
   until timestamptz default null,
   match jsonb default null,
-  redrive boolean default false
+  redrive boolean default false,
+  dead boolean default false
 )
   returns setof notifyq.replay_count language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -306,6 +306,7 @@ begin
   from messages.message_archive as a
   where (replay_counts.queue is null or a.queue = replay_counts.queue)
     and (replay_counts.statuses is null or a.status = any (replay_counts.statuses))
+    and (not replay_counts.dead or notifyq.is_dead(a.status, a.cancelled_by))
     and (replay_counts.type is null or a.type = replay_counts.type)
     and (replay_counts.since is null or a.archived_at >= replay_counts.since)
     and (replay_counts.until is null or a.archived_at < replay_counts.until)
@@ -315,9 +316,7 @@ begin
   order by 4, 1, 2, 3;
 end;
 $$;
-comment on function notifyq.replay_counts(
-  text, text, messages.message_status[], text, timestamptz, timestamptz, jsonb, boolean
-) is
+comment on function notifyq.replay_counts is
   'What replay_archive() would publish under these conditions, by queue, type, status and day '
   '(UTC): messages, and how many of them were published already (known).';
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
@@ -12,6 +12,7 @@ from notifyq.database import statements as sql
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
+    Cancellation,
     Dependency,
     Message,
     ParkedMessage,
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
 
 _SAME: Final = object()
 """A payload that stays as it is."""
+
+
+class CancelOptions(TypedDict, total=False):
+    """Options of `Archive.cancel`."""
+
+    running: bool
+    children: bool
+    reason: str | None
+    cancelled_by: str | None
+
+
+def obstacle(message_id: int, found: Message | ArchivedMessage | None) -> str:
+    """Return why a message cannot be changed, if its state shows it."""
+    if found is None:
+        return f"there is no message {message_id}, neither live nor archived"
+    if isinstance(found, ArchivedMessage):
+        return f"{message_id} is finished: {found.status}"
+    if found.state == "locked":
+        return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
+    return ""
 
 
 class Archive:
@@ -134,20 +155,31 @@ class Archive:
         quantity: int = 100,
         skip: int = 0,
         subscriber: str | None = None,
+        *,
+        cancelled: bool = False,
     ) -> list[ArchivedMessage]:
         """Dead messages and events that were not retried, the latest first.
 
-        All, or those of one queue or stream, and of one subscriber.
+        All, or those of one queue or stream, and of one subscriber. `cancelled`: the messages that
+        were cancelled, instead.
         """
-        rows = await self._database.fetch(sql.DEAD_LIST, queue, quantity, skip, subscriber)
+        statement = sql.CANCELLED_LIST if cancelled else sql.DEAD_LIST
+        rows = await self._database.fetch(statement, queue, quantity, skip, subscriber)
         return [ArchivedMessage.from_row(row) for row in rows]
 
-    async def dead_count(self, queue: str | None = None, subscriber: str | None = None) -> int:
-        """Count the dead messages and events that were not retried."""
-        return int(await self._database.value(sql.DEAD_COUNT, queue, subscriber))
+    async def dead_count(
+        self,
+        queue: str | None = None,
+        subscriber: str | None = None,
+        *,
+        cancelled: bool = False,
+    ) -> int:
+        """Count what `dead` would list."""
+        statement = sql.CANCELLED_COUNT if cancelled else sql.DEAD_COUNT
+        return int(await self._database.value(statement, queue, subscriber))
 
     async def dead_retry(self, ids: Sequence[int]) -> list[int]:
-        """Publish dead messages again, each at most once; return the new ids.
+        """Publish dead or cancelled messages again, each at most once; return the new ids.
 
         A dead event keeps its id and is delivered again to its subscriber only.
         """
@@ -211,14 +243,29 @@ class Archive:
         return _with_position(await self._database.persist(sql.DEAD_FROM, since, queue))
 
     async def cancel(
-        self, message_id: int, *, running: bool = False, children: bool = False
-    ) -> bool:
+        self,
+        message_id: int,
+        *,
+        running: bool = False,
+        children: bool = False,
+        reason: str | None = None,
+        cancelled_by: str | None = None,
+    ) -> Cancellation:
         """Archive a live message as rejected, unless a worker has locked it.
 
         `running`: also then; its handler is cancelled, and what it does with its lock is refused.
-        `children`: also what it has published by steps, all the way down.
+        `children`: also what it has published by steps, all the way down. The archive keeps the
+        reason, and who cancelled it, by default the user of the session. It is not dead. The answer
+        is false for a locked, a finished and an unknown message, and shows which of them it is.
         """
-        return bool(await self._database.value(sql.CANCEL_ALSO, message_id, running, children))
+        args = (message_id, running, children, reason, cancelled_by)
+        if await self._database.value(sql.CANCEL_ALSO, *args):
+            return Cancellation.CANCELLED
+        found = await self.find(message_id)
+        if found is None:
+            return Cancellation.UNKNOWN
+        is_finished = isinstance(found, ArchivedMessage)
+        return Cancellation.FINISHED if is_finished else Cancellation.LOCKED
 
     async def amend(
         self,

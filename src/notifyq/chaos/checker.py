@@ -206,7 +206,11 @@ class _Checker:
         if not reported and not watches:
             return
         since = min((call.began for call in watches), default=float("-inf"))
-        dead = {row.id for row in self._final.archive if row.status != "success"}
+        dead = {
+            row.id
+            for row in self._final.archive
+            if row.status != "success" and not row.is_cancelled
+        }
         for id_ in sorted(dead - reported):
             call = self._evidence.acknowledged.get(id_)
             if call is None or call.began >= since:

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 # Read from the tables: a function that hid a row from clients would hide it from the checker too.
 _LIVE = """
-select id, queue, state, null as status, lock_token, attempts, dedup_key, message
+select id, queue, state, null as status, false as is_cancelled, lock_token, attempts,
+  dedup_key, message
 from messages.message
 """
 _ARCHIVED = """
-select id, queue, null as state, status, lock_token, attempts, dedup_key, message
+select id, queue, null as state, status, cancelled_by is not null as is_cancelled, lock_token,
+  attempts, dedup_key, message
 from messages.message_archive
 """
 _FILE = "final.json"
@@ -45,6 +47,7 @@ class Row:
     """Its status in the archive; None while it is live."""
     state: str | None = None
     """Its state while it is live; None in the archive."""
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

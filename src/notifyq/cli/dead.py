@@ -72,6 +72,7 @@ _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 async def ls(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
+    cancelled: bool = flag("--cancelled", "The messages that were cancelled, instead."),
     limit: LimitOption = 20,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -79,8 +80,8 @@ async def ls(
     """List dead messages and events, the latest first. Retried ones are left out."""
     async with open_database(dsn) as database:
         archive = Archive(database)
-        found = await archive.dead(queue, limit, subscriber=subscriber)
-        total = await archive.dead_count(queue, subscriber)
+        found = await archive.dead(queue, limit, subscriber=subscriber, cancelled=cancelled)
+        total = await archive.dead_count(queue, subscriber, cancelled=cancelled)
         if not found:
             await require_known(database, queue, subscriber)
     if as_json:
@@ -90,7 +91,10 @@ async def ls(
     names = ["id", "queue", "status", "archived_at", "details"]
     if any(m.subscriber for m in found):
         names[2:2] = ["subscriber", "event_id"]
-    print_rows([pick(m, names) for m in found], as_json=False, empty="no dead messages")
+    if cancelled:
+        names[names.index("details") :] = ["cancelled_by", "details"]
+    empty = "no cancelled messages" if cancelled else "no dead messages"
+    print_rows([pick(m, names) for m in found], as_json=False, empty=empty)
     if total > len(found):
         out.print(f"{total - len(found)} more: use --limit")
 

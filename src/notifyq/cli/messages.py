@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from notifyq.archive.reader import Archive
-from notifyq.cli.command import noting, open_database, sync
+from notifyq.archive.reader import Archive, obstacle
+from notifyq.cli.command import actor, noting, open_database, sync
 from notifyq.cli.hints import empty_list, require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -40,8 +40,6 @@ from notifyq.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from notifyq.database.pool import Database
 
 
 @sync
@@ -193,15 +191,20 @@ async def cancel(
     ids: IdsArgument,
     running: bool = flag("--running", "Also messages that a worker handles."),
     children: bool = flag("--children", "Also what they have published by steps."),
+    reason: str | None = typer.Option(None, help="Why; the archive and the audit keep it."),
     dsn: DsnOption = None,
 ) -> None:
     """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
 
-    With --running their workers cancel the handlers.
+    With --running their workers cancel the handlers. Cancelled messages are not dead:
+    `notifyq dead ls --cancelled` lists them, `notifyq dead retry ID` publishes one again.
     """
     refused = "{} cannot be cancelled now: try again"
-    args = (running, children)
-    await _change_each(dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused)
+    args = (running, children, reason, actor()["actor"])
+    facts = {} if reason is None else {"reason": reason}
+    await _change_each(
+        dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused, **facts
+    )
 
 
 @sync
@@ -255,20 +258,9 @@ async def _change_each(
             if changed:
                 out.print(f"{done} {message_id}")
             else:
-                why = await _why_not(database, message_id) or refused.format(message_id)
+                found = await Archive(database).find(message_id)
+                why = obstacle(message_id, found) or refused.format(message_id)
                 err.print(f"notifyq: {printable(why)}")
                 refusals += 1
     if refusals:
         raise typer.Exit(1)
-
-
-async def _why_not(database: Database, message_id: int) -> str:
-    """Why a message cannot be changed, if its state shows it."""
-    found = await Archive(database).find(message_id)
-    if found is None:
-        return f"there is no message {message_id}, neither live nor archived"
-    if isinstance(found, ArchivedMessage):
-        return f"{message_id} is finished: {found.status}"
-    if found.state == "locked":
-        return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
-    return ""

@@ -32,7 +32,8 @@ select set_config('idle_in_transaction_session_timeout', '0', true),
   end
 """
 PUBLISH_MANY = """
-select p.ids, case when $8::text[] is not null then notifyq.noted_duplicates() end as duplicates
+select p.ids,
+  case when $8::text[] is not null then coalesce(notifyq.noted_duplicates(), '{}') end as duplicates
 from (
   -- First, as the other column depends on it: the offset keeps this a query of its own.
   select array(select messages.publish_many(
@@ -73,7 +74,10 @@ SNOOZE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2, delay 
 RELEASE_ORPHANS = "select notifyq.release_orphans(worker => $1, known => $2)"
 EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_duration => $3)"
 CANCEL = "select messages.cancel(id => $1)"
-CANCEL_ALSO = "select messages.cancel(id => $1, running => $2, children => $3)"
+CANCEL_ALSO = """
+select messages.cancel(
+  id => $1, running => $2, children => $3, reason => $4, cancelled_by => $5)
+"""
 AMEND = """
 select messages.amend(
   id => $1, message => $2::text::jsonb, priority => $3, available_at => $4,
@@ -173,7 +177,9 @@ ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
 DEAD_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4)"
+CANCELLED_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4, cancelled => true)"
 DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
+CANCELLED_COUNT = "select messages.dead_count(queue => $1, subscriber => $2, cancelled => true)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
 DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
 REDRIVE_IDS = "select unnest(notifyq.redrive_ids($1, $2::messages.message_status, $3, $4, $5, $6))"

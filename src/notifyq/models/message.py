@@ -37,6 +37,20 @@ class State(enum.StrEnum):
     LOCKED = "locked"
 
 
+class Cancellation(enum.StrEnum):
+    """The answer of `cancel`; false unless the message was cancelled."""
+
+    CANCELLED = "cancelled"
+    LOCKED = "locked"
+    """A worker has it, or is about to claim it."""
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+    """There is no message with this id, or it is no longer kept."""
+
+    def __bool__(self) -> bool:
+        return self is Cancellation.CANCELLED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """The columns that live and archived messages share.
@@ -166,6 +180,8 @@ class ArchivedMessage(_Row):
     """The subscriber that failed to handle the event; None for a message of a queue."""
     event_id: int | None
     """The event of the stream `queue`; None for a message of a queue."""
+    cancelled_by: str | None = None
+    """Who cancelled it; None: nobody. A cancelled message is rejected, and not dead."""
 
 
 class Columns:

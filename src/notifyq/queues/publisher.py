@@ -222,8 +222,6 @@ class Publisher:
                             f"PostgreSQL cannot store the message at position {position}: {reason}"
                         ) from error
                 raise
-            if batch.keys[0] is not None and duplicates is None:
-                duplicates = ()
             keeps_first = options.get("on_duplicate", "keep") == "keep"
             return of_batch(ids, duplicates, keeps_first=keeps_first)
 

@@ -6,12 +6,14 @@ ARCHIVE = (
     "id", "queue", "type", "status", "priority", "attempts", "max_attempts", "key", "dedup_key",
     "created_at", "available_at", "locked_at", "archived_at", "lock_token", "xid", "handled_by",
     "subscriber", "event_id", "message", "headers", "details", "result",
+    "cancelled_by",
 )  # fmt: skip
 MESSAGES = (
     "id", "queue", "type", "state", "priority", "attempts", "max_attempts", "key", "dedup_key",
     "created_at", "available_at", "locked_at", "lock_expires_at", "lock_token", "locked_by",
     "message", "headers", "details",
 )  # fmt: skip
+STATUSES = {"success", "rejected", "failed", "lock_expired"}
 EVENTS = ("id", "type", "key", "created_at", "xid", "message", "headers")
 
 _KINDS = {

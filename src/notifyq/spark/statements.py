@@ -167,9 +167,9 @@ ROLL_UP: Final = "select notifyq.roll_up(%s, after => %s, upto => %s)"
 ADD_ROLLUP: Final = "select notifyq.add_rollup(%s, %s::jsonb, %s::jsonb, %s::jsonb)"
 FORGET_ROLLUP: Final = "select notifyq.forget_rollup(%s)"
 ROLLUP_DAY: Final = """
-    select r.span, r.bucket_at, r.queue, r.type, r.status::text, r.finished, r.retried, r.attempts,
-      r.waited, r.wait_total_us, r.wait_max_us, r.wait_bins, r.wait_counts, r.ran, r.run_total_us,
-      r.run_max_us, r.run_bins, r.run_counts
+    select r.span, r.bucket_at, r.queue, r.type, r.status::text, r.finished, r.dead, r.retried,
+      r.attempts, r.waited, r.wait_total_us, r.wait_max_us, r.wait_bins, r.wait_counts, r.ran,
+      r.run_total_us, r.run_max_us, r.run_bins, r.run_counts
     from notifyq.rollup as r
     where r.lake = %s
       and r.bucket_at >= %s::date::timestamp at time zone 'UTC'
@@ -254,13 +254,13 @@ REPLAY_ROWS: Final = "select * from notifyq.replay_rows(%s, %s, %s, %s, %s)"
 REPLAY_ARCHIVE: Final = """
 select * from notifyq.replay_archive(
   %(name)s, %(quantity)s, %(after_id)s, %(queue)s, %(statuses)s::messages.message_status[],
-  %(type)s, %(since)s, %(until)s, %(match)s::jsonb, %(rate)s, %(redrive)s
+  %(type)s, %(since)s, %(until)s, %(match)s::jsonb, %(rate)s, %(redrive)s, %(dead)s
 )
 """
 REPLAY_COUNTS: Final = """
 select * from notifyq.replay_counts(
   %(name)s, %(queue)s, %(statuses)s::messages.message_status[], %(type)s, %(since)s, %(until)s,
-  %(match)s::jsonb, %(redrive)s
+  %(match)s::jsonb, %(redrive)s, %(dead)s
 )
 """
 IS_STREAM: Final = "select exists (select from messages.stream as s where s.name = %s)"

@@ -233,9 +233,25 @@ async def test_a_waiting_message_is_cancelled(writer: Browser, connection: Conne
     assert f"Cancelled message {id_}." in page
     ((row),) = await archived(connection, id_)
     assert (row["status"], row["details"]) == ("rejected", "cancelled")
-    page = await writer.act("/message/cancel", id=id_, back=f"/messages/{id_}")
-    assert 'role="alert"' in page
-    assert "was not cancelled" in page
+    page = await writer.text(f"/messages/{id_}")
+    assert "Retry" in page
+    assert "Messages with this error" not in page
+
+
+async def test_a_message_that_cannot_be_cancelled_is_locked_finished_or_unknown(
+    writer: Browser, connection: Connection
+) -> None:
+    finished, locked = await publish(connection, 2)
+    assert await value(connection, "cancel", id=finished)
+    await claim_one(connection)
+    for id_, why in (
+        (finished, f"{finished} is finished: rejected"),
+        (locked, f"{locked} is being handled by "),
+        (2**62, f"there is no message {2**62}, neither live nor archived"),
+    ):
+        page = await writer.act("/message/cancel", id=id_, back="/messages")
+        assert 'role="alert"' in page
+        assert f"Message {id_} was not cancelled: {why}" in page
 
 
 async def test_a_running_message_is_stopped(writer: Browser, connection: Connection) -> None:
@@ -247,7 +263,7 @@ async def test_a_running_message_is_stopped(writer: Browser, connection: Connect
     sure = {"id": id_, "confirmed": "yes", "back": f"/messages/{id_}"}
     assert f"Stopped message {id_}." in await writer.act("/message/stop", **sure)
     assert not await value(connection, "finish", id=id_, lock_token=held["lock_token"])
-    assert "it is finished" in await writer.act("/message/stop", **sure)
+    assert f"{id_} is finished" in await writer.act("/message/stop", **sure)
 
 
 async def test_a_waiting_message_is_changed(writer: Browser, connection: Connection) -> None:

@@ -20,6 +20,7 @@ COLUMNS: Final = (
     "id", "queue", "type", "status", "priority", "attempts", "max_attempts", "key", "dedup_key",
     "created_at", "available_at", "locked_at", "archived_at", "lock_token", "xid", "handled_by",
     "subscriber", "event_id", "message", "headers", "details", "result",
+    "cancelled_by",
 )  # fmt: skip
 INSTANTS: Final = ("created_at", "available_at", "locked_at", "archived_at")
 # Parquet has neither infinity nor text for an instant: write microseconds within its range.

@@ -145,17 +145,17 @@ def replay(
     the origin of a message.
     """
     with needs_extra():
-        from notifyq.spark.publish.history import DEAD, Choice
+        from notifyq.spark.columns import STATUSES
+        from notifyq.spark.publish.history import Choice
         from notifyq.spark.publish.replay import replay as publish
     if dead and statuses:
         raise typer.BadParameter("--dead and --status exclude each other")
-    known = {"success", *DEAD}
-    if statuses and not known.issuperset(statuses):
-        raise typer.BadParameter(f"--status is one of {', '.join(sorted(known))}")
-    chosen = DEAD if dead else tuple(statuses) if statuses else None
+    if statuses and not STATUSES.issuperset(statuses):
+        raise typer.BadParameter(f"--status is one of {', '.join(sorted(STATUSES))}")
     choice = Choice(
         queue=queue,
-        statuses=chosen,
+        statuses=tuple(statuses) if statuses else None,
+        dead=dead,
         type=kind,
         since=since,
         until=until,

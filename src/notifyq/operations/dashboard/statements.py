@@ -14,12 +14,14 @@ m.type, m.dedup_key, m.key, m.max_attempts, m.details, octet_length(m.message::t
 """
 _LIVE: Final = """
 select {}, {}, {}, m.state::text as state, m.locked_by as worker, m.lock_expires_at, m.blockers,
-  null::timestamptz as archived_at, null as result, null as subscriber, null::bigint as event_id
+  null::timestamptz as archived_at, null as result, null as subscriber, null::bigint as event_id,
+  null as cancelled_by
 from messages.message_find(id => $1) as m
 """
 _FINISHED: Final = """
 select {}, {}, {}, {}, m.status::text as state, m.handled_by as worker, m.archived_at,
-  m.subscriber, m.event_id, null::timestamptz as lock_expires_at, null::integer as blockers
+  m.subscriber, m.event_id, m.cancelled_by, null::timestamptz as lock_expires_at,
+  null::integer as blockers
 from messages.archive_find(id => $1) as m
 """
 _MESSAGE, _HEADERS, _RESULT = (_LONG.format(name) for name in ("message", "headers", "result"))
@@ -40,5 +42,6 @@ OPEN_BATCHES: Final = """
 select b.batch, b.stream, b.subscriber, b.member, b.opened_at, b.is_retry, b.first_id, b.last_id
 from notifyq.open_batches(stream => $1) as b
 """
-STOP: Final = "select messages.cancel(id => $1, running => true)"
+CANCEL: Final = "select messages.cancel(id => $1, cancelled_by => $2)"
+STOP: Final = "select messages.cancel(id => $1, running => true, cancelled_by => $2)"
 RUN_NOW: Final = "select messages.run_now(id => $1)"

@@ -52,6 +52,8 @@ class Point:
     """None: all queues."""
     status: Status | None
     finished: int
+    dead: int
+    """How many of them are dead: neither succeeded nor cancelled."""
     wait_p50: timedelta | None
     wait_p95: timedelta | None
     wait_p99: timedelta | None

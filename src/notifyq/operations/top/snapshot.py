@@ -206,7 +206,7 @@ def rates_of(points: Sequence[Point], queues: Sequence[str]) -> dict[str, Rate]:
 def _rate(mine: Sequence[Point], steps: Sequence[datetime]) -> Rate:
     seconds = STEP.total_seconds()
     by_step = {it.bucket_at: it for it in mine if it.status is None}
-    dead = sum(it.finished for it in mine if it.status not in {None, "success"})
+    dead = sum(it.dead for it in mine if it.status is None)
     latest = next((by_step[it] for it in reversed(steps) if it in by_step), None)
     return Rate(
         finished=sum(by_step[it].finished for it in steps if it in by_step) / (WINDOW * seconds),

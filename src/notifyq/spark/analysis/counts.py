@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "queue", "type", "status", "attempts", "created_at", "available_at", "locked_at",
-    "archived_at", "handled_by", "details",
+    "archived_at", "handled_by", "details", "cancelled_by",
 )  # fmt: skip
 """The columns of an archived message that are read."""
 
@@ -31,7 +31,9 @@ _GROWTH = math.log(1.02)
 _GROUP = ["bucket_at", "queue", "type", "status"]
 _ERROR = ["bucket_at", "queue", "status", "fingerprint"]
 _WORKER = ["bucket_at", "queue", "worker"]
-_ADDED = ("finished", "retried", "attempts", "waited", "wait_total_us", "ran", "run_total_us")
+_ADDED = (
+    "finished", "dead", "retried", "attempts", "waited", "wait_total_us", "ran", "run_total_us",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def count(table: Any) -> Counts:
     status = table["status"].cast(pa.string())
     due = pc.max_element_wise(_instant(table["created_at"]), _instant(table["available_at"]))
     locked, archived = _instant(table["locked_at"]), _instant(table["archived_at"])
-    dead = pc.not_equal(status, "success")
+    # The condition of messages.dead_message.
+    dead = pc.and_(pc.not_equal(status, "success"), pc.is_null(table["cancelled_by"]))
     base = pa.table(
         {
             "bucket_at": pc.floor_temporal(table["archived_at"], unit="hour"),
@@ -171,13 +174,14 @@ def bins(us: Any) -> Any:
 def _sums(base: Any) -> Any:
     grouped = base.group_by(_GROUP).aggregate(
         [
-            ([], "count_all"), ("retried", "sum"), ("attempts", "sum"),
+            ([], "count_all"), ("dead", "sum"), ("retried", "sum"), ("attempts", "sum"),
             ("wait", "count"), ("wait", "sum"), ("wait", "max"),
             ("run", "count"), ("run", "sum"), ("run", "max"),
         ]
     )  # fmt: skip
     named = {
-        "finished": "count_all", "retried": "retried_sum", "attempts": "attempts_sum",
+        "finished": "count_all", "dead": "dead_sum", "retried": "retried_sum",
+        "attempts": "attempts_sum",
         "waited": "wait_count", "wait_total_us": "wait_sum", "wait_max_us": "wait_max",
         "ran": "run_count", "run_total_us": "run_sum", "run_max_us": "run_max",
     }  # fmt: skip

@@ -48,7 +48,8 @@ _SCHEMA = pa.schema(
     [
         ("span", pa.string()), ("bucket_at", pa.timestamp("us", "UTC")), ("queue", pa.string()),
         ("type", pa.string()), ("status", pa.string()),
-        ("finished", pa.int64()), ("retried", pa.int64()), ("attempts", pa.int64()),
+        ("finished", pa.int64()), ("dead", pa.int64()), ("retried", pa.int64()),
+        ("attempts", pa.int64()),
         ("waited", pa.int64()), ("wait_total_us", pa.int64()), ("wait_max_us", pa.int64()),
         ("wait_bins", pa.list_(pa.int32())), ("wait_counts", pa.list_(pa.int64())),
         ("ran", pa.int64()), ("run_total_us", pa.int64()), ("run_max_us", pa.int64()),

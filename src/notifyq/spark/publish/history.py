@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from notifyq.spark.lake.lake import LakeFile
 
 _TIME = pa.timestamp("us", "UTC")
-DEAD = ("rejected", "failed", "lock_expired")
 STEP = 10_000
 """Messages in one transaction."""
 _READ = ["id", "status", "type", "priority", "max_attempts", "key", "archived_at", "subscriber",
@@ -39,6 +38,8 @@ class Choice:
 
     queue: str | None = None
     statuses: tuple[str, ...] | None = None
+    dead: bool = False
+    """Only messages that did not succeed and were not cancelled."""
     type: str | None = None
     since: datetime | None = None
     until: datetime | None = None
@@ -65,22 +66,28 @@ class Count:
 
 def chosen(lake: Lake, files: Sequence[LakeFile], choice: Choice) -> Iterator[list[dict[str, Any]]]:
     """Give the chosen rows in files of a lake, at most `STEP` at once."""
+    found = lake.dataset(files=files)
+    for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
+        rows = batch.to_pylist()
+        if choice.match is not None:
+            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
+        if rows:
+            yield rows
+
+
+def _condition(choice: Choice) -> Any:
     condition = ds.scalar(value=True)
     if choice.statuses is not None:
         condition &= ds.field("status").isin(list(choice.statuses))
+    if choice.dead:
+        condition &= (ds.field("status") != "success") & ds.field("cancelled_by").is_null()
     if choice.type is not None:
         condition &= ds.field("type") == choice.type
     if choice.since is not None:
         condition &= ds.field("archived_at") >= pa.scalar(choice.since, _TIME)
     if choice.until is not None:
         condition &= ds.field("archived_at") < pa.scalar(choice.until, _TIME)
-    found = lake.dataset(files=files)
-    for batch in found.to_batches(columns=_READ, filter=condition, batch_size=STEP):
-        rows = batch.to_pylist()
-        if choice.match is not None:
-            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
-        if rows:
-            yield rows
+    return condition
 
 
 def contains(value: Any, part: Any) -> bool:

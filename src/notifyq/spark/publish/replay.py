@@ -115,10 +115,10 @@ def replay(
     """
     since = time.monotonic()
     wanted = choice or Choice()
-    if redrive and (to is not None or wanted.statuses is None or "success" in wanted.statuses):
+    if redrive and (to is not None or not wanted.dead):
         raise ConfigurationError(
-            "a redrive publishes dead messages only, and each into its own queue: choose statuses "
-            "other than success, and no target"
+            "a redrive publishes dead messages only, and each into its own queue: choose dead ones "
+            "and no target"
         )
     if rate is not None and rate <= 0:
         raise ConfigurationError(f"a rate must be larger than zero, not {rate}")

@@ -19,6 +19,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from notifyq.spark.columns import STATUSES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,9 +37,8 @@ _OPERATORS = _ORDERED | {
     IsNull: "{} is null",
     IsNotNull: "{} is not null",
 }
-_STATUSES = {"success", "rejected", "failed", "lock_expired"}
 _DOCUMENTS = {"headers", "message", "result"}
-_ENUMS = {"status": _STATUSES, "state": {"waiting", "scheduled", "locked"}}
+_ENUMS = {"status": STATUSES, "state": {"waiting", "scheduled", "locked"}}
 
 
 def condition(given: Any, kinds: Mapping[str, str]) -> sql.Composable | None:

@@ -47,7 +47,8 @@ def chosen(options: ReadOptions) -> list[sql.Composable]:
     """Return the conditions of the options."""
     conditions: list[sql.Composable] = [sql.SQL("true")]
     if options.table == "dead":
-        conditions.append(sql.SQL("r.status <> 'success'"))
+        # The condition of messages.dead_message, which has no ctid to read by blocks.
+        conditions.append(sql.SQL("r.status <> 'success' and r.cancelled_by is null"))
     if options.queue is not None:
         conditions.append(sql.SQL("r.queue = {}").format(sql.Literal(options.queue)))
     return conditions

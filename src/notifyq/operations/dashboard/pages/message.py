@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
 from notifyq.models.message import Attempt, RecordedStep, columns
 from notifyq.models.payload import check_json
@@ -168,10 +169,6 @@ def _simple(verb: str, name: str, statement: str, done: str, lost: str) -> None:
 
 
 _simple(
-    "cancel", "cancel_message", sql.CANCEL, "Cancelled message {}.",
-    "Message {} was not cancelled: a worker has locked it, or it is finished.",
-)  # fmt: skip
-_simple(
     "run_now", "run_message_now", statements.RUN_NOW, "Message {} is due now.",
     "Message {} is not scheduled any more. Nothing was changed.",
 )  # fmt: skip
@@ -179,6 +176,21 @@ _simple(
     "unblock", "unblock_message", sql.UNBLOCK, "Message {} no longer waits for others.",
     "Message {} does not wait for others. Nothing was changed.",
 )  # fmt: skip
+
+
+async def _cancelled(view: View, statement: str, verb: str) -> Response:
+    """Cancel a message, or show why it cannot be cancelled."""
+    id_ = _id(view)
+    if await view.change("message.cancel", id_, statement, id_, view.actor):
+        return view.back(f"{verb} message {id_}.")
+    why = obstacle(id_, await Archive(view.database).find(id_)) or "try again"
+    return view.back(error=f"Message {id_} was not {verb.lower()}: {why}.")
+
+
+@section.action("/message/cancel", "cancel_message")
+async def cancel(view: View) -> Response:
+    """Cancel a message that no worker handles."""
+    return await _cancelled(view, statements.CANCEL, "Cancelled")
 
 
 @section.action("/message/stop", "stop_message")
@@ -196,9 +208,7 @@ async def stop(view: View) -> Response:
             button="Stop",
             fields={"id": id_},
         )
-    if await view.change("message.cancel", id_, statements.STOP):
-        return view.back(f"Stopped message {id_}.")
-    return view.back(error=f"Message {id_} was not stopped: it is finished.")
+    return await _cancelled(view, statements.STOP, "Stopped")
 
 
 @section.action("/message/amend", "amend_message")

@@ -72,9 +72,7 @@ async def _past(view: View, chosen: str, queue: str | None) -> dict[str, Any]:
     starts = steps(until - length, until, step)
     whole = [point for point in found.points if point.status is None]
     finished = sum(point.finished for point in whole)
-    dead = sum(
-        point.finished for point in found.points if point.status not in {None, Status.SUCCESS}
-    )
+    dead = sum(point.dead for point in whole)
     return {
         "charts": [
             _throughput(found.points, starts, step, finished, dead),
