@@ -258,7 +258,7 @@ create or replace function messages.dead_retry_matching(
 )
   returns messages.step_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_found record := notifyq.find_dead(conditions, quantity, position_at, position_id, budget);
