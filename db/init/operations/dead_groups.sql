@@ -15,7 +15,8 @@ create or replace function notifyq.group_dead(
   out _id bigint
 )
   language plpgsql stable
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  -- Planned while the archive is empty, a sort of all dead rows is cheaper than one of equal times.
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 begin
@@ -25,7 +26,8 @@ begin
     from messages.message_archive as a
     where notifyq.is_dead(a.status, a.cancelled_by) and a.archived_at <= upto
       and (a.archived_at < upto or a.id < upto_id)
-      and (c.since_at is null or a.archived_at >= c.since_at)
+      -- Not `is null or`: that is no index condition.
+      and a.archived_at >= coalesce(c.since_at, '-infinity')
     order by a.archived_at desc, a.id desc
     limit slice
   ), wanted as (
@@ -256,7 +258,7 @@ create or replace function messages.dead_retry_matching(
 )
   returns messages.step_report language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
   v_found record := notifyq.find_dead(conditions, quantity, position_at, position_id, budget);

@@ -132,7 +132,7 @@ create or replace function notifyq.search_live(
   returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
-  set enable_mergejoin = off set jit = off
+  set enable_mergejoin = off set enable_sort = off set jit = off
 as $$
 declare
   c notifyq.search_conditions := notifyq.parse_conditions(
@@ -169,9 +169,11 @@ begin
       (
         select m.* from messages.message as m
         where v_path = 'key'
-          and notifyq.key_hash(m.queue, m.key) = notifyq.key_hash(c.queue, c.key)
+          -- Not `=`: the order would be that of the ids alone, which another index has, too.
+          and notifyq.key_hash(m.queue, m.key) >= notifyq.key_hash(c.queue, c.key)
+          and notifyq.key_hash(m.queue, m.key) <= notifyq.key_hash(c.queue, c.key)
           and m.id < v_before
-        order by m.id desc limit v_slice
+        order by notifyq.key_hash(m.queue, m.key) desc, m.id desc limit v_slice
       )
       union all
       (
