@@ -95,7 +95,8 @@ FIXED = {
     ),
     "a function is changed": (
         "create or replace function messages.dead_count(queue text default null, "
-        "subscriber text default null) returns bigint language sql stable security definer "
+        "subscriber text default null, cancelled boolean default false) "
+        "returns bigint language sql stable security definer "
         "set search_path = pg_catalog, messages, pg_temp as 'select 0::bigint'",
         "functions",
         "not as in this package: dead_count, ",

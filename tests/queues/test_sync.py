@@ -112,7 +112,7 @@ with app.sync() as calls:
     try:
         calls.result(handle)
     except KeyboardInterrupt:
-        print("interrupted, and cancelled:", calls.cancel(handle))
+        print("interrupted, and cancelled:", bool(calls.cancel(handle)))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=50
