@@ -88,6 +88,6 @@ async def test_an_inbox_gets_it_too(
         return await value(statement, *args)
 
     monkeypatch.setattr(app.database, "value", query_late)
-    monkeypatch.setattr("notifyq.queues.inbox._POLL", 60)
+    monkeypatch.setattr("notifyq.worker.inbox._POLL", 60)
     async with app.inbox() as inbox:
         assert await inbox.wait(["q"], 5) is not None
