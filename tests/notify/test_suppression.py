@@ -12,7 +12,6 @@ import pytest
 
 from notifyq import App
 from notifyq.notify.session import Session
-from notifyq.notify.suppression import OpenPublishers, Suppression
 from notifyq.telemetry import (
     ListenerConnected,
     MessageFinished,
@@ -21,6 +20,7 @@ from notifyq.telemetry import (
     QueueUnsuppressed,
     WorkerStarted,
 )
+from notifyq.worker.wake import OpenPublishers, Suppression
 from support.database import Connect, Connection, Notifications, publish, rows, until, value
 from support.running import Events, until_calm, working
 

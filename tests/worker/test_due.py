@@ -9,8 +9,8 @@ import pytest
 
 from notifyq import App, Retry
 from notifyq.database import statements as sql
-from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
+from notifyq.worker.wake import Suppression
 from support.database import Connection
 from support.running import Events, working
 

@@ -14,9 +14,9 @@ from notifyq.database.refusals import Refusals, RefusedQueues, is_refusal
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import Message
 from notifyq.models.outcome import Rejected
-from notifyq.notify.poller import Poll
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
 from notifyq.worker.settle import Settler
+from notifyq.worker.wake import Poll
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Sequence

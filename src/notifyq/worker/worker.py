@@ -20,8 +20,6 @@ from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
-from notifyq.notify.poller import Poller
-from notifyq.notify.suppression import Suppression
 from notifyq.notify.wake import TokenBucket
 from notifyq.telemetry import (
     BatchFinished,
@@ -41,6 +39,7 @@ from notifyq.worker.presence import Presence
 from notifyq.worker.queue_order import QueueOrder
 from notifyq.worker.run import Runner
 from notifyq.worker.streams.consumer import StreamConsumer
+from notifyq.worker.wake import Poller, Suppression
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Database
     from notifyq.handlers.registry import Registry
     from notifyq.notify.listener import Service
-    from notifyq.notify.poller import Poll
+    from notifyq.worker.wake import Poll
 
 log = logging.getLogger("notifyq.worker")
 
@@ -311,7 +310,7 @@ class Worker:
         queue, _, ids = payload.rpartition(":")
         if not queue:
             self._wake.set()
-        elif queue in self.queues:
+        elif queue in self._handlers:
             self._report(channel, queue)
             if self._poller.answers(queue, ids):
                 self._notified_at = self._notified_at or time.monotonic()
