@@ -29,6 +29,7 @@ from notifyq.telemetry import log_events
 from notifyq.worker.fetch import Claims
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.maintenance import Maintenance
+from notifyq.worker.settle import Key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -67,9 +68,9 @@ class NotifyqBroker(AsyncBroker):
         self._prefetch = prefetch
         self._policy = Policy(max_attempts=max_attempts)
         self._wake = Wake()
-        self._locks: dict[int, Lock] = {}
+        self._locks: dict[Key, Lock] = {}
         self._heartbeat = Heartbeat(
-            lambda key: log.warning("the lock of message %d is lost", key[0])
+            self._locks, lambda key: log.warning("the lock of message %d is lost", key[0])
         )
         self._open = AsyncExitStack()
         self._claims: Claims | None = None
@@ -108,15 +109,16 @@ class NotifyqBroker(AsyncBroker):
             try:
                 messages = await claims.claim([self._queue], self._prefetch)
                 if has_orphans:
-                    await claims.release_orphans([*self._locks, *(m.id for m in messages)])
+                    held = [lock.message for lock in self._locks.values()]
+                    await claims.release_orphans([it.id for it in held + messages])
                 has_orphans = False
             except DatabaseUnavailableError as error:
                 # The listener decides when to give up. The claim may have locked messages.
                 log.warning("the claim failed, another one follows: %s", error)
                 has_orphans, messages = True, []
             for message in messages:
-                self._locks[message.id] = lock = Lock(message, since, extends=True)
-                self._heartbeat.add(lock)
+                lock = Lock(message, since)
+                self._locks[lock.key] = lock
             for message in messages:
                 yield AckableMessage(data=_data(message), ack=partial(self._ack, message))
             if len(messages) < self._prefetch:
@@ -168,10 +170,13 @@ class NotifyqBroker(AsyncBroker):
             self._wake.set()
 
     async def _ack(self, message: Message) -> None:
-        if (lock := self._locks.pop(message.id, None)) is not None and self._claims is not None:
-            self._heartbeat.remove(lock)
-            if not await self._claims.settler.add(message, Success()):
-                log.warning("message %d was handled, but its lock was lost", message.id)
+        lock = self._locks.pop((message.id, message.lock_token), None)
+        if (
+            lock is not None
+            and self._claims is not None
+            and not await self._claims.settler.add(message, Success())
+        ):
+            log.warning("message %d was handled, but its lock was lost", message.id)
 
 
 def _data(message: Message) -> bytes:

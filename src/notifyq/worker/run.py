@@ -48,14 +48,14 @@ _WATCH = 0.1
 """Seconds between two checks of timeouts and locks."""
 
 
-class Held(HandlerCall):
-    """A message from its claim until it is settled, with the interface of a batch of one."""
+class Held(HandlerCall, Lock):
+    """A message from its claim until it is settled: its call, its lock, and a batch of one."""
 
-    __slots__ = ("batch", "ended", "lock", "run", "waits_since")
+    __slots__ = ("batch", "ended", "run", "waits_since")
 
-    def __init__(self, handler: Handler[Any], message: Message, lock: Lock) -> None:
-        super().__init__(handler, message)
-        self.lock = lock
+    def __init__(self, handler: Handler[Any], message: Message, since: float) -> None:
+        HandlerCall.__init__(self, handler, message)
+        Lock.__init__(self, message, since, extends=handler.heartbeat)
         self.batch: BatchCall[Held] | None = None
         """The call that handles it together with others."""
         self.waits_since = 0.0
@@ -105,18 +105,17 @@ class Runner:
         self._prefetch = Prefetch()
         self._waiting: deque[Call] = deque()
         self._gathering: dict[str, BatchCall[Held]] = {}
-        self._calls: set[Call] = set()
-        """Calls of handlers with a message that is not settled yet."""
         self._running = 0
         self._is_stopping = self._is_hurried = False
         self._changed = asyncio.Event()
         self._home: asyncio.AbstractEventLoop
         self._context: contextvars.Context  # each handler gets a copy
+        # By token too: a worker may claim a message again while it settles a lock that it lost.
         self.held: dict[Key, Held] = {}
         """The messages that are not settled yet."""
         self.is_full = False
         """Whether the worker waits for a slot."""
-        self.heartbeat = Heartbeat(self._lock_lost, self._locks_extended)
+        self.heartbeat = Heartbeat(self.held, self._lock_lost, self._locks_extended)
         self.counts: Counter[str] = Counter()
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
 
@@ -126,9 +125,15 @@ class Runner:
         return self._running
 
     @property
+    def calls(self) -> set[Call]:
+        """Calls of handlers with a message that is not settled yet."""
+        # list() of a dict is one step of the interpreter, whatever the other thread does.
+        return {held.batch or held for held in list(self.held.values())}
+
+    @property
     def busy(self) -> int:
         """How many calls are not settled, and how many slots stuck threads hold."""
-        return len(self._calls) + self._runtime.stuck
+        return len(self.calls) + self._runtime.stuck
 
     @property
     def room(self) -> int:
@@ -150,11 +155,9 @@ class Runner:
         if not self.held:
             self._home = asyncio.get_running_loop()
             self._context = contextvars.copy_context()
-        held = Held(handler, message, Lock(message, since, extends=handler.heartbeat))
-        self.held[held.lock.key] = held
-        self.heartbeat.add(held.lock)
+        held = Held(handler, message, since)
         if handler.batch is None:
-            self._calls.add(held)
+            self.held[held.key] = held
             self._enter(held)
         else:
             self._gather(held)
@@ -168,8 +171,7 @@ class Runner:
             self._home.call_later(handler.linger.total_seconds(), self._close, batch)
         held.batch = batch
         batch.members.append(held)
-        batch.unsettled += 1
-        self._calls.add(batch)
+        self.held[held.key] = held
         if batch.is_full or self._is_stopping:
             self._close(batch)
 
@@ -201,7 +203,7 @@ class Runner:
             now = time.monotonic()
             for lock in self.heartbeat.expired():
                 self._lock_over(lock.key)
-            for call in list(self._calls):
+            for call in self.calls:
                 timeout, started = call.handler.timeout, call.started
                 if timeout is None or started is None:
                     continue
@@ -214,7 +216,7 @@ class Runner:
     def cancel(self) -> None:
         """Stop all handlers; their messages are released."""
         self.stop_starting()
-        for call in list(self._calls):
+        for call in self.calls:
             self._interrupt(call, Cause.STOP)
         self._is_hurried = True
         self._changed.set()
@@ -241,7 +243,7 @@ class Runner:
 
     async def abandon(self) -> None:
         """End what still runs; the reaper takes the messages that are not settled by now."""
-        tasks = {call.task for call in self._calls if call.task}
+        tasks = {call.task for call in self.calls if call.task}
         for task in tasks:
             task.cancel()
         if tasks:
@@ -264,7 +266,11 @@ class Runner:
     def _fill(self) -> None:
         """Give free slots to waiting messages."""
         while self._waiting and self._free > 0:
-            deadline = min(held.lock.deadline for held in self._waiting[0].members)
+            first = self._waiting[0]
+            if isinstance(first, Held):
+                deadline = first.deadline
+            else:
+                deadline = min(held.deadline for held in first.members)
             if deadline <= time.monotonic():
                 self._release_waiting()
             else:
@@ -278,7 +284,7 @@ class Runner:
         self._waiting.clear()
         self._prefetch.reset()
         for held in released:
-            self.heartbeat.remove(held.lock)
+            held.extends = False
         self._settle(dict.fromkeys(released, Released()))
 
     async def _handle(self, call: Call) -> None:
@@ -331,8 +337,7 @@ class Runner:
 
     def on_loop(self) -> list[Running]:
         """The calls of async handlers; called on the listener's loop."""
-        # list() of a set is one step of the interpreter, whatever the other thread does.
-        calls = [call for call in list(self._calls) if call.handler.is_async]
+        calls = [call for call in self.calls if call.handler.is_async]
         return [
             Running(call.running_task, _work(call)) for call in calls if call.started is not None
         ]
@@ -389,13 +394,8 @@ class Runner:
 
     def _forget(self, held: Held) -> bool:
         """Hold a message no longer; false if it is not held."""
-        self.heartbeat.remove(held.lock)
-        if self.held.pop(held.lock.key, None) is None:
+        if self.held.pop(held.key, None) is None:
             return False
-        if (batch := held.batch) is not None:
-            batch.unsettled -= 1
-        if batch is None or batch.unsettled == 0:
-            self._calls.discard(batch or held)
         self._changed.set()
         if self.is_full:
             self._wake.set()

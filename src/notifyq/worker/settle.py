@@ -63,12 +63,12 @@ class _Settlement(Generic[E]):
         """Give the answer, once, to who still waits for it."""
         if self.answered.done():
             return
-        if isinstance(answer, asyncio.CancelledError):
-            self.answered.cancel()
-        elif isinstance(answer, BaseException):
-            self.answered.set_exception(answer)
-        else:
+        if not isinstance(answer, BaseException):
             self.answered.set_result(answer)
+        elif isinstance(answer, asyncio.CancelledError):
+            self.answered.cancel()
+        else:
+            self.answered.set_exception(answer)
 
 
 class _Batcher(Generic[E]):
@@ -168,15 +168,9 @@ class Settler:
 
     def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
         """Record with others how a message ended. False: its lock was lost."""
-        if isinstance(outcome, Committed | Suspended):  # it is in the database already
-            answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            answered.set_result(not isinstance(outcome, Committed) or outcome.is_held)
-            return answered
         return self.settle(message.id, message.lock_token, outcome)
 
-    def settle(
-        self, message_id: int, lock_token: int, outcome: Success | Rejected | Failed | Released
-    ) -> asyncio.Future[Answer]:
+    def settle(self, message_id: int, lock_token: int, outcome: Outcome) -> asyncio.Future[Answer]:
         """Do what `add` does, for a message of which only the lock is known."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if self._is_closed:  # the handler has ended after its worker
@@ -189,6 +183,10 @@ class Settler:
                 self._retries.add(_Settlement(message_id, lock_token, outcome, answered))
             case Released():
                 self._releases.add(_Settlement(message_id, lock_token, outcome, answered))
+            case Committed(is_held):  # it is in the database already
+                answered.set_result(is_held)
+            case Suspended():
+                answered.set_result(True)
         return answered
 
     async def close(self) -> None:
