@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.app import App
-from notifyq.chaos.history import LOCK_FIELDS, History, Invoked, digest
+from notifyq.chaos.history import LOCK_FIELDS, History, digest
 from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.durable.control import Parked
@@ -51,8 +51,10 @@ class _RecordingClaims(Claims):
         call = self.history.invoke("claim")
         self._is_claiming = True
         try:
-            with _unknown_on_error(call):
-                messages = await super().claim(queues, quantity, **options)
+            messages = await super().claim(queues, quantity, **options)
+        except BaseException as error:
+            call.unknown(error=repr(error))
+            raise
         finally:
             self._is_claiming = False
         call.ok(messages=[{it: getattr(m, it) for it in LOCK_FIELDS} for m in messages])
@@ -82,20 +84,12 @@ class _RecordingSettler(Settler):
             elif (error := answered.exception()) is not None:
                 call.unknown(error=repr(error))
             else:
-                call.ok(held=bool(answered.result()))
+                # What has committed instead was not retried.
+                answer = answered.result()
+                call.ok(held=bool(answer) and not isinstance(answer, Committed))
 
         answered.add_done_callback(record)
         return answered
-
-
-@contextlib.contextmanager
-def _unknown_on_error(*calls: Invoked) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        for call in calls:
-            call.unknown(error=repr(error))
-        raise
 
 
 class _App(App):
