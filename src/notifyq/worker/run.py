@@ -51,7 +51,10 @@ _WATCH = 0.1
 class Held(HandlerCall, Lock):
     """A message from its claim until it is settled: its call, its lock, and a batch of one."""
 
-    __slots__ = ("batch", "ended", "run", "waits_since")
+    __slots__ = (
+        "batch", "deadline", "ended", "extend_at", "extends", "key", "run", "seconds",
+        "waits_since",
+    )  # fmt: skip
 
     def __init__(self, handler: Handler[Any], message: Message, since: float) -> None:
         HandlerCall.__init__(self, handler, message)
@@ -396,7 +399,8 @@ class Runner:
         """Hold a message no longer; false if it is not held."""
         if self.held.pop(held.key, None) is None:
             return False
-        self._changed.set()
+        if self._is_stopping:
+            self._changed.set()
         if self.is_full:
             self._wake.set()
         return True
