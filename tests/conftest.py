@@ -22,8 +22,9 @@ import pytest
 import pytest_asyncio
 
 from notifyq import App
+from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.dsn import with_database
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
 from support.database import (
@@ -45,7 +46,6 @@ from support.servers import kept_server
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from notifyq import Message
     from notifyq.server import Server
 
 _PASSWORD = os.environ.get("NOTIFYQ_PASSWORD", "notifyq")
@@ -289,17 +289,18 @@ async def app(database: str) -> AsyncIterator[App]:
 
 
 @pytest.fixture
-def claims(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Give a list with the requested quantity of every claim that a worker sends."""
-    quantities: list[int] = []
-    send = ClaimClient.claim
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Give a list with the queues of every claim that is sent."""
+    claims: list[list[str]] = []
+    send = Database.fetch
 
-    async def claim(self: ClaimClient, queues: Any, quantity: int, **options: Any) -> list[Message]:
-        quantities.append(quantity)
-        return await send(self, queues, quantity, **options)
+    async def fetch(self: Database, statement: str, *args: Any) -> Any:
+        if statement == sql.CLAIM:
+            claims.append(args[0])
+        return await send(self, statement, *args)
 
-    monkeypatch.setattr(ClaimClient, "claim", claim)
-    return quantities
+    monkeypatch.setattr(Database, "fetch", fetch)
+    return claims
 
 
 @pytest.fixture

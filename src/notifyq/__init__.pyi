@@ -81,7 +81,7 @@ from .models.message import (
 )
 from .models.payload import Json as Json
 from .queues.admin import Policy as Policy
-from .queues.inbox import MessageInbox as MessageInbox
+from .worker.inbox import MessageInbox as MessageInbox
 from .queues.published import Published as Published
 from .queues.results import Group as Group, Handle as Handle
 from .queues.schedules import (

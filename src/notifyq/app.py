@@ -23,7 +23,6 @@ from notifyq.errors import (
 )
 from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
-from notifyq.queues.inbox import MessageInbox, QueueNotifications
 from notifyq.queues.payload_schema import PayloadSchemas
 from notifyq.queues.publisher import Publisher
 from notifyq.queues.results import Group, Handle, Results
@@ -31,6 +30,7 @@ from notifyq.queues.schedules import Schedules
 from notifyq.streams.admin import Streams
 from notifyq.streams.subscription import Subscription
 from notifyq.telemetry import log_events
+from notifyq.worker.inbox import MessageInbox, QueueNotifications
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ _EVERYWHERE = {
     "full scan, check": "thorough glance",
     "listen, receive": "ear ears hear hears heard deaf",
     "transaction lock": "vigil",
-    "workers, dispatcher": "crew",
+    "workers, runner": "crew",
     "key hash": "lane lanes",
     "maintenance": "upkeep",
     "orphan": "stray strays",

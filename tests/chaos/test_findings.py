@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from notifyq import App, Message
 from notifyq.models.outcome import Success
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
+from notifyq.worker.fetch import Claims
 from support.running import Events, working
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ async def test_of_two_locks_of_one_worker_only_the_newer_one_finishes_the_messag
     await connection.execute("select messages.publish('default', '1')")
     await connection.execute("select messages.alter_queue('default', max_attempts => 2)")
     async with App(database) as app:
-        client = ClaimClient(app.database, "me")
+        client = Claims(app.database, "me")
         [old] = await client.claim(["default"], 1, lock_duration=timedelta(milliseconds=1))
         # Over at once, whatever the queue's backoff.
         await connection.execute("""
@@ -36,7 +36,7 @@ async def test_of_two_locks_of_one_worker_only_the_newer_one_finishes_the_messag
 
         # Gathered, the two go over in one call, whose answer names the id.
         late, done = await asyncio.gather(
-            client.settle(old, Success('"late"')), client.settle(new, Success('"done"'))
+            client.settler.add(old, Success('"late"')), client.settler.add(new, Success('"done"'))
         )
     assert (late, done) == (False, True)
     assert await connection.fetchval("select result from messages.message_archive") == "done"

@@ -9,7 +9,7 @@ from notifyq import App
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.models.outcome import Success
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.worker.fetch import Claims
 from support.database import Connection, publish
 from support.running import statuses
 
@@ -25,33 +25,33 @@ async def test_all_claims_of_a_worker_use_one_dedicated_session(
     app: App, connection: Connection
 ) -> None:
     async with app:
-        client = ClaimClient(app.database, "me")
-        pid = await client._claims.value(PID)
+        client = Claims(app.database, "me")
+        pid = await client._session.value(PID)
         await publish(connection, 6)
         for _ in range(3):
             messages = await client.claim(["default"], 2)
-            assert await asyncio.gather(*(client.settle(m, Success()) for m in messages))
+            assert await asyncio.gather(*(client.settler.add(m, Success()) for m in messages))
             assert "messages.claim" in await last_query(connection, pid)
-        assert await client._claims.value(PID) == pid
+        assert await client._session.value(PID) == pid
 
 
 async def test_a_lost_claim_session_is_replaced(app: App, connection: Connection) -> None:
     async with app:
-        client = ClaimClient(app.database, "me")
-        pid = await client._claims.value(PID)
+        client = Claims(app.database, "me")
+        pid = await client._session.value(PID)
         await publish(connection, 1)
         lost = await connection.fetchval("select pg_terminate_backend($1, 5000)", pid)
         assert lost
         assert len(await client.claim(["default"], 2)) == 1
-        assert await client._claims.value(PID) != pid
+        assert await client._session.value(PID) != pid
 
 
-@pytest.mark.parametrize("by", [ClaimClient, Database])
+@pytest.mark.parametrize("by", [Claims, Database])
 async def test_the_claim_session_is_closed(app: App, connection: Connection, by: type[Any]) -> None:
     async with app:
-        client = ClaimClient(app.database, "me")
-        pid = await client._claims.value(PID)
-        await (client if by is ClaimClient else app.database).close()
+        client = Claims(app.database, "me")
+        pid = await client._session.value(PID)
+        await (client if by is Claims else app.database).close()
         left = await connection.fetchval(
             "select count(*) from pg_stat_activity where pid = $1 and query not like '%close%'", pid
         )
@@ -90,16 +90,16 @@ async def test_concurrent_finishes_share_a_statement(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        client = ClaimClient(app.database, "me")
+        client = Claims(app.database, "me")
         await publish(connection, 61)
         *messages, last = await client.claim(["default"], 61)
-        answers: list[Any] = []
+        answers: list[asyncio.Future[Any]] = []
         for message in messages:
-            client.finish(message, Success(), answers.append)
+            answers.append(client.settler.add(message, Success()))
             if message.id % 10 == 0:
                 await asyncio.sleep(0)
-        assert await client.settle(last, Success())
-    assert answers == [True] * 60
+        assert await client.settler.add(last, Success())
+    assert [it.result() for it in answers] == [True] * 60
     # One, unless the machine has stood still in between.
     assert len(batches) < 6
     assert await statuses(connection) == {"success": 61}
@@ -109,9 +109,9 @@ async def test_a_single_finish_is_sent_at_once(
     app: App, connection: Connection, batches: list[int]
 ) -> None:
     async with app:
-        client = ClaimClient(app.database, "me")
+        client = Claims(app.database, "me")
         await publish(connection, 2)
         messages = await client.claim(["default"], 2)
         for message in messages:
-            assert await client.settle(message, Success())
+            assert await client.settler.add(message, Success())
     assert batches == [1, 1]

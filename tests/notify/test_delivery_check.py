@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.database.pool import Database
 from notifyq.notify.session import Session
-from notifyq.notify.suppression import Suppression
+from notifyq.worker.wake import Suppression
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Connection

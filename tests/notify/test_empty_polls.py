@@ -14,10 +14,10 @@ from notifyq.config import RelaySettings
 from notifyq.contrib.taskiq import NotifyqBroker
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
-from notifyq.notify.suppression import OpenPublishers, Suppression
 from notifyq.relay import StreamRelay
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
+from notifyq.worker.wake import OpenPublishers, Suppression
 from support.database import Connection, until
 from support.running import Events, working
 

@@ -14,8 +14,8 @@ import pytest
 from notify.protocol import waiting
 from notifyq import App
 from notifyq.notify import poller
-from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
+from notifyq.worker.wake import Suppression
 from support.database import publish, rows, until
 from support.running import Events, working
 

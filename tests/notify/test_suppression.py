@@ -12,7 +12,6 @@ import pytest
 
 from notifyq import App
 from notifyq.notify.session import Session
-from notifyq.notify.suppression import OpenPublishers, Suppression
 from notifyq.telemetry import (
     ListenerConnected,
     MessageFinished,
@@ -21,6 +20,7 @@ from notifyq.telemetry import (
     QueueUnsuppressed,
     WorkerStarted,
 )
+from notifyq.worker.wake import OpenPublishers, Suppression
 from support.database import Connect, Connection, Notifications, publish, rows, until, value
 from support.running import Events, until_calm, working
 
@@ -232,7 +232,7 @@ async def test_a_worker_without_a_free_slot_wakes_the_others(
 
 @pytest.mark.parametrize(("ids", "least", "most"), [(1, 1, 4), (2, 8, 16)])
 async def test_few_of_many_idle_workers_wake_up_for_one_message(
-    app: App, connection: Connection, claims: list[int], ids: int, least: int, most: int
+    app: App, connection: Connection, claims: list[list[str]], ids: int, least: int, most: int
 ) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()

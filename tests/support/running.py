@@ -97,7 +97,7 @@ def is_asleep(worker: Worker) -> bool:
     return has_tried and suppression.publishers is None and not poller.needs_full_scan
 
 
-async def until_calm(claims: list[int], *workers: Worker) -> None:
+async def until_calm(claims: list[list[str]], *workers: Worker) -> None:
     """Wait until workers sleep and have not claimed for a while: no poll is to come."""
 
     async def are_calm() -> bool:

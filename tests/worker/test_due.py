@@ -9,8 +9,8 @@ import pytest
 
 from notifyq import App, Retry
 from notifyq.database import statements as sql
-from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
+from notifyq.worker.wake import Suppression
 from support.database import Connection
 from support.running import Events, working
 
@@ -88,6 +88,6 @@ async def test_an_inbox_gets_it_too(
         return await value(statement, *args)
 
     monkeypatch.setattr(app.database, "value", query_late)
-    monkeypatch.setattr("notifyq.queues.inbox._POLL", 60)
+    monkeypatch.setattr("notifyq.worker.inbox._POLL", 60)
     async with app.inbox() as inbox:
         assert await inbox.wait(["q"], 5) is not None

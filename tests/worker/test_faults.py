@@ -11,7 +11,7 @@ from notifyq import App, DatabaseUnavailableError, Message
 from notifyq.chaos.proxy import Proxy
 from notifyq.models.outcome import Failed, Success
 from notifyq.models.payload import Json
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.notify.wake import TokenBucket
 from notifyq.queues.publisher import Publisher
 from notifyq.server import Server
 from notifyq.telemetry import (
@@ -23,7 +23,7 @@ from notifyq.telemetry import (
     WorkerStarted,
     WorkerStopped,
 )
-from notifyq.worker.notifications import NotificationFilter
+from notifyq.worker.fetch import Claims
 from support.database import Connection, install, publish, rows, session, until, value
 from support.running import Events, doubles, statuses, until_calm, working
 
@@ -101,15 +101,15 @@ async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app.handler("q", lock_duration=600)(lambda: None)
-    send, late = ClaimClient.claim, asyncio.Event()
+    send, late = Claims.claim, asyncio.Event()
 
-    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: Claims, *args: Any, **options: Any) -> list[Message]:
         if late.is_set():
             return await send(self, *args, **options)
         late.set()
         raise DatabaseUnavailableError("no answer")
 
-    monkeypatch.setattr(ClaimClient, "claim", claim)
+    monkeypatch.setattr(Claims, "claim", claim)
     async with working(app, events, poll=0.1) as worker:
         await late.wait()
         await publish(connection, 2, "q")
@@ -125,15 +125,15 @@ async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(
     await app.create_queues()
     await publish(connection, 3, "q")
     claimed = asyncio.Event()
-    send = ClaimClient.claim
+    send = Claims.claim
 
-    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: Claims, *args: Any, **options: Any) -> list[Message]:
         await send(self, *args, **options)
         claimed.set()
         await asyncio.Event().wait()  # the answer is on its way
         raise AssertionError
 
-    monkeypatch.setattr(ClaimClient, "claim", claim)
+    monkeypatch.setattr(Claims, "claim", claim)
     task = asyncio.create_task(app.work(app.worker(telemetry=events)))
     await claimed.wait()
     task.cancel()
@@ -162,7 +162,7 @@ async def test_an_answer_to_a_finish_that_is_lost_counts_as_held(
     assert await doubles(connection) == 0
 
 
-async def claimed(inbox: ClaimClient, connection: Connection, quantity: int = 1) -> list[Message]:
+async def claimed(inbox: Claims, connection: Connection, quantity: int = 1) -> list[Message]:
     await publish(connection, quantity)
     return await inbox.claim(["default"], quantity)
 
@@ -173,10 +173,10 @@ async def test_a_retry_whose_answer_is_lost_counts_as_held(
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=20)
         async with app:
-            inbox = ClaimClient(app.database, "me")
+            inbox = Claims(app.database, "me")
             (message,) = await claimed(inbox, connection)
             proxy.lose_answer_to(b"the marked reason")
-            assert await inbox.settle(message, Failed("the marked reason"))
+            assert await inbox.settler.add(message, Failed("the marked reason"))
             assert proxy.lost.is_set()
     assert await statuses(connection) == {"failed": 1}
 
@@ -187,11 +187,11 @@ async def test_a_finish_after_a_lost_answer_is_not_held_if_the_lock_is_not(
     async with Proxy(database) as proxy:
         app = App(proxy.dsn, retry_for=20)
         async with app:
-            inbox = ClaimClient(app.database, "me")
+            inbox = Claims(app.database, "me")
             (message,) = await claimed(inbox, connection)
             await value(connection, "release", id=message.id, lock_token=message.lock_token)
             proxy.lose_answer_to(b"the marked result")
-            assert not await inbox.settle(message, Success('"the marked result"'))
+            assert not await inbox.settler.add(message, Success('"the marked result"'))
     assert await statuses(connection) == {}
 
 
@@ -388,7 +388,7 @@ async def test_a_statement_timeout_of_the_role_does_not_cut_off_the_worker(
 
 
 async def test_a_flood_of_empty_notifications_causes_few_claims(
-    app: App, events: Events, connection: Connection, claims: list[int]
+    app: App, events: Events, connection: Connection, claims: list[list[str]]
 ) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()
@@ -416,13 +416,13 @@ async def test_notifications_of_messages_are_not_slowed_down(
     app: App, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    spend = NotificationFilter.spend
+    spend = TokenBucket.spend
 
-    def record(notifications: NotificationFilter) -> float:
-        pauses.append(spend(notifications))
+    def record(bucket: TokenBucket) -> float:
+        pauses.append(spend(bucket))
         return pauses[-1]
 
-    monkeypatch.setattr(NotificationFilter, "spend", record)
+    monkeypatch.setattr(TokenBucket, "spend", record)
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events):
@@ -438,10 +438,10 @@ async def test_what_postgresql_cannot_store_fails_alone_in_its_batch(
     app: App, connection: Connection, result: str
 ) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
+        inbox = Claims(app.database, "me")
         messages = await claimed(inbox, connection, 20)
         held = await asyncio.gather(
-            *(inbox.settle(m, Success(result if m is messages[7] else "1")) for m in messages)
+            *(inbox.settler.add(m, Success(result if m is messages[7] else "1")) for m in messages)
         )
     assert all(held)
     assert await statuses(connection) == {"success": 19, "failed": 1}
@@ -455,11 +455,11 @@ async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
     app: App, connection: Connection
 ) -> None:
     async with app:
-        inbox = ClaimClient(app.database, "me")
+        inbox = Claims(app.database, "me")
         messages = await claimed(inbox, connection, 3)
         async with connection.transaction():
             await connection.execute("lock table messages.message in share mode")
-            waiting = [asyncio.create_task(inbox.settle(messages[0], Success()))]
+            waiting = [inbox.settler.add(messages[0], Success())]
 
             async def is_sent() -> bool:
                 # Not pg_stat_activity, of which a transaction sees what it saw first.
@@ -471,7 +471,7 @@ async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
                 )
 
             await until(is_sent, "the first finish waits for the lock")
-            waiting += [asyncio.create_task(inbox.settle(m, Success())) for m in messages[1:]]
+            waiting += [inbox.settler.add(m, Success()) for m in messages[1:]]
             await asyncio.sleep(0)
             await inbox.close()
             done, _ = await asyncio.wait(waiting, timeout=5)

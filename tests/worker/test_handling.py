@@ -223,7 +223,7 @@ async def test_a_handler_past_its_timeout_is_stopped_and_has_failed(
 
 
 async def test_a_thread_that_is_stuck_keeps_its_slot(
-    app: App, events: Events, claims: list[int]
+    app: App, events: Events, claims: list[list[str]]
 ) -> None:
     let_go, held = threading.Event(), asyncio.Event()
 
@@ -252,7 +252,7 @@ async def test_a_thread_that_is_stuck_keeps_its_slot(
 
 
 async def test_a_worker_whose_threads_are_all_stuck_claims_nothing(
-    app: App, events: Events, claims: list[int]
+    app: App, events: Events, claims: list[list[str]]
 ) -> None:
     let_go = threading.Event()
 

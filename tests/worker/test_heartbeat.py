@@ -16,7 +16,8 @@ from notifyq.telemetry import (
     MessageFinished,
     MessagesClaimed,
 )
-from notifyq.worker.heartbeat import Heartbeat, Key, Lock
+from notifyq.worker.heartbeat import Heartbeat, Lock
+from notifyq.worker.settle import Key
 from support.database import Connection, expire, session, until, value
 from support.rows import message
 from support.running import Events, reaping, statuses, working
@@ -247,19 +248,17 @@ async def test_a_renewed_lock_counts_from_the_request_and_not_from_the_answer(
     lost: list[Key] = []
     extended: list[int] = []
     session = SlowSession(monkeypatch)
-    heartbeat = Heartbeat(lost.append, extended.append)
     locks = [
         Lock(
             message(
                 id=id_, lock_token=1, locked_at=locked_at,
                 lock_expires_at=locked_at + timedelta(seconds=30),
             ),
-            session.now, extends=True,
+            session.now,
         )
         for id_ in (1, 2, 3)
     ]  # fmt: skip
-    for lock in locks:
-        heartbeat.add(lock)
+    heartbeat = Heartbeat({it.key: it for it in locks}, lost.append, extended.append)
     session.now += 10
     await heartbeat.beat(cast("Any", session))
     assert session.calls == [[1, 2, 3]]

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import ConfigurationError, Policy
-from notifyq.notify.poller import Poller
-from notifyq.notify.suppression import Suppression
 from notifyq.telemetry import MessageFinished
+from notifyq.worker.wake import Poller, Suppression
 from support.database import Connection, until, value
 from support.running import working
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from notifyq.notify.wake import TokenBucket, due_in
-from notifyq.worker.prefetch import PATIENCE, Prefetch
+from notifyq.worker.fetch import PATIENCE, Prefetch
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("notifyq.notify.wake.time", clock)
-    monkeypatch.setattr("notifyq.worker.prefetch.time", clock)
+    monkeypatch.setattr("notifyq.worker.fetch.time", clock)
     return clock
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq import ConfigurationError
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.queue_order import QueueOrder
 from support.running import working
@@ -109,16 +108,8 @@ async def test_strict_serves_the_queues_in_order(
 
 
 async def test_a_poll_claims_as_often_as_without_weights(
-    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+    app: App, events: Events, claims: list[list[str]]
 ) -> None:
-    claims: list[list[str]] = []
-    claim = ClaimClient.claim
-
-    async def counted(self: ClaimClient, queues: list[str], *args: Any, **options: Any) -> Any:
-        claims.append(queues)
-        return await claim(self, queues, *args, **options)
-
-    monkeypatch.setattr(ClaimClient, "claim", counted)
     handle(app)
     await fill(app)
     weights = {"high": 3, "middle": 2, "low": 1}

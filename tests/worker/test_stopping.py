@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from notifyq import App, Message, Worker
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import (
     HandlerStuck,
     MessageFinished,
@@ -22,6 +21,7 @@ from notifyq.telemetry import (
     WorkerStopped,
     WorkerStopping,
 )
+from notifyq.worker.fetch import Claims
 from support.database import Connection, expire, publish, rows, value
 from support.running import Events, statuses, working
 
@@ -106,19 +106,19 @@ async def test_a_second_stop_does_not_wait_for_the_grace(
 async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = ClaimClient.claim
+    send = Claims.claim
     handled: list[Any] = []
     app.handler("q", lock_duration=600)(handled.append)
     await app.create_queues()
     await publish(connection, 3, "q")
     worker = app.worker(telemetry=events)
 
-    async def claim(self: ClaimClient, *args: Any, **options: Any) -> list[Message]:
+    async def claim(self: Claims, *args: Any, **options: Any) -> list[Message]:
         messages = await send(self, *args, **options)
         worker.stop()
         return messages
 
-    monkeypatch.setattr(ClaimClient, "claim", claim)
+    monkeypatch.setattr(Claims, "claim", claim)
     async with asyncio.timeout(20):
         await app.work(worker)
     assert handled == []
@@ -225,7 +225,7 @@ async def test_a_sync_handler_that_is_stuck_is_given_up(
 async def test_a_handler_that_swallows_every_cancellation_does_not_keep_its_message(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notifyq.worker.dispatcher._SETTLE", 0.3)
+    monkeypatch.setattr("notifyq.worker.run._SETTLE", 0.3)
     started, may_end = asyncio.Event(), asyncio.Event()
     tasks = []
 

@@ -56,7 +56,7 @@ SECTIONS = {
     ],
     "Results": ["queues.results.Handle"],
     "Workers": ["worker.worker.Worker"],
-    "Waiting without handlers": ["queues.inbox.MessageInbox"],
+    "Waiting without handlers": ["worker.inbox.MessageInbox"],
     "Messages": [
         "models.message.Message",
         "models.message.ArchivedMessage",

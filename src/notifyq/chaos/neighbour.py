@@ -18,8 +18,8 @@ from notifyq.database.pool import Database
 from notifyq.dsn import with_database
 from notifyq.models.outcome import Success
 from notifyq.queues.admin import Admin, Policy
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.queues.publisher import Publisher
+from notifyq.worker.fetch import Claims
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -84,17 +84,17 @@ async def publish_rate(dsn: str, publishers: int, seconds: float) -> float:
 async def work_through(dsn: str, seconds: float) -> list[float]:
     """Publish, claim and finish batches for so long; return the seconds of each claim."""
     async with _database(dsn, 1) as database:
-        publisher, client = Publisher(database), ClaimClient(database, _NAME)
-        claims: list[float] = []
+        publisher, claims = Publisher(database), Claims(database, _NAME)
+        times: list[float] = []
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline or len(claims) <= _COLD:
+        while time.monotonic() < deadline or len(times) <= _COLD:
             await publisher.publish_many(_QUEUE, [1] * _BATCH)
             began = time.monotonic()
-            messages = await client.claim([_QUEUE], _BATCH)
-            claims.append(time.monotonic() - began)
-            await asyncio.gather(*(client.settle(message, Success()) for message in messages))
-        await client.close()
-        return claims[_COLD:]
+            messages = await claims.claim([_QUEUE], _BATCH)
+            times.append(time.monotonic() - began)
+            await asyncio.gather(*(claims.settler.add(message, Success()) for message in messages))
+        await claims.close()
+        return times[_COLD:]
 
 
 def _database(dsn: str, sessions: int) -> Database:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from notifyq.app import App
-from notifyq.chaos.history import LOCK_FIELDS, History, Invoked, digest
+from notifyq.chaos.history import LOCK_FIELDS, History, digest
 from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.durable.control import Parked
@@ -18,21 +18,22 @@ from notifyq.durable.steps import Steps
 from notifyq.handlers.retries import Reject
 from notifyq.handlers.signature import Transaction
 from notifyq.models.message import Message
-from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.models.outcome import Committed, Failed, Outcome, Released, Suspended
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted, log_events
+from notifyq.worker.fetch import Claims
+from notifyq.worker.settle import Settler
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Mapping, Sequence
 
     from notifyq.database.pool import Database
     from notifyq.handlers.build import HandlerOptions
-    from notifyq.queues.batch_completer import Answer, OnSettled
+    from notifyq.worker.settle import Answer
 
 
-class _RecordingClient(ClaimClient):
-    """A client that records its calls and their answers.
+class _RecordingClaims(Claims):
+    """Claims and settlements that record their calls and the answers.
 
     A call begins before it is sent: a process that is paused or slow records its end too late.
     """
@@ -42,71 +43,53 @@ class _RecordingClient(ClaimClient):
     def __init__(self, database: Database, worker: str, *, history: History) -> None:
         super().__init__(database, worker)
         self.history = history
+        self.settler = _RecordingSettler(database, history)
 
     async def claim(self, queues: Sequence[str], quantity: int, **options: Any) -> list[Message]:
-        if self._is_claiming:  # the client claims again to replace what it could not decode
+        if self._is_claiming:  # a claim claims again to replace what it could not decode
             return await super().claim(queues, quantity, **options)
         call = self.history.invoke("claim")
         self._is_claiming = True
         try:
-            with _unknown_on_error(call):
-                messages = await super().claim(queues, quantity, **options)
+            messages = await super().claim(queues, quantity, **options)
+        except BaseException as error:
+            call.unknown(error=repr(error))
+            raise
         finally:
             self._is_claiming = False
         call.ok(messages=[{it: getattr(m, it) for it in LOCK_FIELDS} for m in messages])
         return messages
 
-    def finish(
-        self,
-        message: Message,
-        outcome: Success | Rejected | Failed | Released,
-        on_settled: OnSettled,
-    ) -> None:
-        ops = {Failed: "retry", Released: "release"}
-        call = self._begin(ops.get(type(outcome), "finish"), message, outcome.status)
 
-        def record(answer: Answer | BaseException) -> None:
-            if isinstance(answer, BaseException):
-                call.unknown(error=repr(answer))
-            else:
-                call.ok(held=bool(answer))
-            on_settled(answer)
+class _RecordingSettler(Settler):
+    def __init__(self, database: Database, history: History) -> None:
+        super().__init__(database)
+        self._history = history
 
-        super().finish(message, outcome, record)
-
-    async def settle(self, message: Message, outcome: Outcome) -> Answer:
-        """Settle a message; `finish` records all outcomes but a failure."""
-        if not isinstance(outcome, Failed):
-            return await super().settle(message, outcome)
-        call = self._begin("retry", message, outcome.status)
-        with _unknown_on_error(call):
-            answer = await super().settle(message, outcome)
-        call.ok(held=bool(answer))
-        return answer
-
-    async def release(self, messages: Iterable[Message]) -> set[int]:
-        held = list(messages)
-        calls = [self._begin("release", message, "released") for message in held]
-        with _unknown_on_error(*calls):
-            released = await super().release(held)
-        for call, message in zip(calls, held, strict=True):
-            call.ok(held=message.id in released)
-        return released
-
-    def _begin(self, op: str, message: Message, status: str) -> Invoked:
-        return self.history.invoke(
-            op, id=message.id, lock_token=message.lock_token, status=str(status)
+    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
+        if isinstance(outcome, Committed | Suspended):  # nothing is sent
+            return super().add(message, outcome)
+        op = "retry" if isinstance(outcome, Failed) else "finish"
+        call = self._history.invoke(
+            "release" if isinstance(outcome, Released) else op,
+            id=message.id,
+            lock_token=message.lock_token,
+            status=str(outcome.status),
         )
+        answered = super().add(message, outcome)
 
+        def record(answered: asyncio.Future[Answer]) -> None:
+            if answered.cancelled():
+                call.unknown(error="cancelled")
+            elif (error := answered.exception()) is not None:
+                call.unknown(error=repr(error))
+            else:
+                # What has committed instead was not retried.
+                answer = answered.result()
+                call.ok(held=bool(answer) and not isinstance(answer, Committed))
 
-@contextlib.contextmanager
-def _unknown_on_error(*calls: Invoked) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        for call in calls:
-            call.unknown(error=repr(error))
-        raise
+        answered.add_done_callback(record)
+        return answered
 
 
 class _App(App):
@@ -140,7 +123,7 @@ class _App(App):
             strict=strict,
             streams=streams,
             telemetry=note,
-            claim_client=partial(_RecordingClient, history=self.history),
+            claims=partial(_RecordingClaims, history=self.history),
         )
 
     @contextlib.contextmanager

@@ -20,15 +20,16 @@ from notifyq.app import App
 from notifyq.database import statements as sql
 from notifyq.database.retry import retrying
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.models.outcome import Success
+from notifyq.models.outcome import Released, Success
 from notifyq.models.payload import Json, check_json
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 from notifyq.queues.admin import Policy
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import log_events
+from notifyq.worker.fetch import Claims
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.maintenance import Maintenance
+from notifyq.worker.settle import Key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -67,12 +68,12 @@ class NotifyqBroker(AsyncBroker):
         self._prefetch = prefetch
         self._policy = Policy(max_attempts=max_attempts)
         self._wake = Wake()
-        self._locks: dict[int, Lock] = {}
+        self._locks: dict[Key, Lock] = {}
         self._heartbeat = Heartbeat(
-            lambda key: log.warning("the lock of message %d is lost", key[0])
+            self._locks, lambda key: log.warning("the lock of message %d is lost", key[0])
         )
         self._open = AsyncExitStack()
-        self._client: ClaimClient | None = None
+        self._claims: Claims | None = None
 
     async def kick(self, message: BrokerMessage) -> None:
         """Publish a message."""
@@ -99,24 +100,25 @@ class NotifyqBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yield messages, without end."""
-        client, listener = await self._start_patiently()
+        claims, listener = await self._start_patiently()
         has_orphans = False
         while True:
             self._wake.clear()
             listener.check()
             since = time.monotonic()
             try:
-                messages = await client.claim([self._queue], self._prefetch)
+                messages = await claims.claim([self._queue], self._prefetch)
                 if has_orphans:
-                    await client.release_orphans([*self._locks, *(m.id for m in messages)])
+                    held = [lock.message for lock in self._locks.values()]
+                    await claims.release_orphans([it.id for it in held + messages])
                 has_orphans = False
             except DatabaseUnavailableError as error:
                 # The listener decides when to give up. The claim may have locked messages.
                 log.warning("the claim failed, another one follows: %s", error)
                 has_orphans, messages = True, []
             for message in messages:
-                self._locks[message.id] = lock = Lock(message, since, extends=True)
-                self._heartbeat.add(lock)
+                lock = Lock(message, since)
+                self._locks[lock.key] = lock
             for message in messages:
                 yield AckableMessage(data=_data(message), ack=partial(self._ack, message))
             if len(messages) < self._prefetch:
@@ -125,27 +127,28 @@ class NotifyqBroker(AsyncBroker):
     async def shutdown(self) -> None:
         """Release messages that were not acknowledged, and close the connections."""
         await super().shutdown()
-        if self._client is not None and self._locks:
-            await self._client.release([lock.message for lock in self._locks.values()])
+        if (claims := self._claims) is not None:
+            held = [lock.message for lock in self._locks.values()]
+            await asyncio.gather(*(claims.settler.add(it, Released()) for it in held))
         self._locks.clear()
         await self._open.aclose()
-        self._client = None
+        self._claims = None
         await self._app.close()
 
-    async def _start_patiently(self) -> tuple[ClaimClient, Listener]:
+    async def _start_patiently(self) -> tuple[Claims, Listener]:
         lasting = self._app.database.settings.retry_for
         async for attempt in retrying("the start", log, lasting):
             with attempt:
                 return await self._start()
         raise AssertionError  # unreachable, for the type checker: tenacity returns or raises
 
-    async def _start(self) -> tuple[ClaimClient, Listener]:
+    async def _start(self) -> tuple[Claims, Listener]:
         database = self._app.database
         await self._app.admin.check_schema()
         if not await self._app.admin.queue_info(self._queue):
             await self._app.admin.create_queue(self._queue, self._policy)
         worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        client = self._client = ClaimClient(database, worker)
+        claims = self._claims = Claims(database, worker)
         listener = await self._open.enter_async_context(
             Listener(
                 database,
@@ -157,20 +160,23 @@ class NotifyqBroker(AsyncBroker):
             )
         )
         maintenance = asyncio.create_task(Maintenance(database, 1, log_events).serve())
-        self._open.push_async_callback(client.close)
+        self._open.push_async_callback(claims.close)
         self._open.push_async_callback(asyncio.wait, [maintenance])
         self._open.callback(maintenance.cancel)
-        return client, listener
+        return claims, listener
 
     def _on_notification(self, _channel: str, payload: str) -> None:
         if payload.rpartition(":")[0] in {"", self._queue}:
             self._wake.set()
 
     async def _ack(self, message: Message) -> None:
-        if (lock := self._locks.pop(message.id, None)) is not None and self._client is not None:
-            self._heartbeat.remove(lock)
-            if not await self._client.settle(message, Success()):
-                log.warning("message %d was handled, but its lock was lost", message.id)
+        lock = self._locks.pop((message.id, message.lock_token), None)
+        if (
+            lock is not None
+            and self._claims is not None
+            and not await self._claims.settler.add(message, Success())
+        ):
+            log.warning("message %d was handled, but its lock was lost", message.id)
 
 
 def _data(message: Message) -> bytes:

@@ -379,7 +379,6 @@ class BatchCall(Generic[M]):
     def __init__(self, handler: Handler[Any]) -> None:
         self.handler = handler
         self.members: list[M] = []
-        self.unsettled = 0
         self.started: float | None = None
         self.waits_since = 0.0
         self.lost: set[M] = set()

@@ -15,8 +15,6 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import PAUSE, Refusals, RefusedQueues, concerns_all, is_refusal
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
-from notifyq.notify.poller import Poll, Poller
-from notifyq.notify.suppression import Suppression
 from notifyq.notify.wake import TokenBucket
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
@@ -25,6 +23,7 @@ from notifyq.relay.message import transform
 from notifyq.relay.target import PASSING
 from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
+from notifyq.worker.wake import Poll, Poller, Suppression
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping

@@ -17,9 +17,9 @@ from notifyq.handlers.handler import Handler
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.event import Event
 from notifyq.models.message import ArchivedMessage, Message
-from notifyq.models.outcome import Failed, Rejected, Suspended
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.models.outcome import Failed, Rejected, Released, Suspended
 from notifyq.telemetry import log_events
+from notifyq.worker.fetch import Claims
 from notifyq.worker.streams.delivery import Delivery
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Sandbox:
         if not queues:
             names = list(registry.queues())
             readers = [it.subscription for it in registry.subscribers()]
-        client = ClaimClient(self.app.database, "sandbox")
+        claims = Claims(self.app.database, "sandbox")
         database = self.app.database
         runtime = Runtime(
             threads=Threads(registry.around_sync),
@@ -173,7 +173,7 @@ class Sandbox:
         delivered = 0
         try:
             while True:
-                handled += await self._handle_all(client, runtime, names, check=check, most=most)
+                handled += await self._handle_all(claims, runtime, names, check=check, most=most)
                 more = sum([await self._deliver(it, runtime, check=check) for it in readers])
                 if not more:
                     break
@@ -183,28 +183,28 @@ class Sandbox:
                     )
         finally:
             await runtime.close()
-            await client.close()
+            await claims.close()
         found = [await self.app.archive.find(message_id) for message_id in dict.fromkeys(handled)]
         return [message for message in found if isinstance(message, ArchivedMessage)]
 
     async def _handle_all(
-        self, client: ClaimClient, runtime: Runtime, names: list[str], *, check: bool, most: int
+        self, claims: Claims, runtime: Runtime, names: list[str], *, check: bool, most: int
     ) -> list[int]:
         """Handle the due messages of these queues; return their ids."""
         handled: list[int] = []
         allowed = [self._handlers[queue].policy.max_attempts for queue in names]
         while names and (
-            messages := await client.claim(names, 1, full_scan=True, max_attempts=allowed)
+            messages := await claims.claim(names, 1, full_scan=True, max_attempts=allowed)
         ):
             handler = self._handlers[messages[0].queue]
             if (more := (handler.batch or 1) - 1) > 0:
-                messages += await client.claim(
+                messages += await claims.claim(
                     [handler.queue],
                     more,
                     full_scan=True,
                     max_attempts=[handler.policy.max_attempts],
                 )
-            await self._handle(client, runtime, handler, messages, check=check)
+            await self._handle(claims, runtime, handler, messages, check=check)
             handled += [message.id for message in messages]
             if len(handled) > most:
                 raise AssertionError(
@@ -244,7 +244,7 @@ class Sandbox:
 
     async def _handle(
         self,
-        client: ClaimClient,
+        claims: Claims,
         runtime: Runtime,
         handler: Handler[Any],
         messages: list[Message],
@@ -266,9 +266,10 @@ class Sandbox:
         if timer is not None:
             timer.cancel()
         for member, outcome in outcomes.items():
-            await client.settle(member.message, outcome)
+            await claims.settler.add(member.message, outcome)
             if isinstance(outcome, Suspended):
-                await client.release([member.message])  # where it crashed, and is not parked
+                # Where it crashed, and is not parked.
+                await claims.settler.add(member.message, Released())
         for member, outcome in outcomes.items():
             if check and isinstance(outcome, Failed | Rejected):
                 reason = outcome.details if isinstance(outcome, Failed) else outcome.reason

@@ -13,12 +13,13 @@ from notifyq.database.refusals import PAUSE, Refusals
 from notifyq.models.message import newest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import asyncpg
 
     from notifyq.models.message import Message
     from notifyq.notify.session import Session
+    from notifyq.worker.settle import Key
 
 log = logging.getLogger("notifyq.worker")
 
@@ -27,16 +28,11 @@ _TICK = 0.1
 _MARGIN = 0.05
 """Part of a lock that does not count, for the time that its claim took."""
 
-Key = tuple[int, int]
-"""Id and lock token of a message."""
-
 
 class Lock:
-    """The lock of one message, in monotonic time of this process: clocks of machines differ."""
+    """A message with its lock, in monotonic time of this process: clocks of machines differ."""
 
-    __slots__ = ("deadline", "extend_at", "extends", "key", "message", "seconds")
-
-    def __init__(self, message: Message, since: float, *, extends: bool) -> None:
+    def __init__(self, message: Message, since: float, *, extends: bool = True) -> None:
         """Take the lock of a message just claimed; `since` is when the claim was sent."""
         if message.lock_expires_at is None or message.locked_at is None:
             raise ValueError(f"message {message.id} is not locked")
@@ -53,39 +49,33 @@ class Lock:
 
 
 class Heartbeat:
-    """Extends the locks of messages whose handlers run, on the listener's session and loop.
+    """Extends the locks of messages that are held, on the listener's session and loop.
 
     There a handler that blocks the main loop does not lose its lock. On the listener's loop,
     `on_lost` gets the key of a lock that was lost, `on_extended` how many were extended.
     """
 
     def __init__(
-        self, on_lost: Callable[[Key], None], on_extended: Callable[[int], None] = lambda _: None
+        self,
+        held: Mapping[Key, Lock],
+        on_lost: Callable[[Key], None],
+        on_extended: Callable[[int], None] = lambda _: None,
     ) -> None:
-        # By token too: a worker may claim a message again while it settles a lock that it lost.
-        self._locks: dict[Key, Lock] = {}
+        self._held = held
         self._on_lost = on_lost
         self._on_extended = on_extended
         self._refusals = Refusals(log)
 
-    def add(self, lock: Lock) -> None:
-        """Extend a lock from now on."""
-        self._locks[lock.key] = lock
-
-    def remove(self, lock: Lock) -> None:
-        """Extend a lock no longer."""
-        self._locks.pop(lock.key, None)
-
     def hurry(self, message_id: str) -> None:
         """Extend the lock of a message at once, which shows whether it was cancelled."""
-        for lock in list(self._locks.values()):
+        for lock in list(self._held.values()):
             if str(lock.message.id) == message_id:
                 lock.extend_at = 0
 
     def expired(self) -> list[Lock]:
         """Locks that are over as far as this process knows."""
         now = time.monotonic()
-        return [lock for lock in list(self._locks.values()) if lock.deadline <= now]
+        return [lock for lock in list(self._held.values()) if lock.deadline <= now]
 
     async def serve(self, session: Session) -> None:
         """Extend locks when it is time to."""
@@ -97,7 +87,7 @@ class Heartbeat:
         """Extend the locks whose time has come, in one call for each length of lock."""
         now = time.monotonic()
         due: dict[float, list[Lock]] = {}
-        for lock in list(self._locks.values()):
+        for lock in list(self._held.values()):
             if lock.extends and lock.extend_at <= now:
                 due.setdefault(lock.seconds, []).append(lock)
         for seconds, locks in due.items():
@@ -120,5 +110,5 @@ class Heartbeat:
         for lock in locks:
             if lock.key in held:
                 lock.renew(sent)
-            elif lock.key in self._locks:
+            elif lock.key in self._held:
                 self._on_lost(lock.key)

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,11 @@ from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
-from notifyq.notify.poller import Poller
-from notifyq.notify.suppression import Suppression
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.notify.wake import TokenBucket
 from notifyq.telemetry import (
     BatchFinished,
     Guarded,
+    NotificationReceived,
     TelemetryEvent,
     TelemetryHandler,
     WorkerStarted,
@@ -32,14 +32,14 @@ from notifyq.telemetry import (
     WorkerStopping,
     log_events,
 )
-from notifyq.worker.dispatcher import Dispatcher
-from notifyq.worker.fetcher import Fetcher
+from notifyq.worker.fetch import Claims, Fetcher
 from notifyq.worker.loop_watch import LoopWatch
 from notifyq.worker.maintenance import Maintenance
-from notifyq.worker.notifications import NotificationFilter
 from notifyq.worker.presence import Presence
 from notifyq.worker.queue_order import QueueOrder
+from notifyq.worker.run import Runner
 from notifyq.worker.streams.consumer import StreamConsumer
+from notifyq.worker.wake import Poller, Suppression
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from notifyq.config import WorkerSettings
     from notifyq.database.pool import Database
     from notifyq.handlers.registry import Registry
-    from notifyq.models.message import Message
     from notifyq.notify.listener import Service
+    from notifyq.worker.wake import Poll
 
 log = logging.getLogger("notifyq.worker")
 
@@ -73,7 +73,7 @@ class Worker:
         strict: bool = False,
         streams: Sequence[str] = (),
         telemetry: TelemetryHandler = log_events,
-        claim_client: Callable[[Database, str], ClaimClient] = ClaimClient,
+        claims: Callable[[Database, str], Claims] = Claims,
     ) -> None:
         everything = not queues and not streams
         self.patience = Patience("the start", log, database.settings.retry_for)
@@ -92,7 +92,7 @@ class Worker:
         self._settings = settings
         self._telemetry = Guarded(telemetry)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._client = claim_client(database, self.name)
+        self._claims = claims(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
         runtime = Runtime(threads=Threads(registry.around_sync), database=database)
@@ -101,35 +101,27 @@ class Worker:
         if any(handler.process for handler in handlers):
             runtime.processes = Processes()
         self._loop_watch = LoopWatch(self.name, self._telemetry)
-        self._dispatcher = Dispatcher(
-            self._client,
+        self._runner = Runner(
+            self._claims.settler,
             self._telemetry,
+            self._wake,
+            concurrency=settings.concurrency,
+            on_failure=self._fail,
             runtime=runtime,
             loop_watch=self._loop_watch,
-            concurrency=settings.concurrency,
-            on_free=self._slot_freed,
-            on_failure=self._fail,
         )
-        self._fetcher = Fetcher(
-            self._client,
-            registry,
-            order,
-            on_claimed=self._start,
-            known_ids=self._dispatcher.ids,
-            on_failure=self._fail,
-            telemetry=self._telemetry,
-        )
+        self._fetcher = Fetcher(self._claims, registry, order, self._runner.held, self._telemetry)
         self._consumers: list[StreamConsumer] = []
         self._home: asyncio.AbstractEventLoop | None = None
-        self._is_full, self._stops, self._has_run = False, 0, False
-        self._claimed_too_late: list[Message] = []
+        self._stops, self._has_run = 0, False
+        self._notified_at: float | None = None
         self._failure: BaseException | None = None
         self._listener: Listener | None = None
 
     @property
     def counts(self) -> Counter[str]:
         """Messages by how they were settled: an archive status, `released`, or `lost`; `events`."""
-        return self._dispatcher.counts
+        return self._runner.counts
 
     @property
     def grace(self) -> timedelta:
@@ -139,7 +131,7 @@ class Worker:
     @property
     def slots(self) -> tuple[int, int]:
         """How many handlers run, and how many may run at the same time."""
-        return self._dispatcher.running, self._settings.concurrency
+        return self._runner.running, self._settings.concurrency
 
     @property
     def blocked_for(self) -> float | None:
@@ -169,10 +161,10 @@ class Worker:
         for consumer in self._consumers:
             consumer.stop()
         self._fetcher.stop()
-        self._dispatcher.stop_starting()
+        self._runner.stop_starting()
         self._presence.is_stopping = True
         if self._stops > 1:
-            self._dispatcher.cancel()
+            self._runner.cancel()
             for consumer in self._consumers:
                 consumer.cancel()
 
@@ -205,7 +197,7 @@ class Worker:
         self._loop_watch.on_change = self._presence.hurry
         services: list[Service] = [self._presence.serve, self._loop_watch.serve]
         if self.queues:
-            services += [self._dispatcher.heartbeat.serve, suppression.serve]
+            services += [self._runner.heartbeat.serve, suppression.serve]
         self._consumers.clear()
         if self._subscribers:
             consumer = StreamConsumer(
@@ -219,22 +211,13 @@ class Worker:
             )
             self._consumers.append(consumer)
             services.append(consumer.serve)
-        works: list[Dispatcher | StreamConsumer] = [self._dispatcher, *self._consumers]
+        works: list[Runner | StreamConsumer] = [self._runner, *self._consumers]
         self._loop_watch.running = [it.on_loop for it in works]
-        self._notifications = NotificationFilter(
-            self.queues,
-            self.streams,
-            self._telemetry,
-            self._poller,
-            self._consumers,
-            self._wake.set,
-            self._dispatcher.heartbeat.hurry,
-        )
         listener = Listener(
             self._database,
             [sql.NEW_MESSAGE, sql.CANCELLED_MESSAGE] * bool(self.queues)
             + [sql.NEW_EVENT] * bool(self.streams),
-            self._notifications.receive,
+            self._receive,
             name="notifyq worker",
             ping=settings.ping.total_seconds(),
             services=services,
@@ -259,7 +242,7 @@ class Worker:
         maintenance = Maintenance(
             self._database, self._settings.maintenance.total_seconds(), self._telemetry
         )
-        services = [self._serve(maintenance.serve()), self._serve(self._dispatcher.watch())]
+        services = [self._serve(maintenance.serve()), self._serve(self._runner.watch())]
         services += [self._serve(it.run(self._handlers)) for it in self._consumers]
         try:
             await self._claim_until_stopped()
@@ -273,23 +256,21 @@ class Worker:
         while not self.queues and not self._stops:
             self._wake.clear()
             await self._wake.wait()
+        empty_polls = TokenBucket()
         while not self._stops:
             # Cleared before the poll: a notification during the poll must set it again, or its
             # message waits for the next poll.
             is_notified = self._wake.is_set()
             self._wake.clear()
-            notified_at = self._notifications.take()
-            if (room := self._dispatcher.room) > 0:
-                poll = await self._fetcher.poll(
-                    room, notified_at, full_scan=self._poller.needs_full_scan
-                )
+            if (room := self._runner.room) > 0:
+                poll = await self._fetch(room)
                 await self._poller.record(poll)
                 if poll.is_full:
                     continue
-                if is_notified and not poll.queues and (pause := self._notifications.spend()) > 0:
+                if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
-            room = self._dispatcher.room
-            self._is_full = room <= 0  # only then a slot that becomes free causes another poll
+            room = self._runner.room
+            self._runner.is_full = room <= 0  # only then a settled message causes another poll
             seconds = await self._poller.pause(room)
             if seconds > 0 and room > 0:
                 seconds = min(seconds, self._fetcher.retry_in, await self._poller.rate_limit_wait())
@@ -298,40 +279,66 @@ class Worker:
                     async with asyncio.timeout(seconds):
                         await self._wake.wait()
 
-    def _slot_freed(self) -> None:
-        if self._is_full:
-            self._wake.set()
+    async def _fetch(self, room: int) -> Poll:
+        """Claim messages and start their handlers."""
+        notified_at, self._notified_at = self._notified_at, None
+        full_scan = self._poller.needs_full_scan
+        async for since, messages in self._fetcher.fetch(room, notified_at, full_scan=full_scan):
+            if self._stops:  # the stop came during the claim
+                self._runner.stop_starting()
+            for message in messages:
+                self._runner.start(self._handlers[message.queue], message, since)
+        return self._fetcher.poll
 
-    def _start(self, messages: list[Message], since: float) -> None:
-        if self._stops:  # the stop came during the claim
-            self._claimed_too_late.extend(messages)
+    def _receive(self, channel: str, payload: str) -> None:
+        """Take a notification; without a channel some may have been missed.
+
+        Any session can send any payload: it may cause a poll, and decides nothing else.
+        """
+        if channel == sql.CANCELLED_MESSAGE:
+            self._runner.heartbeat.hurry(payload)
             return
-        for message in messages:
-            self._dispatcher.start(self._handlers[message.queue], message, since)
+        if channel != sql.NEW_MESSAGE:
+            if payload in self.streams:
+                self._report(channel, payload)
+            for consumer in self._consumers:
+                consumer.receive(payload)
+        if channel != sql.NEW_EVENT:
+            self._new_message(channel, payload)
+
+    def _new_message(self, channel: str, payload: str) -> None:
+        queue, _, ids = payload.rpartition(":")
+        if not queue:
+            self._wake.set()
+        elif queue in self._handlers:
+            self._report(channel, queue)
+            if self._poller.answers(queue, ids):
+                self._notified_at = self._notified_at or time.monotonic()
+                self._wake.set()
+
+    def _report(self, channel: str, name: str) -> None:
+        if self._telemetry.wants(NotificationReceived):
+            self._telemetry(NotificationReceived(channel=channel, name=name))
 
     async def _drain(self) -> None:
         grace = self._settings.grace.total_seconds()
-        running = len(self._dispatcher)
+        running = len(self._runner.held)
         self._telemetry(WorkerStopping(worker=self.name, running=running, grace=grace))
-        closing = asyncio.create_task(self._poller.close())
-        try:
-            if self._claimed_too_late:
-                released = await self._client.release(self._claimed_too_late)
-                self.counts["released"] += len(released)
-        except (NotifyqError, asyncpg.PostgresError) as error:
-            self._fail(error)
-        draining = self._dispatcher.drain(grace, hurried=lambda: self._stops > 1)
-        await asyncio.gather(closing, draining, *(it.drain(grace) for it in self._consumers))
+        drains = [it.drain(grace) for it in self._consumers]
+        await asyncio.gather(self._poller.close(), self._runner.drain(grace), *drains)
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
-        await self._dispatcher.abandon()
+        await self._runner.abandon()
         for service in services:
             service.cancel()
         await asyncio.wait(services)
         for consumer in self._consumers:
             await consumer.close()
-        await self._client.close()
-        await self._fetcher.close()
+        await self._claims.close()
+        try:
+            await self._fetcher.close()
+        except (NotifyqError, asyncpg.PostgresError) as error:
+            self._fail(error)
         released = self.counts["released"]
         handled = self.counts.total() - released
         self._telemetry(WorkerStopped(worker=self.name, handled=handled, released=released))

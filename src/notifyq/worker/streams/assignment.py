@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.notify.session import Session
-    from notifyq.notify.suppression import Suppression
     from notifyq.telemetry import TelemetryHandler
+    from notifyq.worker.wake import Suppression
 
 log = logging.getLogger("notifyq.worker")
 

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from notifyq.database import statements as sql
 from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import NotifyqError, RestoredDatabaseError
 from notifyq.execution.call import is_closing
 from notifyq.execution.runtime import Runtime, Threads, Transactions
-from notifyq.notify.poller import Poll, Poller
-from notifyq.notify.suppression import StreamSuppression
 from notifyq.notify.wake import TokenBucket
-from notifyq.telemetry import BatchDropped
+from notifyq.telemetry import BatchDropped, StreamSuppressed, StreamUnsuppressed
 from notifyq.worker.streams.assignment import Assignment
 from notifyq.worker.streams.delivery import Delivery
 from notifyq.worker.streams.member import Member
+from notifyq.worker.wake import Poll, Poller, Suppression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
 
     from notifyq.database.pool import Database
     from notifyq.handlers.handler import AroundSync
@@ -41,6 +42,28 @@ _LAST_POLL = 2.0
 """Seconds that a poll that runs gets at a stop."""
 _LONGEST_PAUSE = 30.0
 _CONNECTIONS = 4
+
+
+class StreamSuppression(Suppression):
+    """The leases for streams; every subscriber wakes up for each notification, without slots."""
+
+    _suppress, _unsuppress = sql.SUPPRESS_STREAM, sql.UNSUPPRESS_STREAMS
+
+    async def take_wake_slots(self, queues: list[str]) -> set[str]:
+        """Take no slot."""
+        return set(queues)
+
+    async def wake_all(self, queues: Iterable[str], *, always: bool = False) -> None:
+        """Wake all subscribers of these streams."""
+        await self.query(sql.NOTIFY_STREAMS, list(queues))
+
+    async def next_due(self, queues: Iterable[str], since: timedelta) -> timedelta | None:
+        """Leave what is due again to the poll."""
+        return None
+
+    def _report(self, queue: str, *, is_suppressed: bool) -> None:
+        kind = StreamSuppressed if is_suppressed else StreamUnsuppressed
+        self._telemetry(kind(stream=queue))
 
 
 class StreamConsumer:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notifyq.notify.session import Session
-    from notifyq.notify.suppression import Suppression
     from notifyq.worker.streams.member import Member
+    from notifyq.worker.wake import Suppression
 
 _COUNT_EVERY = 3.0
 """Seconds between two counts of the slots that others have."""

@@ -1,4 +1,4 @@
-"""Fetches messages for all queues of a worker, and finds those of claims whose answer was lost."""
+"""Claims messages: for all queues of a worker, and those of claims whose answer was lost."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, RefusedQueues, is_refusal
 from notifyq.errors import DatabaseUnavailableError
-from notifyq.notify.poller import Poll
+from notifyq.models.message import Message
+from notifyq.models.outcome import Rejected
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
+from notifyq.worker.settle import Settler
+from notifyq.worker.wake import Poll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Collection, Sequence
     from datetime import timedelta
 
+    from notifyq.database.pool import Database
     from notifyq.handlers.registry import Registry
-    from notifyq.models.message import Message
-    from notifyq.queues.claim_client import ClaimClient
     from notifyq.telemetry import Guarded
     from notifyq.worker.queue_order import QueueOrder
+    from notifyq.worker.settle import Key
 
 log = logging.getLogger("notifyq.worker")
 
+PATIENCE = 1.0
+"""Seconds that a message may wait for a slot before other workers may have it."""
 _MOST = 10_000
 """The most that messages.claim() returns in one call."""
 _SLOW = 0.05
@@ -34,33 +40,134 @@ _DOUBT = 5.0
 """Seconds after a claim without an answer in which the server may still carry it out."""
 _LAST_SEARCH = 2.0
 """Seconds that a worker that has stopped spends on a last search for such messages."""
+_WORK = 0.1
+"""Seconds of work to prefetch: more than a claim takes, less than anybody would notice."""
+_MOST_PREFETCHED = 1000
+"""Most messages to prefetch, however fast they are: as many as one statement finishes."""
+_WINDOW = 0.02
+"""Least seconds that one measurement lasts."""
+
+
+class Claims:
+    """The claims of one worker, and the settler of its messages."""
+
+    def __init__(self, database: Database, worker: str) -> None:
+        self._database = database
+        # Beside the pool: a claim does not wait for finishes, and uses what the claim before it has
+        # left in the session.
+        self._session = database.dedicated()
+        self.worker = worker
+        self.settler = Settler(database)
+
+    async def claim(
+        self,
+        queues: Sequence[str],
+        quantity: int,
+        *,
+        lock_duration: timedelta | None = None,
+        filter: str | None = None,
+        full_scan: bool = False,
+        max_attempts: Sequence[int | None] | None = None,
+        filters: Sequence[str | None] | None = None,
+    ) -> list[Message]:
+        """Lock up to `quantity` messages as messages.claim() does; fewer are all there are."""
+        limits = max_attempts if any(max_attempts or ()) else None
+        rows = await self._session.fetch(
+            sql.CLAIM,
+            queues,
+            quantity,
+            lock_duration,
+            self.worker,
+            filter,
+            full_scan,
+            limits,
+            filters,
+        )
+        messages = []
+        for row in rows:
+            try:
+                messages.append(Message.from_row(row, strict=True))
+            except (ValueError, RecursionError) as error:
+                # Headers that cannot be decoded must not harm the other messages.
+                log.warning("message %d is rejected: %s", row["id"], error)
+                reason = f"the headers cannot be decoded: {error}"
+                await self.settler.settle(row["id"], row["lock_token"], Rejected(reason))
+        if len(messages) < len(rows):
+            # Otherwise fewer than `quantity` would mean that there are no more.
+            messages += await self.claim(
+                queues,
+                len(rows) - len(messages),
+                lock_duration=lock_duration,
+                filter=filter,
+                full_scan=full_scan,
+                max_attempts=max_attempts,
+                filters=filters,
+            )
+        return messages
+
+    async def release_orphans(self, known: Sequence[int]) -> int:
+        """Release messages that are locked for this worker and not `known`; return how many."""
+        rows = await self._database.persist(sql.RELEASE_ORPHANS, self.worker, known)
+        return int(rows[0][0])
+
+    async def close(self) -> None:
+        """Abandon settlements that are not written yet, and end the session."""
+        await self.settler.close()
+        await self._session.close()
+
+
+class Prefetch:
+    """Measures how fast messages are handled, hence how many to claim before slots are free."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Prefetch nothing until the next measurement, as after messages waited for too long."""
+        self._quantity = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began = time.monotonic()
+        self._handled = 0
+        self._spent = 0.0
+
+    def handled(self, seconds: float) -> None:
+        """Count a message whose handler ran for so long."""
+        self._handled += 1
+        self._spent += seconds
+
+    def quantity(self) -> int:
+        """How many messages the handlers finish in a moment; 0 if they are slow."""
+        elapsed = time.monotonic() - self._began
+        if elapsed < _WINDOW or (not self._handled and elapsed < PATIENCE):
+            return self._quantity
+        is_quick = self._spent <= _WORK * self._handled
+        self._quantity = (
+            min(_MOST_PREFETCHED, int(_WORK * self._handled / elapsed)) if is_quick else 0
+        )
+        self._begin()
+        return self._quantity
 
 
 class Fetcher:
-    """Claims messages for one worker.
-
-    `on_claimed` gets messages and when their claim was sent, in monotonic seconds; `known_ids`
-    returns the ids that the worker has; `on_failure` gets an error that ends the worker.
-    """
+    """Fetches messages for one worker; `held` are those that it has and has not settled."""
 
     def __init__(
         self,
-        client: ClaimClient,
+        claims: Claims,
         registry: Registry,
         order: QueueOrder,
-        *,
-        on_claimed: Callable[[list[Message], float], None],
-        known_ids: Callable[[], list[int]],
-        on_failure: Callable[[BaseException], None],
+        held: Collection[Key],
         telemetry: Guarded,
     ) -> None:
-        self._client = client
+        self._claims = claims
         self._registry = registry
         self._order = order
-        self._on_claimed = on_claimed
-        self._known_ids = known_ids
-        self._on_failure = on_failure
+        self._held = held
         self._telemetry = telemetry
+        self.poll = Poll(frozenset(), is_full=False, began=0)
+        """What the last fetch has found."""
         self._recovery: asyncio.Timeout | None = None
         self._doubt_ends = 0.0
         self._full_scan_at = 0.0
@@ -69,11 +176,14 @@ class Fetcher:
         self._refusals = Refusals(log)
         self._refused = RefusedQueues(log)
 
-    async def poll(self, room: int, notified_at: float | None, *, full_scan: bool = False) -> Poll:
+    async def fetch(
+        self, room: int, notified_at: float | None, *, full_scan: bool = False
+    ) -> AsyncIterator[tuple[float, list[Message]]]:
         """Claim messages for up to `room` calls, from the queues in their order.
 
-        `notified_at` is when the notification arrived that caused the poll, in monotonic seconds.
-        The last poll before a sleep is a full scan of what is there, unless that is very slow.
+        Gives the messages of each claim and, before them, when it was sent, in monotonic seconds.
+        `notified_at` is when the notification arrived that caused the fetch. The last fetch before
+        a sleep is a full scan of what is there, unless that is very slow.
         """
         began = time.monotonic()
         if self._doubt_ends > began:
@@ -85,18 +195,15 @@ class Fetcher:
             if left <= 0 or self._is_stopping:
                 break
             since = time.monotonic()
+            most = min(left * batch, share or _MOST, _MOST)
             try:
-                claimed = await self._claim(
-                    queues,
-                    min(left * batch, share or _MOST, _MOST),
-                    lock_duration,
-                    full_scan=full_scan,
-                )
+                claimed = await self._claim(queues, most, lock_duration, full_scan=full_scan)
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)
                 self._doubt_ends = time.monotonic() + _DOUBT
                 await self._recover()
-                return Poll(frozenset(found), is_full=False, began=began, has_failed=True)
+                self.poll = Poll(frozenset(found), is_full=False, began=began, has_failed=True)
+                return
             except asyncio.CancelledError:
                 self._doubt_ends = time.monotonic() + _DOUBT
                 raise
@@ -105,12 +212,12 @@ class Fetcher:
                 found.update(message.queue for message in claimed)
                 self._order.record(claimed)
                 self._report(claimed, queues, notified_at)
-                self._on_claimed(claimed, since)
+                yield since, claimed
         self._refused.check(self._order.size)
         if full_scan and (took := time.monotonic() - began) > _SLOW:
             self._full_scan_at = began + 10 * took
         self._is_loaded = left <= 0
-        return Poll(frozenset(found), is_full=left <= 0, began=began)
+        self.poll = Poll(frozenset(found), is_full=left <= 0, began=began)
 
     async def _claim(
         self,
@@ -122,7 +229,7 @@ class Fetcher:
     ) -> list[Message]:
         """Claim from queues; if the server refuses that, from each one, for those that it takes."""
         try:
-            claimed = await self._client.claim(
+            claimed = await self._claims.claim(
                 queues,
                 quantity,
                 lock_duration=lock_duration,
@@ -209,13 +316,7 @@ class Fetcher:
 
     async def _release_orphans(self) -> None:
         """Release messages that were locked by a claim without an answer."""
-        try:
-            orphans = await self._client.release_orphans(self._known_ids())
-        except Exception as error:  # noqa: BLE001  a refusal ends nothing
-            if is_refusal(error):
-                self._refusals.refused("what a claim may have locked", error, "its locks expire")
-            else:
-                self._on_failure(error)
-            return
-        if orphans:
-            self._telemetry(OrphansReleased(quantity=orphans))
+        with self._refusals.noted("what a claim may have locked", "its locks expire"):
+            orphans = await self._claims.release_orphans([id_ for id_, _token in self._held])
+            if orphans:
+                self._telemetry(OrphansReleased(quantity=orphans))

@@ -10,8 +10,8 @@ from notifyq import Policy
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.models.outcome import Failed, Rejected, Released
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import MessageFinished
+from notifyq.worker.fetch import Claims
 from support.running import working
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def test_one_that_cannot_be_stored_spoils_no_other(app: App) -> None:
     await app.admin.create_queue("q", Policy(max_attempts=2))
     ids = await app.publish_many("q", range(5))
     async with app:
-        inbox = ClaimClient(app.database, "w")
+        inbox = Claims(app.database, "w")
         messages = await inbox.claim(["q"], 5)
         # A delay that no instant can be after, and details that PostgreSQL has no character for.
         outcomes: list[Outcome] = [
@@ -77,7 +77,7 @@ async def test_one_that_cannot_be_stored_spoils_no_other(app: App) -> None:
             Rejected("d\0"),
             Released(),
         ]
-        settling = [inbox.settle(*pair) for pair in zip(messages, outcomes, strict=True)]
+        settling = [inbox.settler.add(*pair) for pair in zip(messages, outcomes, strict=True)]
         held = await asyncio.gather(*settling)
         await inbox.close()
     assert all(held)

@@ -1,4 +1,4 @@
-"""Dispatches messages to handlers: start them, watch them, settle how they end, stop them."""
+"""Runs handlers on messages: each is held from its claim until it is settled."""
 
 from __future__ import annotations
 
@@ -6,26 +6,39 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from notifyq.execution.call import BatchCall, Cause, is_closing
+from notifyq.database.refusals import concerns_all, is_refusal
+from notifyq.execution.call import BatchCall, Cause, HandlerCall, is_closing
 from notifyq.execution.runtime import Runtime
 from notifyq.models.annotations import name
-from notifyq.telemetry import HandlerStuck, LocksExtended
-from notifyq.worker.heartbeat import Key, Lock
-from notifyq.worker.in_flight import Call, Held, InFlight
+from notifyq.models.message import Retried
+from notifyq.models.outcome import (
+    Committed,
+    Failed,
+    Outcome,
+    Rejected,
+    Released,
+    Success,
+    Suspended,
+)
+from notifyq.printable import in_line
+from notifyq.telemetry import HandlerStuck, LockLost, LocksExtended, MessageFinished
+from notifyq.telemetry.tracebacks import log_failure
+from notifyq.worker.fetch import PATIENCE, Prefetch
+from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.loop_watch import LoopWatch, Running, Work
-from notifyq.worker.prefetch import PATIENCE, Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from notifyq.handlers.handler import Handler
     from notifyq.models.message import Message
-    from notifyq.queues.claim_client import ClaimClient
     from notifyq.telemetry import Guarded
+    from notifyq.worker.settle import Answer, Key, Settler
 
 log = logging.getLogger("notifyq.worker")
 
@@ -35,52 +48,79 @@ _WATCH = 0.1
 """Seconds between two checks of timeouts and locks."""
 
 
-class Dispatcher:
+class Held(HandlerCall, Lock):
+    """A message from its claim until it is settled: its call, its lock, and a batch of one."""
+
+    __slots__ = (
+        "batch", "deadline", "ended", "extend_at", "extends", "key", "run", "seconds",
+        "waits_since",
+    )  # fmt: skip
+
+    def __init__(self, handler: Handler[Any], message: Message, since: float) -> None:
+        HandlerCall.__init__(self, handler, message)
+        Lock.__init__(self, message, since, extends=handler.heartbeat)
+        self.batch: BatchCall[Held] | None = None
+        """The call that handles it together with others."""
+        self.waits_since = 0.0
+        self.ended: Outcome = Released()
+        self.run = 0.0  # seconds
+
+    @property
+    def members(self) -> list[Held]:
+        """The message itself."""
+        return [self]
+
+    async def outcomes(self, runtime: Runtime) -> dict[Held, Outcome]:
+        """Handle it, as a batch does."""
+        return {self: await self.outcome(runtime)}
+
+
+Call = Held | BatchCall[Held]
+
+
+class Runner:
     """Runs handlers on the messages of a worker.
 
     Up to `concurrency` handlers run at a time, each in a slot; more messages wait, for a short
-    time. `on_free` is called whenever there may be room for a claim, `on_failure` with an error
-    that no handler has raised. Everything runs on the event loop that starts the first message.
+    time. Everything runs on the event loop that starts the first message. `wake` is set when a
+    worker that `is_full` has settled a message; `on_failure` is called with an error that no
+    handler has raised.
     """
 
     def __init__(
         self,
-        client: ClaimClient,
+        settler: Settler,
         telemetry: Guarded,
+        wake: asyncio.Event,
         *,
         concurrency: int,
-        on_free: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         runtime: Runtime | None = None,
         loop_watch: LoopWatch | None = None,
     ) -> None:
+        self._settler = settler
         self._telemetry = telemetry
+        self._wake = wake
         self._concurrency = concurrency
+        self._on_failure = on_failure
         self._runtime = runtime or Runtime()
         self._loop_watch = loop_watch or LoopWatch("", telemetry)
         self._prefetch = Prefetch()
         self._waiting: deque[Call] = deque()
         self._gathering: dict[str, BatchCall[Held]] = {}
         self._running = 0
-        self._is_stopping = False
-        self._releases: set[asyncio.Task[None]] = set()
+        self._is_stopping = self._is_hurried = False
+        self._changed = asyncio.Event()
         self._home: asyncio.AbstractEventLoop
         self._context: contextvars.Context  # each handler gets a copy
-        self._in_flight = InFlight(
-            client,
-            telemetry,
-            on_free=on_free,
-            on_failure=on_failure,
-            on_lost=self._lock_lost,
-            on_extended=self._locks_extended,
-        )
-        self.heartbeat = self._in_flight.heartbeat
-        self.counts = self._in_flight.counts
+        # By token too: a worker may claim a message again while it settles a lock that it lost.
+        self.held: dict[Key, Held] = {}
+        """The messages that are not settled yet."""
+        self.is_full = False
+        """Whether the worker waits for a slot."""
+        self.heartbeat = Heartbeat(self.held, self._lock_lost, self._locks_extended)
+        self.counts: Counter[str] = Counter()
         """Messages by how they were settled: an archive status, `released`, or `lost`."""
-
-    def __len__(self) -> int:
-        """How many messages are not settled yet."""
-        return len(self._in_flight)
 
     @property
     def running(self) -> int:
@@ -88,9 +128,15 @@ class Dispatcher:
         return self._running
 
     @property
+    def calls(self) -> set[Call]:
+        """Calls of handlers with a message that is not settled yet."""
+        # list() of a dict is one step of the interpreter, whatever the other thread does.
+        return {held.batch or held for held in list(self.held.values())}
+
+    @property
     def busy(self) -> int:
         """How many calls are not settled, and how many slots stuck threads hold."""
-        return len(self._in_flight.calls) + self._runtime.stuck
+        return len(self.calls) + self._runtime.stuck
 
     @property
     def room(self) -> int:
@@ -104,21 +150,17 @@ class Dispatcher:
         # A few large claims cost the server less than many small ones.
         return room if room >= prefetch // 2 else 0
 
-    def ids(self) -> list[int]:
-        """The ids of the messages that are not settled yet."""
-        return [message_id for message_id, _token in self._in_flight.keys]
-
     def start(self, handler: Handler[Any], message: Message, since: float) -> None:
         """Handle a message as soon as a slot is free; messages wait in the order of these calls.
 
         `since` is when its claim was sent, in monotonic seconds.
         """
-        if not self._in_flight:
+        if not self.held:
             self._home = asyncio.get_running_loop()
             self._context = contextvars.copy_context()
-        held = Held(handler, message, Lock(message, since, extends=handler.heartbeat))
+        held = Held(handler, message, since)
         if handler.batch is None:
-            self._in_flight.add(held)
+            self.held[held.key] = held
             self._enter(held)
         else:
             self._gather(held)
@@ -130,7 +172,9 @@ class Dispatcher:
             batch = self._gathering[queue] = BatchCall(handler)
             # Even without linger: the messages of one claim arrive one after the other.
             self._home.call_later(handler.linger.total_seconds(), self._close, batch)
-        self._in_flight.add(held, batch)
+        held.batch = batch
+        batch.members.append(held)
+        self.held[held.key] = held
         if batch.is_full or self._is_stopping:
             self._close(batch)
 
@@ -146,7 +190,7 @@ class Dispatcher:
         call.waits_since = time.monotonic()
         self._waiting.append(call)
         if self._is_stopping:
-            self._release_waiting()
+            self._home.call_soon(self._release_waiting)  # once for all that arrive together
 
     def stop_starting(self) -> None:
         """Start no more handlers, and release the messages that wait for a slot."""
@@ -162,7 +206,7 @@ class Dispatcher:
             now = time.monotonic()
             for lock in self.heartbeat.expired():
                 self._lock_over(lock.key)
-            for call in list(self._in_flight.calls):
+            for call in self.calls:
                 timeout, started = call.handler.timeout, call.started
                 if timeout is None or started is None:
                     continue
@@ -175,23 +219,34 @@ class Dispatcher:
     def cancel(self) -> None:
         """Stop all handlers; their messages are released."""
         self.stop_starting()
-        for call in list(self._in_flight.calls):
+        for call in self.calls:
             self._interrupt(call, Cause.STOP)
-        self._in_flight.recheck()
+        self._is_hurried = True
+        self._changed.set()
 
-    async def drain(self, grace: float, hurried: Callable[[], bool]) -> None:
-        """Let handlers end within the grace or until hurried, then cancel them and wait."""
+    async def drain(self, grace: float) -> None:
+        """Let handlers end within the grace or until `cancel`, then cancel them and wait."""
         self.stop_starting()
-        await self._in_flight.wait_until_idle(grace, hurried)
+        if not self._is_hurried:
+            await self._until_idle(grace)
         give_up = time.monotonic() + _SETTLE
-        while self._in_flight and time.monotonic() < give_up:
+        while self.held and time.monotonic() < give_up:
             # Repeatedly: a handler may be about to start.
             self.cancel()
-            await self._in_flight.wait_until_idle(0.2)
+            await self._until_idle(0.2)
+
+    async def _until_idle(self, seconds: float) -> None:
+        """Wait until every message is settled, at most for so long, or until hurried meanwhile."""
+        was_hurried = self._is_hurried
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.held and self._is_hurried == was_hurried:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def abandon(self) -> None:
         """End what still runs; the reaper takes the messages that are not settled by now."""
-        tasks = {call.task for call in self._in_flight.calls if call.task} | self._releases
+        tasks = {call.task for call in self.calls if call.task}
         for task in tasks:
             task.cancel()
         if tasks:
@@ -214,7 +269,11 @@ class Dispatcher:
     def _fill(self) -> None:
         """Give free slots to waiting messages."""
         while self._waiting and self._free > 0:
-            deadline = min(held.lock.deadline for held in self._waiting[0].members)
+            first = self._waiting[0]
+            if isinstance(first, Held):
+                deadline = first.deadline
+            else:
+                deadline = min(held.deadline for held in first.members)
             if deadline <= time.monotonic():
                 self._release_waiting()
             else:
@@ -222,13 +281,14 @@ class Dispatcher:
 
     def _release_waiting(self) -> None:
         """Release all waiting messages: another worker may start them sooner."""
-        if self._waiting:
-            released = [held for call in self._waiting for held in call.members]
-            self._waiting.clear()
-            self._prefetch.reset()
-            task = asyncio.create_task(self._in_flight.release(released))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+        if not self._waiting:
+            return
+        released = [held for call in self._waiting for held in call.members]
+        self._waiting.clear()
+        self._prefetch.reset()
+        for held in released:
+            held.extends = False
+        self._settle(dict.fromkeys(released, Released()))
 
     async def _handle(self, call: Call) -> None:
         began = call.started = time.monotonic()
@@ -244,14 +304,14 @@ class Dispatcher:
                 run = self._ended(call.started or began)
         except BaseException as error:
             for held in call.members:
-                self._in_flight.settled(held, error)
+                self._failed(held, error)
             if not isinstance(error, Exception):
                 raise  # it ends the worker or the process
         else:
             timeout = call.handler.timeout
             if timeout is not None and run > timeout.total_seconds():
                 self._loop_watch.log_late(_work(call), timeout, call.started or began)
-            await self._in_flight.settle(ended, run)
+            self._settle(ended, run)
 
     def _ended(self, started: float) -> float:
         """Free a slot; return for how many seconds it was taken."""
@@ -262,7 +322,7 @@ class Dispatcher:
         return run
 
     def _lock_over(self, key: Key) -> None:
-        held = self._in_flight.get(key)
+        held = self.held.get(key)
         if held is None:
             return
         if (batch := held.batch) is None:
@@ -280,8 +340,7 @@ class Dispatcher:
 
     def on_loop(self) -> list[Running]:
         """The calls of async handlers; called on the listener's loop."""
-        # list() of a set is one step of the interpreter, whatever the other thread does.
-        calls = [call for call in list(self._in_flight.calls) if call.handler.is_async]
+        calls = [call for call in self.calls if call.handler.is_async]
         return [
             Running(call.running_task, _work(call)) for call in calls if call.started is not None
         ]
@@ -296,6 +355,80 @@ class Dispatcher:
             with suppress(RuntimeError):
                 self._home.call_soon_threadsafe(self._telemetry, LocksExtended(quantity=quantity))
 
+    def _settle(self, ended: dict[Held, Outcome], run: float = 0.0) -> None:
+        """Record how messages ended after so many seconds; none waits for another one."""
+        # The heartbeat goes on: this may take longer than a lock lasts.
+        for held, outcome in ended.items():
+            held.ended, held.run = outcome, run
+            answered = self._settler.add(held.message, outcome)
+            answered.add_done_callback(partial(self._settled, held))
+
+    def _settled(self, held: Held, answered: asyncio.Future[Answer]) -> None:
+        if answered.cancelled():
+            self._forget(held)
+        elif (error := answered.exception()) is not None:
+            self._failed(held, error)
+        elif self._forget(held):
+            answer = answered.result()
+            if isinstance(answer, Committed):
+                held.ended = answer
+            if answer and not isinstance(held.ended, Success):
+                _log(held, answer)
+            try:
+                self._report(held, is_held=bool(answer))
+            except Exception:
+                log.exception("the end of message %d was not reported", held.message.id)
+        # An error refers to its frames, which refer to this message: a cycle costs a collection.
+        held.ended = Released()
+
+    def _failed(self, held: Held, error: BaseException) -> None:
+        """End a message whose end was not recorded."""
+        message = held.message
+        if not self._forget(held) or not isinstance(error, Exception):
+            return
+        if not is_refusal(error) or concerns_all(error):
+            self._on_failure(error)  # the worker must not go on with an unknown error
+            return
+        self.counts["lost"] += 1
+        log.error(
+            "queue %r: the end of message %d is refused, its lock expires: %s: %s",
+            message.queue, message.id, type(error).__name__, error,
+        )  # fmt: skip
+
+    def _forget(self, held: Held) -> bool:
+        """Hold a message no longer; false if it is not held."""
+        if self.held.pop(held.key, None) is None:
+            return False
+        if self._is_stopping:
+            self._changed.set()
+        if self.is_full:
+            self._wake.set()
+        return True
+
+    def _report(self, held: Held, *, is_held: bool) -> None:
+        message, outcome, status = held.message, held.ended, str(held.ended.status)
+        self.counts[status if is_held else "lost"] += 1
+        if not is_held:
+            self._telemetry(
+                LockLost(queue=message.queue, message_id=message.id, lock_token=message.lock_token)
+            )
+        elif not isinstance(outcome, Suspended) and self._telemetry.wants(MessageFinished):
+            locked_at = message.locked_at or message.created_at
+            available_at = max(message.created_at, message.available_at)
+            self._telemetry(
+                MessageFinished(
+                    queue=message.queue,
+                    message_id=message.id,
+                    lock_token=message.lock_token,
+                    status=status,
+                    attempts=message.attempts,
+                    wait=(locked_at - message.created_at).total_seconds(),
+                    queued=(locked_at - available_at).total_seconds(),
+                    run=held.run,
+                    details=getattr(outcome, "details", getattr(outcome, "reason", None)),
+                )
+            )
+
 
 def _work(call: Call) -> Work:
     members = call.members
@@ -305,3 +438,21 @@ def _work(call: Call) -> Work:
         message_id=members[0].message.id,
         more=len(members) - 1,
     )
+
+
+def _log(held: Held, answer: Answer) -> None:
+    message = held.message
+    what = f"queue {message.queue!r}: message {message.id}"
+    match held.ended:
+        case Rejected(reason):
+            log.warning("%s is rejected: %s", what, in_line(reason))
+        case Failed():
+            # A plain True: whether another attempt follows was in an answer that was lost.
+            attempt = f" in attempt {message.attempts}"
+            is_last = False
+            if isinstance(answer, Retried):
+                attempt += f" of {answer.max_attempts}"
+                is_last = answer.delay is None
+                if answer.delay is not None:
+                    attempt += f", next try in {max(answer.delay.total_seconds(), 0):.1f} s"
+            log_failure(log, what, held.ended, attempt, is_last=is_last)

@@ -19,9 +19,9 @@ from notifyq.models.outcome import Failed, Rejected, Released, Success
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, due_in
-from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
+from notifyq.worker.fetch import Claims
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ class MessageInbox:
         # Unique: messages that are locked under this name and not known here are released.
         process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.worker = f"{worker}:{process}" if worker else process
-        self._client = ClaimClient(database, self.worker)
+        self._claims = Claims(database, self.worker)
         self._held: dict[int, Message] = {}
         self._in_doubt = False
         """Whether a claim without an answer may have locked a message."""
@@ -158,14 +158,16 @@ class MessageInbox:
         """Release the messages that were not settled, and close the connection."""
         held = list(self._held.values())
         self._held.clear()
-        if held:
-            await self._client.release(held)
-        await self._client.close()
+        await self._release(held)
+        await self._claims.close()
 
     async def _settle(self, message: Message, outcome: Outcome) -> bool:
-        answer = await self._client.settle(message, outcome)
+        answer = await self._claims.settler.add(message, outcome)
         self._held.pop(message.id, None)
         return bool(answer)
+
+    async def _release(self, messages: list[Message]) -> None:
+        await asyncio.gather(*(self._claims.settler.add(it, Released()) for it in messages))
 
     async def _until_due(self, queues: Sequence[str], polled_at: float) -> float:
         try:
@@ -184,7 +186,7 @@ class MessageInbox:
         if self._in_doubt and not await self._release_orphans(end):
             return None
         claim = asyncio.create_task(
-            self._client.claim(
+            self._claims.claim(
                 queues, 1, lock_duration=lock_duration, filters=filters or [None] * len(queues)
             )
         )
@@ -197,7 +199,7 @@ class MessageInbox:
         except asyncio.CancelledError:
             # The caller no longer waits for it.
             with suppress(Exception):
-                await self._client.release(await claim)
+                await self._release(await claim)
             raise
         for message in claimed:
             self._held[message.id] = message
@@ -209,7 +211,7 @@ class MessageInbox:
         left = None if end == float("inf") else max(0.0, end - time.monotonic())
         with suppress(TimeoutError):
             async with asyncio.timeout(left):
-                await self._client.release_orphans(list(self._held))
+                await self._claims.release_orphans(list(self._held))
                 self._in_doubt = False
         return not self._in_doubt
 

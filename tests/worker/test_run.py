@@ -4,47 +4,39 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from notifyq import Message
-from notifyq.models.outcome import Rejected, Success
-from notifyq.queues.claim_client import ClaimClient
+from notifyq.models.outcome import Outcome, Rejected, Success
 from notifyq.telemetry import Guarded, LockLost, MessageFinished, TelemetryEvent
-from notifyq.worker.dispatcher import Dispatcher
+from notifyq.worker.run import Runner
+from notifyq.worker.settle import Answer, Settler
 from support.database import until
 from support.rows import START, message, register
 
 
-class Desk(ClaimClient):
+class Desk(Settler):
     """Settles in memory; what is in `lost` has lost its lock."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
-        self.released: list[list[int]] = []
+        self.released: list[int] = []
         self.lost: set[int] = set()
         self.opened = asyncio.Event()
         self.opened.set()
 
-    def finish(self, message: Message, outcome: Any, settled: Any) -> None:
-        async def later() -> None:
+    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
+        async def later() -> Answer:
             await self.opened.wait()
-            if isinstance(outcome, Success | Rejected):
-                self.settled.append(message.id)
-                settled(message.id not in self.lost)
-            else:
-                settled(bool(await self.release([message])))
+            done = self.settled if isinstance(outcome, Success | Rejected) else self.released
+            done.append(message.id)
+            return message.id not in self.lost
 
-        self.last = asyncio.create_task(later())
-
-    async def release(self, messages: Iterable[Message]) -> set[int]:
-        ids = [message.id for message in messages]
-        self.released.append(ids)
-        return set(ids) - self.lost
+        return asyncio.create_task(later())
 
 
 class Gate:
@@ -64,23 +56,23 @@ class Gate:
 
 
 class Stage:
-    """A dispatcher with two slots, and its events."""
+    """A runner with two slots, and its events."""
 
     def __init__(self, concurrency: int = 2) -> None:
         self.desk = Desk()
         self.events: list[TelemetryEvent] = []
         self.failures: list[BaseException] = []
-        self.dispatcher = Dispatcher(
+        self.runner = Runner(
             self.desk,
             Guarded(self.events.append),
+            asyncio.Event(),
             concurrency=concurrency,
-            on_free=lambda: None,
             on_failure=self.failures.append,
         )
 
     async def until_settled(self) -> None:
         async def is_idle() -> bool:
-            return len(self.dispatcher) == 0
+            return not self.runner.held
 
         await until(is_idle, "everything is settled")
 
@@ -88,13 +80,13 @@ class Stage:
 @asynccontextmanager
 async def staged(concurrency: int = 2) -> AsyncIterator[Stage]:
     stage = Stage(concurrency)
-    watch = asyncio.create_task(stage.dispatcher.watch())
+    watch = asyncio.create_task(stage.runner.watch())
     try:
         yield stage
     finally:
         watch.cancel()
         await asyncio.wait({watch})
-        await stage.dispatcher.abandon()
+        await stage.runner.abandon()
 
 
 async def turns(quantity: int = 5) -> None:
@@ -106,7 +98,7 @@ async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 6):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
         assert gate.begun == [1, 2]
         gate.let_go(2)
@@ -115,7 +107,7 @@ async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
         gate.let_go(1, 3, 4, 5)
         await stage.until_settled()
         assert gate.begun == [1, 2, 3, 4, 5]
-        assert stage.dispatcher.counts == {"success": 5}
+        assert stage.runner.counts == {"success": 5}
 
 
 async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
@@ -124,11 +116,11 @@ async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
         stage.desk.opened.clear()
         gate.let_go(1, 2)
         for number in range(1, 4):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
         assert gate.begun == [1, 2, 3]
         assert stage.desk.settled == []
-        assert sorted(stage.dispatcher.ids()) == [1, 2, 3]
+        assert sorted(id_ for id_, _token in stage.runner.held) == [1, 2, 3]
         gate.let_go(3)
         stage.desk.opened.set()
         await stage.until_settled()
@@ -144,7 +136,7 @@ async def test_every_handler_begins_in_the_context_of_the_worker() -> None:
 
     async with staged(concurrency=1) as stage:
         for number in range(3):
-            stage.dispatcher.start(register(handle), message(id=number), time.monotonic())
+            stage.runner.start(register(handle), message(id=number), time.monotonic())
         await stage.until_settled()
     assert seen == ["clean"] * 3
 
@@ -153,35 +145,35 @@ async def test_a_stop_releases_at_once_what_waits_and_lets_the_rest_end() -> Non
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 6):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
         await turns()
-        stage.dispatcher.stop_starting()
+        stage.runner.stop_starting()
         await turns()
-        assert stage.desk.released == [[3, 4, 5]]
-        stage.dispatcher.start(register(gate.handle), message(id=6), time.monotonic())
+        assert stage.desk.released == [3, 4, 5]
+        stage.runner.start(register(gate.handle), message(id=6), time.monotonic())
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
-        assert stage.desk.released == [[3, 4, 5], [6]]
-        assert stage.dispatcher.counts == {"success": 2, "released": 4}
+        assert stage.desk.released == [3, 4, 5, 6]
+        assert stage.runner.counts == {"success": 2, "released": 4}
 
 
 async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notifyq.worker.dispatcher.PATIENCE", 0)
+    monkeypatch.setattr("notifyq.worker.run.PATIENCE", 0)
     gate = Gate()
     async with staged() as stage:
         stage.desk.lost.add(4)
         for number in range(1, 5):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
 
         async def is_back() -> bool:
-            return stage.desk.released == [[3, 4]]
+            return stage.desk.released == [3, 4]
 
         await until(is_back, "what waits is released")
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
-        assert stage.dispatcher.counts == {"success": 2, "released": 1, "lost": 1}
+        assert stage.runner.counts == {"success": 2, "released": 1, "lost": 1}
     assert [e.message_id for e in stage.events if isinstance(e, LockLost)] == [4]
     assert len([e for e in stage.events if isinstance(e, MessageFinished)]) == 3
 
@@ -190,27 +182,27 @@ async def test_what_waits_past_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 3):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
         short = message(id=3, lock_expires_at=START + timedelta(microseconds=1))
-        stage.dispatcher.start(register(gate.handle, heartbeat=False), short, time.monotonic())
+        stage.runner.start(register(gate.handle, heartbeat=False), short, time.monotonic())
         gate.let_go(1, 2)
         await stage.until_settled()
     assert gate.begun == [1, 2]
-    assert stage.desk.released == [[3]]
+    assert stage.desk.released == [3]
 
 
 async def test_what_waits_and_has_lost_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
         for number in range(1, 4):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
         stage.desk.lost.add(3)
-        stage.dispatcher._lock_lost((3, 1))
+        stage.runner._lock_lost((3, 1))
         await turns()
         gate.let_go(1, 2)
         await stage.until_settled()
     assert gate.begun == [1, 2]
-    assert stage.dispatcher.counts == {"success": 2, "lost": 1}
+    assert stage.runner.counts == {"success": 2, "lost": 1}
 
 
 async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
@@ -223,13 +215,13 @@ async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
         ran.set()
 
     async with staged(concurrency=1) as stage:
-        stage.dispatcher.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
+        stage.runner.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
 
         async def is_given_up() -> bool:
-            return stage.dispatcher.busy == 1 and len(stage.dispatcher) == 0
+            return stage.runner.busy == 1 and not stage.runner.held
 
         await until(is_given_up, "the thread is given up")
-        stage.dispatcher.start(register(quick), message(id=2), time.monotonic())
+        stage.runner.start(register(quick), message(id=2), time.monotonic())
         await turns()
         assert not ran.is_set()
         let_go.set()
@@ -243,15 +235,15 @@ async def test_room_is_for_the_slots_and_for_what_they_soon_handle(
 ) -> None:
     gate = Gate()
     async with staged(concurrency=10) as stage:
-        assert stage.dispatcher.room == 10
+        assert stage.runner.room == 10
         for number in range(4):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
-        assert stage.dispatcher.room == 6
-        monkeypatch.setattr(stage.dispatcher._prefetch, "quantity", lambda: 20)
-        assert stage.dispatcher.room == 26
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.runner.room == 6
+        monkeypatch.setattr(stage.runner._prefetch, "quantity", lambda: 20)
+        assert stage.runner.room == 26
         for number in range(4, 21):
-            stage.dispatcher.start(register(gate.handle), message(id=number), time.monotonic())
-        assert stage.dispatcher.room == 0  # for nine a claim does not pay
+            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        assert stage.runner.room == 0  # for nine a claim does not pay
         gate.let_go(*range(21))
         await stage.until_settled()
 
@@ -261,34 +253,28 @@ async def test_an_error_of_a_settlement_is_reported_and_leaves_nothing_behind(
 ) -> None:
     async with staged() as stage:
 
-        def finish(_message: Message, _outcome: Any, settled: Any) -> None:
-            settled(ValueError("no"))
+        async def refuse() -> Answer:
+            raise ValueError("no")
 
-        monkeypatch.setattr(stage.desk, "finish", finish)
-        stage.dispatcher.start(register(lambda: None), message(), time.monotonic())
+        monkeypatch.setattr(stage.desk, "add", lambda *_: asyncio.create_task(refuse()))
+        stage.runner.start(register(lambda: None), message(), time.monotonic())
         await stage.until_settled()
     assert [str(failure) for failure in stage.failures] == ["no"]
-    assert stage.dispatcher.counts == {}
+    assert stage.runner.counts == {}
 
 
 async def test_a_message_that_cannot_be_reported_is_settled_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The error must not keep the answer from other messages of the statement."""
     odd = message(id=1)
     # Without a time zone, as the driver gives infinity.
     object.__setattr__(odd, "available_at", odd.created_at.replace(tzinfo=None))
-    reported: list[str] = []
-
-    def finish(message: Message, _outcome: Any, settled: Any) -> None:
-        settled(True)
-        reported.append(f"{message.id} reported")
-
     async with staged() as stage:
-        monkeypatch.setattr(stage.desk, "finish", finish)
         for held in (odd, message(id=2)):
-            stage.dispatcher.start(register(lambda: None), held, time.monotonic())
+            stage.runner.start(register(lambda: None), held, time.monotonic())
         await stage.until_settled()
-    assert reported == ["1 reported", "2 reported"]
+    assert stage.desk.settled == [1, 2]
+    reported = [it.message_id for it in stage.events if isinstance(it, MessageFinished)]
+    assert reported == [2]
     assert stage.failures == []
     assert "the end of message 1 was not reported" in caplog.text

@@ -1,10 +1,9 @@
-"""Settlements: how messages ended, written many at a time."""
+"""Settles messages: writes how they ended, many at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -15,19 +14,29 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import concerns_all, is_refusal
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Retried, newest
-from notifyq.models.outcome import Failed, Rejected, Released, Success
+from notifyq.models.outcome import (
+    Committed,
+    Doubtful,
+    Failed,
+    Outcome,
+    Rejected,
+    Released,
+    Success,
+    Suspended,
+)
 from notifyq.telemetry.tracebacks import clean, report
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
     from datetime import timedelta
 
     from notifyq.database.pool import Database
+    from notifyq.models.message import Message
 
 Key = tuple[int, int]
 """Id and lock token of a message."""
-Answer = bool | Retried
-"""Whether the lock was held; for a failed attempt, what followed."""
-OnSettled = Callable[[Answer | BaseException], None]
+Answer = bool | Retried | Committed
+"""Whether the lock was held; for a failed attempt, what followed, or that it has not failed."""
 
 E = TypeVar("E", bound=Success | Rejected | Failed | Released)
 
@@ -44,16 +53,22 @@ class _Settlement(Generic[E]):
     id: int
     lock_token: int
     outcome: E
-    on_settled: OnSettled
+    answered: asyncio.Future[Answer]
 
     @property
     def key(self) -> Key:
         return self.id, self.lock_token
 
     def settle(self, answer: Answer | BaseException) -> None:
-        """Call `on_settled`, once."""
-        on_settled, self.on_settled = self.on_settled, lambda _: None
-        on_settled(answer)
+        """Give the answer, once, to who still waits for it."""
+        if self.answered.done():
+            return
+        if not isinstance(answer, BaseException):
+            self.answered.set_result(answer)
+        elif isinstance(answer, asyncio.CancelledError):
+            self.answered.cancel()
+        else:
+            self.answered.set_exception(answer)
 
 
 class _Batcher(Generic[E]):
@@ -135,64 +150,55 @@ class _Batcher(Generic[E]):
             settlement.settle(again)
 
 
-class BatchCompleter:
+class Settler:
     """The settlements of one worker: finishes, retries and releases, each kind many at a time.
 
     Each message has its own token: one that lost its lock does not affect the others. One whose
     result cannot be stored is retried; one whose delay cannot is retried by the queue's backoff.
+    An attempt that is doubtful fails unless its transaction has committed.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._text = database.storable
+        self._is_closed = False
         self._finishes = _Batcher[Success | Rejected](self._finish, self._fail)
         self._retries = _Batcher[Failed](self._retry, self._retry_by_queue)
         self._releases = _Batcher[Released](self._release, _raise)
 
-    async def settle(
-        self, message_id: int, lock_token: int, outcome: Success | Rejected | Failed | Released
-    ) -> Answer:
-        """Settle a message with others. False: its lock was lost."""
+    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
+        """Record with others how a message ended. False: its lock was lost."""
+        return self.settle(message.id, message.lock_token, outcome)
+
+    def settle(self, message_id: int, lock_token: int, outcome: Outcome) -> asyncio.Future[Answer]:
+        """Do what `add` does, for a message of which only the lock is known."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def on_settled(answer: Answer | BaseException) -> None:
-            if answered.done():
-                return
-            if isinstance(answer, asyncio.CancelledError):
-                answered.cancel()
-            elif isinstance(answer, BaseException):
-                answered.set_exception(answer)
-            else:
-                answered.set_result(answer)
-
-        self.add(message_id, lock_token, outcome, on_settled)
-        return await answered
-
-    def add(
-        self,
-        message_id: int,
-        lock_token: int,
-        outcome: Success | Rejected | Failed | Released,
-        on_settled: OnSettled,
-    ) -> None:
-        """Settle a message with others; `on_settled` gets what `settle` returns or raises."""
+        if self._is_closed:  # the handler has ended after its worker
+            answered.set_result(False)
+            return answered
         match outcome:
             case Success() | Rejected():
-                self._finishes.add(_Settlement(message_id, lock_token, outcome, on_settled))
+                self._finishes.add(_Settlement(message_id, lock_token, outcome, answered))
             case Failed():
-                self._retries.add(_Settlement(message_id, lock_token, outcome, on_settled))
+                self._retries.add(_Settlement(message_id, lock_token, outcome, answered))
             case Released():
-                self._releases.add(_Settlement(message_id, lock_token, outcome, on_settled))
+                self._releases.add(_Settlement(message_id, lock_token, outcome, answered))
+            case Committed(is_held):  # it is in the database already
+                answered.set_result(is_held)
+            case Suspended():
+                answered.set_result(True)
+        return answered
 
-    async def has_archived(self, key: Key) -> bool:
+    async def close(self) -> None:
+        """Abandon settlements that are not written yet, and accept no more."""
+        self._is_closed = True
+        for batcher in (self._finishes, self._retries, self._releases):
+            await batcher.close()
+
+    async def _has_archived(self, key: Key) -> bool:
         """Whether the message was finished under this lock token."""
         rows = await self._database.persist(sql.ARCHIVE_FIND, key[0])
         return any(row["lock_token"] == key[1] for row in rows)
-
-    async def close(self) -> None:
-        """Abandon settlements that are not written yet."""
-        for batcher in (self._finishes, self._retries, self._releases):
-            await batcher.close()
 
     async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> Mapping[Key, Answer]:
         repeats: list[bool] = []
@@ -209,7 +215,7 @@ class BatchCompleter:
         done = newest([it.key for it in batch], rows)
         if repeats:
             lost = [it for it in batch if it.key not in done]
-            done |= {it.key for it in lost if await self.has_archived(it.key)}
+            done |= {it.key for it in lost if await self._has_archived(it.key)}
         return dict.fromkeys(done, True)
 
     async def _fail(self, settlement: _Settlement[Success | Rejected], error: Exception) -> Answer:
@@ -237,6 +243,9 @@ class BatchCompleter:
         keys = [it.key for it in batch]
         followed = {row["id"]: Retried(row["max_attempts"], row["delay"]) for row in rows}
         answers: dict[Key, Answer] = {key: followed[key[0]] for key in newest(keys, rows)}
+        # Only now it is certain that the transactions of these handlers are over.
+        doubtful = {it.key for it in batch if isinstance(it.outcome, Doubtful)} - answers.keys()
+        answers |= {key: Committed() for key in doubtful if await self._has_archived(key)}
         if repeats:  # "not held" may mean that the first try, without answer, succeeded
             return dict.fromkeys(keys, True) | answers
         return answers
