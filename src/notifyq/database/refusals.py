@@ -92,9 +92,10 @@ class RefusedQueues:
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
 
-    def refuse(self, queue: str, error: Exception) -> None:
+    def refuse(self, queue: str, error: Exception, pause: float | None = None) -> None:
         """Leave a queue out until it is tried again, and log this once."""
-        self._queues[queue] = _Resting(error, time.monotonic() + self._pause)
+        pause = self._pause if pause is None else pause
+        self._queues[queue] = _Resting(error, time.monotonic() + pause)
         self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
 
     def works(self, queues: Iterable[str]) -> None:
@@ -111,7 +112,7 @@ class RefusedQueues:
     def take_due(self) -> list[str]:
         """Return those to try now; unless that succeeds they rest again."""
         due = [queue for queue in self._queues if not self.is_resting(queue)]
-        until = time.monotonic() + self._pause
+        until = time.monotonic() + PAUSE
         self._queues |= {queue: self._queues[queue]._replace(until=until) for queue in due}
         return due
 

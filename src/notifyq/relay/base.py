@@ -18,7 +18,7 @@ from notifyq.arguments import known_options
 from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
 from notifyq.database.retry import Patience
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.wake import Wake
 from notifyq.queues.admin import Admin
 from notifyq.relay.events import (
@@ -29,7 +29,7 @@ from notifyq.relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from notifyq.relay.target import PASSING, Target, is_limited, reason_of
+from notifyq.relay.target import Target, is_limited, reason_of
 from notifyq.telemetry import Guarded, log_events
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.relay")
 
 _PROBE, _LONGEST_PROBE = 0.2, 5.0
-"""Seconds between two checks of a target that is down or full: the first pause, the longest."""
+"""Seconds between two checks of a target that is down: the first pause, the longest."""
 
 
 class RelayOptions(TypedDict, total=False):
@@ -172,7 +172,7 @@ class BaseRelay:
             try:
                 await self._target.check()
             except Exception as again:
-                if not isinstance(again, PASSING) and not is_limited(again):
+                if not isinstance(again, DatabaseUnavailableError) and not is_limited(again):
                     raise
                 pause = min(2 * pause, _LONGEST_PROBE)
             else:

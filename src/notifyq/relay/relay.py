@@ -22,7 +22,7 @@ from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.batch import QueueBatch
 from notifyq.relay.message import transform
-from notifyq.relay.target import PASSING
+from notifyq.relay.target import WAITS
 from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
 
@@ -71,7 +71,7 @@ class Relay(BaseRelay):
         self._routes = dict(routes)
         self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # With once nothing is tried again: it is the error with which the relay ends.
+        # With once only a target that cannot receive now is tried again: else the error ends it.
         self._refused = RefusedQueues(log, math.inf if self._once else PAUSE)
         self._fetcher = _Fetcher(
             source, self._routes, self._settings, self.name, filter, self._refused, self._start
@@ -127,8 +127,9 @@ class Relay(BaseRelay):
                 if poll.is_full:
                     continue
                 if self._once and not poll.queues and not poll.has_failed and not self._batches:
-                    self._refused.raise_any()
-                    return
+                    if self._refused.retry_in == math.inf:
+                        self._refused.raise_any()
+                        return
                 if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
             slots = self._free_slots
@@ -184,7 +185,7 @@ class Relay(BaseRelay):
                 self._pause_or_fail(sent.error)
             stopped = batch.stopped(sent)
             for queue, error in stopped.items():
-                self._refused.refuse(queue, error)
+                self._refused.refuse(queue, error, PAUSE if isinstance(error, WAITS) else None)
             if sent.error is None:
                 self._refused.works(batch.queues - stopped.keys())
             await self._settle(batch, sent)
@@ -197,7 +198,7 @@ class Relay(BaseRelay):
 
     def _pause_or_fail(self, error: Exception) -> None:
         """Wait for a target that cannot receive messages now; end with any other error."""
-        if not isinstance(error, PASSING):
+        if not isinstance(error, DatabaseUnavailableError):
             self._fail(error)
         elif not self._is_stalled and not self._stops:
             self._fetcher.slow_down()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Unpack
 
 from notifyq.database import statements as sql
 from notifyq.database.refusals import PAUSE, Refusals
+from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
-from notifyq.relay.target import PASSING, is_limited, reason_of
+from notifyq.relay.target import WAITS, is_limited, reason_of
 
 if TYPE_CHECKING:
     import asyncpg
@@ -123,7 +124,7 @@ class StreamRelay(BaseRelay):
             try:
                 has_more = await self._move_next()
             except Exception as error:
-                if self._once or not is_limited(error):
+                if not is_limited(error) or (self._once and not isinstance(error, WAITS)):
                     raise
                 # A batch stays open and comes again.
                 self._refusals.refused(self.label, error, "it is tried again each second")
@@ -163,7 +164,7 @@ class StreamRelay(BaseRelay):
         await transform(self._transform or (lambda message: message), batch)
         sent = await self._target.send(batch.items(), self._settings.hold.total_seconds())
         if sent.error is not None:
-            if not isinstance(sent.error, PASSING):
+            if not isinstance(sent.error, DatabaseUnavailableError):
                 raise sent.error
             return sent.error
         for error in sent.stopped.values():

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 _LARGEST = 8_000_000
 """Characters of one call after which the next message goes into another call."""
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two calls while the target is full or down: the first pause, and the longest."""
+"""Seconds between two calls while the target is down: the first pause, and the longest."""
 
-PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError, StreamPausedError)
-"""The target cannot receive messages now."""
+WAITS = (QueueFullError, QueueBusyError, StreamPausedError)
+"""A queue of the target cannot receive messages now; a relay waits for it, also with `once`."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Target:
         await self._receive_many([], list(positions))
 
     async def send(self, items: list[Item], hold: float) -> Sent:
-        """Send all messages that the target can receive; wait up to `hold` seconds if it cannot."""
+        """Send all messages that the target can receive; wait up to `hold` seconds while it is down."""
         sent = Sent()
         deadline = time.monotonic() + hold
         try:
@@ -81,13 +81,14 @@ class Target:
 
     async def _receive_limited(self, items: list[Item], sent: Sent, deadline: float) -> None:
         """Receive items; if the target refuses them, those of each queue: one stops no other."""
-        items = [item for item in items if item[1] not in sent.stopped]
+        done = sent.ids.keys() | sent.refused.keys()
+        items = [it for it in items if it[0] not in done and it[1] not in sent.stopped]
         if not items:
             return
         try:
             await self._receive(items, sent, deadline)
         except Exception as error:
-            if isinstance(error, PASSING) or not is_limited(error):
+            if not is_limited(error):
                 raise
             queues = list(dict.fromkeys(item[1] for item in items))
             if len(queues) == 1:
@@ -106,9 +107,11 @@ class Target:
                     sent.refused[items[0][0]] = reason_of(error)
                     return
                 break
-            except PASSING as error:
-                if isinstance(error, QueueFullError) and len(items) > 1:
-                    break
+            except QueueFullError:
+                if len(items) == 1 or len({item[1] for item in items}) > 1:
+                    raise
+                break  # there may be room for some
+            except DatabaseUnavailableError:
                 if (now := time.monotonic()) >= deadline:
                     raise
                 await asyncio.sleep(min(pause, deadline - now) * random.uniform(0.5, 1))  # noqa: S311
