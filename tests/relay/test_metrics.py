@@ -58,12 +58,12 @@ async def test_a_relay_whose_target_is_away_is_not_ready() -> None:
         assert metrics.health.unready() is None
         assert read(metrics)("notifyq_relay_stalled_seconds") == 0
         metrics(RelayStalled(reason="down"))
-        assert metrics.health.unready() == "a target is down or full"
-        assert get(f"{server.url}/readyz") == (503, "a target is down or full\n")
+        assert metrics.health.unready() == "a target is down"
+        assert get(f"{server.url}/readyz") == (503, "a target is down\n")
         assert read(metrics)("notifyq_relay_stalled_seconds") > 0
         metrics(RelayResumed(seconds=1))
         assert metrics.health.unready() is None
-        metrics(RelayStalled(reason="full"))
+        metrics(RelayStalled(reason="down again"))
         metrics(RelayStopped(relay="r", moved=0, released=0))
         assert read(metrics)("notifyq_relay_stalled_seconds") == 0
         assert metrics.health.unready() == "stopping"

@@ -57,7 +57,7 @@ class RelayStalled(
     sentence="the target takes nothing, and the relay waits: {reason}",
     level=logging.WARNING,
 ):
-    """The target is down or full: the relay has released its messages and claims no more."""
+    """The target is down: the relay has released its messages and claims no more."""
 
     reason: str
 

@@ -46,7 +46,7 @@ class RelayMetrics(EventMetrics):
         self._gauge("relays", "Relays that run in this process.", lambda: self._running)
         self._gauge(
             "relay_stalled_seconds",
-            "How long a target has been down or full; 0 if none is.",
+            "How long a target has been down; 0 if none is.",
             lambda: time.monotonic() - self._stalled_at if self._stalled else 0.0,
         )
         self._handlers |= {
@@ -62,7 +62,7 @@ class RelayMetrics(EventMetrics):
             return "starting"
         if not self._running:
             return "stopping"
-        return "a target is down or full" if self._stalled else None
+        return "a target is down" if self._stalled else None
 
     def _started(self, _: RelayStarted) -> None:
         self.health.watch()
