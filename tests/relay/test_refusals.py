@@ -155,7 +155,9 @@ async def test_with_once_a_relay_waits_for_a_full_target(
         "select messages.create_stream('news'), messages.subscribe('news', 'hub')"
     )
     for queue in ("news", "default"):
-        await connection.execute("select messages.publish_many($1, array['1', '2']::jsonb[])", queue)
+        await connection.execute(
+            "select messages.publish_many($1, array['1', '2']::jsonb[])", queue
+        )
     made: Relay | StreamRelay = relay(database, far, once=True)
     if of_stream:
         made = StreamRelay(
