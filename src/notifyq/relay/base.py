@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from notifyq.arguments import known_options
 from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
+from notifyq.database.refusals import is_limited
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.wake import Wake
@@ -29,7 +30,7 @@ from notifyq.relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from notifyq.relay.target import Target, is_limited, reason_of
+from notifyq.relay.target import Target, reason_of
 from notifyq.telemetry import Guarded, log_events
 
 if TYPE_CHECKING:

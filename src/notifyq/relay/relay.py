@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import PAUSE, Refusals, RefusedQueues, concerns_all, is_refusal
+from notifyq.database.refusals import (
+    PAUSE,
+    Refusals,
+    RefusedQueues,
+    halving,
+    is_limited,
+    is_refusal,
+)
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.poller import Poll, Poller
@@ -126,10 +133,8 @@ class Relay(BaseRelay):
                 await self._poller.record(poll)
                 if poll.is_full:
                     continue
-                if self._once and not poll.queues and not poll.has_failed and not self._batches:
-                    if self._refused.retry_in == math.inf:
-                        self._refused.raise_any()
-                        return
+                if self._once and self._is_done(poll):
+                    return
                 if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
             slots = self._free_slots
@@ -141,6 +146,14 @@ class Relay(BaseRelay):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
                         await self._wake.wait()
+
+    def _is_done(self, poll: Poll) -> bool:
+        """Whether nothing is left to move; raises why a queue is refused."""
+        is_waiting = poll.queues or poll.has_failed or self._batches
+        if is_waiting or self._refused.retry_in < math.inf:
+            return False
+        self._refused.raise_any()
+        return True
 
     @property
     def _free_slots(self) -> int:
@@ -269,30 +282,21 @@ class Relay(BaseRelay):
         The lock of a message whose end the server refuses expires.
         """
         refused: list[Exception] = []
-        rows = await self._end_each(call, ends, refused)
+        rows: list[asyncpg.Record] = []
+        async for _, answer in halving(
+            lambda part: call(*map(list, zip(*part, strict=True))), ends
+        ):
+            if not isinstance(answer, Exception):
+                rows += answer
+            elif is_limited(answer):
+                refused.append(answer)
+            else:
+                raise answer
         if refused:
             self._refusals.refused("how messages ended", refused[0], "their locks expire")
         elif ends:
             self._refusals.works("how messages ended")
         return rows
-
-    async def _end_each(
-        self, call: _Call, ends: list[Any], refused: list[Exception]
-    ) -> list[asyncpg.Record]:
-        """Make the call; where it is refused, for each half, so that one stops no other."""
-        if not ends:
-            return []
-        try:
-            return await call(*map(list, zip(*ends, strict=True)))
-        except Exception as error:
-            if not is_refusal(error) or concerns_all(error):
-                raise
-            if len(ends) == 1:
-                refused.append(error)
-                return []
-        half = len(ends) // 2
-        rows = await self._end_each(call, ends[:half], refused)
-        return rows + await self._end_each(call, ends[half:], refused)
 
     async def _extend(self, session: Session) -> None:
         """Extend the locks of running batches, without end; on the listener's loop."""
