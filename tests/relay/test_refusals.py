@@ -11,7 +11,7 @@ import pytest
 from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, QueueNotFoundError, SchemaMissingError
-from notifyq.relay import Relay, StreamRelay
+from notifyq.relay import Relay, RelayResumed, RelayStalled, StreamRelay
 from relay.relaying import drained, payloads, relay, relaying
 from support.database import Connection, publish, until, value
 from support.refusing import LIMITED, refusing
@@ -87,7 +87,9 @@ async def test_a_dropped_queue_stops_no_other_queue(
             await publish(connection, 3, "one")
         await until_there(there, 3, "one")
         await until_logged(caplog, "queue 'one': it works again")
+        await events.wait(RelayResumed, source="one")
     assert errors(caplog, "queue 'one'") == 1
+    assert len(events.of(RelayStalled)) == len(events.of(RelayResumed)) == 1
     assert await payloads(connection) == await payloads(connection, "one") == []
 
 
@@ -121,8 +123,10 @@ async def test_a_target_that_is_full_or_paused_makes_only_its_queue_wait(
     await value(connection, "create_queue", name="one")
     await publish(connection, 5, "one")
     routes = {"one": "one", "default": "default"}
-    async with relaying(database, far, routes, poll=0.1, hold=3600, in_flight=1):
+    events = Events()
+    async with relaying(database, far, routes, events, poll=0.1, hold=3600, in_flight=1):
         await until_logged(caplog, "queue 'one'")
+        await events.wait(RelayStalled, source="one")
         for count in range(1, 5):
             await publish(connection, 1)
             await until_there(there, count)
@@ -158,11 +162,12 @@ async def test_with_once_a_relay_waits_for_a_full_target(
         await connection.execute(
             "select messages.publish_many($1, array['1', '2']::jsonb[])", queue
         )
-    made: Relay | StreamRelay = relay(database, far, once=True)
+    events = Events()
+    made: Relay | StreamRelay = relay(database, far, events=events, once=True)
     if of_stream:
         made = StreamRelay(
             Database(database), Database(far), "news", "hub", "default",
-            once=True, telemetry=Events(),
+            once=True, telemetry=events,
         )  # fmt: skip
     running = asyncio.create_task(made.run())
     await until_logged(caplog, "it is tried again each second")
@@ -170,6 +175,9 @@ async def test_with_once_a_relay_waits_for_a_full_target(
     async with asyncio.timeout(30):
         await running
     assert await payloads(there) == [1, 2]
+    source = "news:hub" if of_stream else "default"
+    assert [it.source for it in events.of(RelayStalled)] == [source]
+    assert [it.source for it in events.of(RelayResumed)] == [source]
     assert errors(caplog, "it is tried again each second") == 1
 
 

@@ -131,9 +131,15 @@ class _Resting(NamedTuple):
 class RefusedQueues:
     """Queues that the server refuses, each until it is tried again; the others go on."""
 
-    def __init__(self, log: logging.Logger, pause: float = PAUSE) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        pause: float = PAUSE,
+        on_works: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._refusals = Refusals(log)
         self._pause = pause
+        self._on_works = on_works
         self._queues: dict[str, _Resting] = {}
 
     def __contains__(self, queue: str) -> bool:
@@ -150,6 +156,7 @@ class RefusedQueues:
         for queue in self._queues.keys() & queues:
             self._refusals.works(f"queue {queue!r}")
             del self._queues[queue]
+            self._on_works(queue)
 
     def is_resting(self, queue: str) -> bool:
         """Whether it is too early to try it again."""

@@ -79,7 +79,7 @@ class Relay(BaseRelay):
         self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # With once only a target that cannot receive now is tried again: else the error ends it.
-        self._refused = RefusedQueues(log, math.inf if self._once else PAUSE)
+        self._refused = RefusedQueues(log, math.inf if self._once else PAUSE, self._resume)
         self._fetcher = _Fetcher(
             source, self._routes, self._settings, self.name, filter, self._refused, self._start
         )
@@ -131,6 +131,8 @@ class Relay(BaseRelay):
             if self._free_slots > 0:
                 poll = await self._fetch(full_scan=self._poller.needs_full_scan or self._once)
                 await self._poller.record(poll)
+                if not poll.queues and not poll.has_failed:
+                    self.works.set()
                 if poll.is_full:
                     continue
                 if self._once and self._is_done(poll):
@@ -157,7 +159,7 @@ class Relay(BaseRelay):
 
     @property
     def _free_slots(self) -> int:
-        return 0 if self._is_stalled else self._settings.in_flight - len(self._batches)
+        return 0 if None in self._stalled else self._settings.in_flight - len(self._batches)
 
     async def _fetch(self, *, full_scan: bool) -> Poll:
         """Claim batches and start to move them."""
@@ -191,7 +193,9 @@ class Relay(BaseRelay):
         try:
             if self._transform is not None:
                 await transform(self._transform, batch)
-            hold = 0 if self._stops or self._is_stalled else self._settings.hold.total_seconds()
+            hold = (
+                0 if self._stops or None in self._stalled else self._settings.hold.total_seconds()
+            )
             sent = await self._target.send(batch.items(), hold)
             if sent.error is not None:
                 # Before any release: a released message would be claimed again at once.
@@ -199,6 +203,7 @@ class Relay(BaseRelay):
             stopped = batch.stopped(sent)
             for queue, error in stopped.items():
                 self._refused.refuse(queue, error, PAUSE if isinstance(error, WAITS) else None)
+                self._stall(queue, error)
             if sent.error is None:
                 self._refused.works(batch.queues - stopped.keys())
             await self._settle(batch, sent)
@@ -213,10 +218,10 @@ class Relay(BaseRelay):
         """Wait for a target that cannot receive messages now; end with any other error."""
         if not isinstance(error, DatabaseUnavailableError):
             self._fail(error)
-        elif not self._is_stalled and not self._stops:
+        elif None not in self._stalled and not self._stops:
             self._fetcher.slow_down()
-            self._is_stalled = True
-            self._spawn(self._wait_for_target(error))
+            self._stall(None, error)
+            self._spawn(self._wait_for_target())
 
     async def _settle(self, batch: QueueBatch, sent: Sent) -> None:
         """Finish, retry or release each message of a batch."""

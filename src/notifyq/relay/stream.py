@@ -143,6 +143,8 @@ class StreamRelay(BaseRelay):
             sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
         )
         if rows[0]["batch"] is None:
+            self._resume(self.label)
+            self.works.set()
             return False
         # A batch without events is one row, too.
         events = [row for row in rows if row["id"]]
@@ -153,7 +155,8 @@ class StreamRelay(BaseRelay):
             self._has_batch = False
         if error is not None and not self._stops:
             # The batch stays open and comes again.
-            await self._wait_for_target(error)
+            self._stall(None, error)
+            await self._wait_for_target()
         return True
 
     async def _move(
@@ -168,7 +171,9 @@ class StreamRelay(BaseRelay):
                 raise sent.error
             return sent.error
         for error in sent.stopped.values():
+            self._stall(self.label, error)
             raise error
+        self._resume(self.label)
         await self._settle_failed(batch_id, batch)
         refused = await self._settle_refused(batch_id, batch, sent)
         position = next(reversed(sent.ids), None)
