@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notifyq.cli import relay as command_module
+from notifyq.config import RelaySettings
+from notifyq.database.pool import Database
+from notifyq.relay import Relay, StreamRelay
 from relay.relaying import payloads
 from support.database import publish, until
 from support.refusing import refusing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from support.database import Connection
 
@@ -107,3 +113,50 @@ async def test_with_once_it_ends_with_the_error_after_the_others(
         async with asyncio.timeout(30):
             assert await program.wait() == 1
     assert len(await payloads(there, "default")) + len(await payloads(there, "copies")) == 3
+
+
+@pytest.mark.parametrize("of_stream", [False, True])
+async def test_a_relay_that_is_refused_again_and_again_is_logged_once(
+    database: str,
+    far: str,
+    connection: Connection,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    of_stream: bool,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(command_module, "_PAUSE", 0.1)
+    progress = command_module._Progress(as_json=True)
+    options: Any = {"settings": RelaySettings.load(poll=0.1), "telemetry": progress}
+    here, target, tries = Database(database), Database(far), []
+
+    def queues() -> Relay:
+        tries.append(False)
+        return Relay(here, target, {"default": "default"}, **options)
+
+    def stream() -> StreamRelay:
+        tries.append(True)
+        return StreamRelay(here, target, "news", "hub", "copies", **options)
+
+    def logged(text: str) -> int:
+        return sum(text in it.getMessage() for it in caplog.records)
+
+    async def is_tried_often() -> bool:
+        return tries.count(of_stream) > 3
+
+    async def works() -> bool:
+        return logged("it works again") == 1
+
+    make: dict[str, Callable[[], Relay | StreamRelay]] = {"queues": queues, "stream": stream}
+    relays = command_module._Relays(make, progress.quiet, once=False)
+    async with refusing(connection, REFUSED[of_stream], "42501"):
+        running = asyncio.create_task(relays.run(timedelta(seconds=10)))
+        await until(is_tried_often, "it is started again and again", 30)
+        assert logged("the others go on") == 1
+        assert logged("it works again") == 0
+    await until(works, "it works again", 30)
+    relays._stop()
+    async with asyncio.timeout(30):
+        await running
+    assert logged("has started") == 2

@@ -37,7 +37,14 @@ from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import ConfigurationError
 from notifyq.printable import printable
-from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
+from notifyq.relay import (
+    Relay,
+    RelayMoved,
+    RelayRefused,
+    RelayStarted,
+    RelayStopped,
+    StreamRelay,
+)
 from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
@@ -50,7 +57,7 @@ log = logging.getLogger("notifyq.relay")
 _EVERY = 10.0
 """Seconds between two lines of progress."""
 _PAUSE = 5.0
-"""Seconds until a relay that was refused starts again, and after which it counts as working."""
+"""Seconds until a relay that was refused starts again."""
 _SHOWN = 10
 """Refused messages that are logged one by one between two such lines."""
 
@@ -137,7 +144,7 @@ def relay(
         }
         if routes:
             make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
-        relays = _Relays(make, once=once)
+        relays = _Relays(make, progress.quiet, once=once)
         try:
             run(relays.run(settings.grace))
         finally:
@@ -148,10 +155,11 @@ class _Relays:
     """Relays beside each other: one that the server refuses is tried again, the others go on."""
 
     def __init__(
-        self, make: Mapping[str, Callable[[], Relay | StreamRelay]], *, once: bool
+        self, make: Mapping[str, Callable[[], Relay | StreamRelay]], quiet: set[str], *, once: bool
     ) -> None:
         self.counts = Counter[str]()
         self._make = make
+        self._quiet = quiet
         self._once = once
         self._running: dict[str, Relay | StreamRelay] = {}
         self._failing: set[str] = set()
@@ -174,7 +182,9 @@ class _Relays:
     async def _move(self, name: str) -> None:
         while not self._stopping.is_set():
             each = self._running[name] = self._make[name]()
-            works = asyncio.get_running_loop().call_later(_PAUSE, self._works, name)
+            if name in self._failing:
+                self._quiet.add(each.name)
+            works = asyncio.create_task(self._note_works(name, each))
             try:
                 await each.run()
             except Exception as error:
@@ -183,17 +193,21 @@ class _Relays:
                     self._stop()
                 if self._once or self._stopping.is_set():
                     raise
-                self._refusals.refused(name, error, "it is started again, and the others go on")
+                meanwhile = f"it is started again every {_PAUSE:.0f} s, and the others go on"
+                self._refusals.refused(name, error, meanwhile)
             else:
                 return
             finally:
                 works.cancel()
+                self._quiet.discard(each.name)
                 self.counts.update(self._running.pop(name).counts)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE):
                     await self._stopping.wait()
 
-    def _works(self, name: str) -> None:
+    async def _note_works(self, name: str, each: Relay | StreamRelay) -> None:
+        await each.works.wait()
+        self._quiet.discard(each.name)
         self._failing.discard(name)
         self._refusals.works(name)
 
@@ -236,9 +250,15 @@ class _Progress:
         self._moved = 0
         self._lag = 0.0
         self._refused = 0
+        self.quiet: set[str] = set()
+        """Relays whose start and end are not logged: the server refuses them again and again."""
 
     def __call__(self, event: TelemetryEvent) -> None:
-        if not isinstance(event, RelayRefused) or self._refused < _SHOWN:
+        if isinstance(event, RelayStarted | RelayStopped):
+            is_shown = event.relay not in self.quiet
+        else:
+            is_shown = not isinstance(event, RelayRefused) or self._refused < _SHOWN
+        if is_shown:
             log_events(event)
         if isinstance(event, RelayRefused):
             self._refused += 1

@@ -131,8 +131,6 @@ class Relay(BaseRelay):
             if self._free_slots > 0:
                 poll = await self._fetch(full_scan=self._poller.needs_full_scan or self._once)
                 await self._poller.record(poll)
-                if not poll.queues and not poll.has_failed:
-                    self.works.set()
                 if poll.is_full:
                     continue
                 if self._once and self._is_done(poll):
@@ -165,11 +163,14 @@ class Relay(BaseRelay):
         """Claim batches and start to move them."""
         began = time.monotonic()
         try:
-            return await self._fetcher.claim(self._free_slots, full_scan=full_scan)
+            poll = await self._fetcher.claim(self._free_slots, full_scan=full_scan)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
             await self._release_orphans()
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
+        if not poll.queues:
+            self.works.set()
+        return poll
 
     def _start(self, batch: QueueBatch) -> None:
         self._batches[batch] = self._spawn(self._move(batch))
