@@ -23,6 +23,7 @@ READS = [
     "messages.stream_info", "messages.subscription_info", "notifyq.subscription_lags",
     "notifyq.search_live", "notifyq.search_archive", "notifyq.dead_groups", "notifyq.queue_list",
     "notifyq.error_fingerprint", "notifyq.message_relatives", "notifyq.open_batches",
+    "messages.forwards",
 ]  # fmt: skip
 """What pages call."""
 ACTIONS = ["messages.pause_queue", "notifyq.note_audit"]
