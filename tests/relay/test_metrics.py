@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 
@@ -57,16 +57,40 @@ async def test_a_relay_whose_target_is_away_is_not_ready() -> None:
         metrics(RelayStarted(relay="r", routes=()))
         assert metrics.health.unready() is None
         assert read(metrics)("notifyq_relay_stalled_seconds") == 0
-        metrics(RelayStalled(reason="down"))
-        assert metrics.health.unready() == "a target is down or full"
-        assert get(f"{server.url}/readyz") == (503, "a target is down or full\n")
+        down: dict[str, Any] = {"relay": "r", "source": None}
+        metrics(RelayStalled(reason="down", **down))
+        assert metrics.health.unready() == "a target is down"
+        assert get(f"{server.url}/readyz") == (503, "a target is down\n")
         assert read(metrics)("notifyq_relay_stalled_seconds") > 0
-        metrics(RelayResumed(seconds=1))
+        metrics(RelayResumed(seconds=1, **down))
         assert metrics.health.unready() is None
-        metrics(RelayStalled(reason="full"))
+        metrics(RelayStalled(reason="down again", **down))
         metrics(RelayStopped(relay="r", moved=0, released=0))
         assert read(metrics)("notifyq_relay_stalled_seconds") == 0
         assert metrics.health.unready() == "stopping"
+
+
+async def test_a_queue_whose_target_is_full_is_measured_and_the_relay_is_ready() -> None:
+    metrics = RelayMetrics()
+
+    def stalled() -> float:
+        return read(metrics)("notifyq_relay_stalled_seconds")
+
+    for relay in ("r", "s"):
+        metrics(RelayStarted(relay=relay, routes=()))
+    for relay in ("r", "s"):
+        metrics(RelayStalled(relay=relay, source="one", reason="full"))
+    assert metrics.health.unready() is None
+    longest = stalled()
+    assert longest > 0
+    metrics(RelayStalled(relay="r", source="two", reason="paused"))
+    metrics(RelayResumed(relay="r", source="two", seconds=1))
+    assert stalled() > longest
+    metrics(RelayResumed(relay="r", source="one", seconds=1))
+    assert stalled() > 0
+    metrics(RelayStopped(relay="s", moved=0, released=0))
+    assert stalled() == 0
+    assert metrics.health.unready() is None
 
 
 async def test_the_command_serves_metrics(

@@ -11,7 +11,7 @@ import pytest
 from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, QueueNotFoundError, SchemaMissingError
-from notifyq.relay import StreamRelay
+from notifyq.relay import Relay, RelayResumed, RelayStalled, StreamRelay
 from relay.relaying import drained, payloads, relay, relaying
 from support.database import Connection, publish, until, value
 from support.refusing import LIMITED, refusing
@@ -75,7 +75,8 @@ async def test_a_dropped_queue_stops_no_other_queue(
 ) -> None:
     absent, other = (there, connection) if is_target else (connection, there)
     await value(other, "create_queue", name="one")
-    async with relaying(database, far, {"one": "one", "default": "default"}, poll=0.1):
+    events = Events()
+    async with relaying(database, far, {"one": "one", "default": "default"}, events, poll=0.1):
         if is_target:
             await publish(connection, 3, "one")
         await until_logged(caplog, "queue 'one'")
@@ -88,6 +89,7 @@ async def test_a_dropped_queue_stops_no_other_queue(
         await until_there(there, 3, "one")
         await until_logged(caplog, "queue 'one': it works again")
     assert errors(caplog, "queue 'one'") == 1
+    assert len(events.of(RelayStalled)) == len(events.of(RelayResumed)) == is_target
     assert await payloads(connection) == await payloads(connection, "one") == []
 
 
@@ -102,6 +104,83 @@ async def test_with_once_a_relay_moves_the_others_and_then_ends_with_the_error(
             await drained(database, far, routes | {"default": "default"})
         assert len(await payloads(there)) == 3
     assert len(await payloads(connection, "one")) == 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_target_that_is_full_or_paused_makes_only_its_queue_wait(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_stream: bool,
+) -> None:
+    if is_stream:
+        await there.execute("select messages.create_stream('one'), messages.pause_stream('one')")
+    else:
+        await value(there, "create_queue", name="one", capacity=2)
+    await value(connection, "create_queue", name="one")
+    await publish(connection, 5, "one")
+    routes = {"one": "one", "default": "default"}
+    events = Events()
+    async with relaying(database, far, routes, events, poll=0.1, hold=3600, in_flight=1):
+        await until_logged(caplog, "queue 'one'")
+        await events.wait(RelayStalled, source="one")
+        for count in range(1, 5):
+            await publish(connection, 1)
+            await until_there(there, count)
+        if is_stream:
+            await value(there, "resume_stream", name="one")
+        else:
+            await until_there(there, 2, "one")
+            await there.execute("select messages.alter_queue('one', capacity => 5)")
+
+        async def are_moved() -> bool:
+            return await payloads(connection, "one") == []
+
+        await until(are_moved, "the rest is moved", 30)
+        await until_logged(caplog, "queue 'one': it works again")
+        await events.wait(RelayResumed, source="one")
+    assert errors(caplog, "queue 'one'") == 1
+    assert len(events.of(RelayStalled)) == len(events.of(RelayResumed)) == 1
+
+
+@pytest.mark.parametrize("of_stream", [False, True])
+async def test_with_once_a_relay_waits_for_a_full_target(
+    database: str,
+    far: str,
+    connection: Connection,
+    there: Connection,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    of_stream: bool,
+) -> None:
+    await there.execute("select messages.alter_queue('default', capacity => 1)")
+    await connection.execute(
+        "select messages.create_stream('news'), messages.subscribe('news', 'hub')"
+    )
+    for queue in ("news", "default"):
+        await connection.execute(
+            "select messages.publish_many($1, array['1', '2']::jsonb[])", queue
+        )
+    events = Events()
+    made: Relay | StreamRelay = relay(database, far, events=events, once=True)
+    if of_stream:
+        made = StreamRelay(
+            Database(database), Database(far), "news", "hub", "default",
+            once=True, telemetry=events,
+        )  # fmt: skip
+    running = asyncio.create_task(made.run())
+    await until_logged(caplog, "it is tried again each second")
+    await there.execute("select messages.alter_queue('default', capacity => 2)")
+    async with asyncio.timeout(30):
+        await running
+    assert await payloads(there) == [1, 2]
+    source = "news:hub" if of_stream else "default"
+    assert [it.source for it in events.of(RelayStalled)] == [source]
+    assert [it.source for it in events.of(RelayResumed)] == [source]
+    assert errors(caplog, "it is tried again each second") == 1
 
 
 @pytest.mark.parametrize("state", ["42501", "57014", "XX000"])

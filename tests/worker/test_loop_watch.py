@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from notifyq.execution import runtime
 from notifyq.operations import monitor
 from notifyq.operations.metrics import WorkerMetrics
-from notifyq.telemetry import BatchFinished, LoopBlocked, MessageFinished
+from notifyq.telemetry import (
+    BatchFinished,
+    EventRetried,
+    HandlerStuck,
+    LoopBlocked,
+    MessageFinished,
+)
 from support.database import session
 from support.running import Events, working
 
@@ -138,6 +145,44 @@ async def test_a_call_that_another_one_kept_past_its_timeout_names_it(
     [line] = lines(caplog, "past its timeout")
     assert line.startswith(f"queue 'thread': message {late} ended after ")
     assert line.endswith(f"because message {blocker} of queue 'blocks' blocked the event loop")
+
+
+async def test_a_result_that_exists_wins_over_a_timeout_that_fires_late(
+    app: App,
+    events: Events,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, let_go, reported = asyncio.Event(), threading.Event(), threading.Event()
+    report = runtime._report
+
+    def noted(*args: Any) -> None:
+        report(*args)
+        reported.set()
+
+    monkeypatch.setattr(runtime, "_report", noted)
+    with passing(caplog, "has blocked the event loop") as logged:
+
+        @app.subscriber("s", "reader", timeout=0.6)
+        def thread(payload: int) -> None:
+            loop.call_soon_threadsafe(waits.set)
+            let_go.wait(20)
+
+        @app.handler("blocks")
+        async def blocks() -> None:
+            let_go.set()
+            reported.wait(20)
+            wait_in_user_code(logged)
+
+        loop = asyncio.get_running_loop()
+        async with working(app, events):
+            await app.publish("s", 1)
+            await waits.wait()
+            await blocks.publish()
+            [finished] = await events.wait(BatchFinished)
+    assert finished.events == 1
+    assert not events.of(EventRetried)
+    assert not events.of(HandlerStuck)
 
 
 @pytest.mark.parametrize("batch", [None, 10])

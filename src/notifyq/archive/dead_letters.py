@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import asyncpg
 
 from notifyq.archive.reader import Archive
 from notifyq.database import statements as sql
-from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
+from notifyq.database.refusals import Refusals, concerns_all
 from notifyq.errors import DatabaseError, ForeignPositionError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
@@ -90,18 +89,10 @@ class DeadLetters:
         self, start: str | datetime
     ) -> tuple[str, list[ArchivedMessage]]:
         while True:
-            try:
-                answer = await self._poll_once(start)
-            except (DatabaseError, asyncpg.DataError):
-                raise  # the position or the queue is wrong, and stays so
-            except Exception as error:
-                if not is_refusal(error) or concerns_all(error):
-                    raise
-                self._refusals.refused("dead messages", error, "they are read again each second")
-                await asyncio.sleep(PAUSE)
-            else:
-                self._refusals.works("dead messages")
-                return answer
+            async with self._refusals.repeated(
+                "dead messages", "they are read again each second", _is_final
+            ):
+                return await self._poll_once(start)
 
     async def _poll_once(self, start: str | datetime) -> tuple[str, list[ArchivedMessage]]:
         if isinstance(start, datetime):
@@ -113,3 +104,8 @@ class DeadLetters:
             # position that was yielded and this one: go on from there if the standby knows it.
             known = await self._archive.known_position(self._yielded or start)
             return await self._archive.dead_since(known, self._queue)
+
+
+def _is_final(error: Exception) -> bool:
+    # Else the position or the queue is wrong, and stays so.
+    return concerns_all(error) or isinstance(error, DatabaseError | asyncpg.DataError)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -31,16 +34,30 @@ from notifyq.cli.signals import stop_signals
 from notifyq.cli.worker import load
 from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_from_file
 from notifyq.database.pool import Database
+from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import ConfigurationError
 from notifyq.printable import printable
-from notifyq.relay import Relay, RelayMoved, RelayRefused, StreamRelay
+from notifyq.relay import (
+    Relay,
+    RelayMoved,
+    RelayRefused,
+    RelayStarted,
+    RelayStopped,
+    StreamRelay,
+)
 from notifyq.telemetry import log_events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from notifyq.telemetry import TelemetryEvent
+
+log = logging.getLogger("notifyq.relay")
 
 _EVERY = 10.0
 """Seconds between two lines of progress."""
+_PAUSE = 5.0
+"""Seconds until a relay that was refused starts again."""
 _SHOWN = 10
 """Refused messages that are logged one by one between two such lines."""
 
@@ -121,34 +138,78 @@ def relay(
             "settings": settings,
             "telemetry": metrics.beside(progress) if metrics else progress,
         }
-        relays: list[Relay | StreamRelay] = [
-            StreamRelay(here, there, *subscription, **options) for subscription in subscriptions
-        ]
+        make: dict[str, Callable[[], Relay | StreamRelay]] = {
+            f"stream {':'.join(it)!r}": partial(StreamRelay, here, there, *it, **options)
+            for it in subscriptions
+        }
         if routes:
-            relays.append(Relay(here, there, routes, filter=filter, **options))
+            make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
+        relays = _Relays(make, progress.quiet, once=once)
         try:
-            run(_run_all(relays, settings.grace))
+            run(relays.run(settings.grace))
         finally:
-            progress.end(sum((each.counts for each in relays), Counter[str]()))
+            progress.end(relays.counts)
 
 
-async def _run_all(relays: list[Relay | StreamRelay], grace: timedelta) -> None:
-    def stop() -> None:
-        for each in relays:
+class _Relays:
+    """Relays beside each other: one that the server refuses is tried again, the others go on."""
+
+    def __init__(
+        self, make: Mapping[str, Callable[[], Relay | StreamRelay]], quiet: set[str], *, once: bool
+    ) -> None:
+        self.counts = Counter[str]()
+        self._make = make
+        self._quiet = quiet
+        self._once = once
+        self._running: dict[str, Relay | StreamRelay] = {}
+        self._failing: set[str] = set()
+        self._refusals = Refusals(log)
+        self._stopping = asyncio.Event()
+
+    async def run(self, grace: timedelta) -> None:
+        """Run them until a signal; raise the error where all are refused."""
+        with stop_signals(self._stop, grace=grace):
+            ended = await asyncio.gather(*map(self._move, self._make), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for each in self._running.values():
             each.stop()
 
-    async def move(each: Relay | StreamRelay) -> None:
-        try:
-            await each.run()
-        except Exception:
-            stop()  # an error in one ends them all
-            raise
+    async def _move(self, name: str) -> None:
+        while not self._stopping.is_set():
+            each = self._running[name] = self._make[name]()
+            if name in self._failing:
+                self._quiet.add(each.name)
+            works = asyncio.create_task(self._note_works(name, each))
+            try:
+                await each.run()
+            except Exception as error:
+                self._failing.add(name)
+                if not is_refusal(error) or self._failing == self._make.keys():
+                    self._stop()
+                if self._once or self._stopping.is_set():
+                    raise
+                meanwhile = f"it is started again every {_PAUSE:.0f} s, and the others go on"
+                self._refusals.refused(name, error, meanwhile)
+            else:
+                return
+            finally:
+                works.cancel()
+                self._quiet.discard(each.name)
+                self.counts.update(self._running.pop(name).counts)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE):
+                    await self._stopping.wait()
 
-    with stop_signals(stop, grace=grace):
-        ended = await asyncio.gather(*map(move, relays), return_exceptions=True)
-    for error in ended:
-        if error is not None:
-            raise error
+    async def _note_works(self, name: str, each: Relay | StreamRelay) -> None:
+        await each.works.wait()
+        self._quiet.discard(each.name)
+        self._failing.discard(name)
+        self._refusals.works(name)
 
 
 def _subscriptions(texts: list[str]) -> list[list[str]]:
@@ -189,9 +250,15 @@ class _Progress:
         self._moved = 0
         self._lag = 0.0
         self._refused = 0
+        self.quiet: set[str] = set()
+        """Relays whose start and end are not logged: the server refuses them again and again."""
 
     def __call__(self, event: TelemetryEvent) -> None:
-        if not isinstance(event, RelayRefused) or self._refused < _SHOWN:
+        if isinstance(event, RelayStarted | RelayStopped):
+            is_shown = event.relay not in self.quiet
+        else:
+            is_shown = not isinstance(event, RelayRefused) or self._refused < _SHOWN
+        if is_shown:
             log_events(event)
         if isinstance(event, RelayRefused):
             self._refused += 1

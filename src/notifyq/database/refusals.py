@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import asyncpg
 
@@ -13,6 +14,7 @@ from notifyq.database.retry import is_passing
 from notifyq.errors import (
     AccessDeniedError,
     DatabaseUnavailableError,
+    LostReceiptsError,
     NotifyqError,
     QueueDeniedError,
     RestoredDatabaseError,
@@ -21,7 +23,10 @@ from notifyq.errors import (
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+
+T = TypeVar("T")
+A = TypeVar("A")
 
 PAUSE = 1.0
 """Seconds until what was refused is tried again."""
@@ -29,7 +34,7 @@ PAUSE = 1.0
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the server has answered, and the same call for something else may succeed."""
-    if isinstance(error, DatabaseUnavailableError | RestoredDatabaseError):
+    if isinstance(error, DatabaseUnavailableError | LostReceiptsError | RestoredDatabaseError):
         return False
     if isinstance(error, NotifyqError):
         return True
@@ -41,6 +46,34 @@ def concerns_all(error: BaseException) -> bool:
     return isinstance(error, AccessDeniedError | SchemaError) and not isinstance(
         error, QueueDeniedError
     )
+
+
+def is_limited(error: BaseException) -> bool:
+    """Whether the server refuses the call, and may accept it for something else, or later."""
+    return is_refusal(error) and not concerns_all(error)
+
+
+async def halving(
+    call: Callable[[list[T]], Awaitable[A]], items: list[T]
+) -> AsyncIterator[tuple[list[T], A | Exception]]:
+    """Make a call for items; where it is refused, for each half, so that one stops no other.
+
+    Yields each part with what the call returned, or with its error: one item that is refused, or
+    all of a part whose call failed otherwise.
+    """
+    parts = [items] if items else []
+    while parts:
+        part = parts.pop()
+        answer: A | Exception
+        try:
+            answer = await call(part)
+        except Exception as error:  # noqa: BLE001  the caller decides
+            if len(part) > 1 and is_limited(error):
+                half = len(part) // 2
+                parts += [part[half:], part[:half]]
+                continue
+            answer = error
+        yield part, answer
 
 
 class Refusals:
@@ -63,16 +96,30 @@ class Refusals:
             self._log.info("%s: it works again", what)
 
     @contextmanager
-    def noted(self, what: str, meanwhile: str) -> Iterator[None]:
-        """Record whether the server refuses the block, and go on behind it if it does."""
+    def noted(
+        self, what: str, meanwhile: str, is_final: Callable[[Exception], bool] = lambda _: False
+    ) -> Iterator[None]:
+        """Record whether the server refuses the block, and go on behind it unless that is final."""
         try:
             yield
         except Exception as error:
-            if not is_refusal(error):
+            if not is_refusal(error) or is_final(error):
                 raise
             self.refused(what, error, meanwhile)
         else:
             self.works(what)
+
+    @asynccontextmanager
+    async def repeated(
+        self, what: str, meanwhile: str, is_final: Callable[[Exception], bool] = concerns_all
+    ) -> AsyncIterator[None]:
+        """As `noted`, for a block that a loop repeats: pause after a refusal."""
+        works = False
+        with self.noted(what, meanwhile, is_final):
+            yield
+            works = True
+        if not works:
+            await asyncio.sleep(PAUSE)
 
 
 class _Resting(NamedTuple):
@@ -84,17 +131,24 @@ class _Resting(NamedTuple):
 class RefusedQueues:
     """Queues that the server refuses, each until it is tried again; the others go on."""
 
-    def __init__(self, log: logging.Logger, pause: float = PAUSE) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        pause: float = PAUSE,
+        on_works: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._refusals = Refusals(log)
         self._pause = pause
+        self._on_works = on_works
         self._queues: dict[str, _Resting] = {}
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._queues
 
-    def refuse(self, queue: str, error: Exception) -> None:
+    def refuse(self, queue: str, error: Exception, pause: float | None = None) -> None:
         """Leave a queue out until it is tried again, and log this once."""
-        self._queues[queue] = _Resting(error, time.monotonic() + self._pause)
+        pause = self._pause if pause is None else pause
+        self._queues[queue] = _Resting(error, time.monotonic() + pause)
         self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
 
     def works(self, queues: Iterable[str]) -> None:
@@ -102,6 +156,7 @@ class RefusedQueues:
         for queue in self._queues.keys() & queues:
             self._refusals.works(f"queue {queue!r}")
             del self._queues[queue]
+            self._on_works(queue)
 
     def is_resting(self, queue: str) -> bool:
         """Whether it is too early to try it again."""
@@ -111,7 +166,7 @@ class RefusedQueues:
     def take_due(self) -> list[str]:
         """Return those to try now; unless that succeeds they rest again."""
         due = [queue for queue in self._queues if not self.is_resting(queue)]
-        until = time.monotonic() + self._pause
+        until = time.monotonic() + PAUSE
         self._queues |= {queue: self._queues[queue]._replace(until=until) for queue in due}
         return due
 

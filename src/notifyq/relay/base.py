@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from notifyq.arguments import known_options
 from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
+from notifyq.database.refusals import is_limited
 from notifyq.database.retry import Patience
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.wake import Wake
 from notifyq.queues.admin import Admin
 from notifyq.relay.events import (
@@ -29,7 +30,7 @@ from notifyq.relay.events import (
     RelayStarted,
     RelayStopped,
 )
-from notifyq.relay.target import PASSING, Target, is_limited, reason_of
+from notifyq.relay.target import Target, reason_of
 from notifyq.telemetry import Guarded, log_events
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("notifyq.relay")
 
 _PROBE, _LONGEST_PROBE = 0.2, 5.0
-"""Seconds between two checks of a target that is down or full: the first pause, the longest."""
+"""Seconds between two checks of a target that is down: the first pause, the longest."""
 
 
 class RelayOptions(TypedDict, total=False):
@@ -85,9 +86,11 @@ class BaseRelay:
         self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self.counts: Counter[str] = Counter()
         """Messages by outcome: moved, known, merged, dropped, failed, refused, lost, released."""
+        self.works = asyncio.Event()
+        """Set when it has moved messages, or found none."""
         self._wake = Wake()
         self._stops = 0
-        self._is_stalled = False
+        self._stalled: dict[str | None, float] = {}
         self._failure: BaseException | None = None
         self._patience = Patience("the start", log, source.settings.retry_for)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -160,24 +163,32 @@ class BaseRelay:
         """React to `stop()`, on the event loop of the relay."""
         raise NotImplementedError
 
-    async def _wait_for_target(self, error: Exception) -> None:
-        """After this error of the target: wait until it answers again."""
-        self._is_stalled = True
-        self._telemetry(RelayStalled(reason=reason_of(error)))
-        since = time.monotonic()
+    def _stall(self, source: str | None, error: Exception) -> None:
+        """Report once that the target takes nothing of a source; None: that it is down."""
+        if source not in self._stalled:
+            self._stalled[source] = time.monotonic()
+            self._telemetry(RelayStalled(relay=self.name, source=source, reason=reason_of(error)))
+
+    def _resume(self, source: str | None) -> None:
+        """Report that it waits no more, if it did."""
+        if (since := self._stalled.pop(source, None)) is not None:
+            seconds = time.monotonic() - since
+            self._telemetry(RelayResumed(relay=self.name, source=source, seconds=seconds))
+
+    async def _wait_for_target(self) -> None:
+        """After the target was down: wait until it answers again."""
         pause = _PROBE
-        while self._is_stalled:
+        while None in self._stalled:
             # Jitter: many relays may wait for one server.
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311
             try:
                 await self._target.check()
             except Exception as again:
-                if not isinstance(again, PASSING) and not is_limited(again):
+                if not isinstance(again, DatabaseUnavailableError) and not is_limited(again):
                     raise
                 pause = min(2 * pause, _LONGEST_PROBE)
             else:
-                self._is_stalled = False
-        self._telemetry(RelayResumed(seconds=time.monotonic() - since))
+                self._resume(None)
         self._wake.set()
 
     def _note_refused(self, source: str, message_id: int, reason: str) -> None:
@@ -187,6 +198,7 @@ class BaseRelay:
         self, source: str, quantity: int, sent: Sent, *, lag: float, took: float, **counts: int
     ) -> None:
         """Count and report a settled batch."""
+        self.works.set()
         counts |= {"known": sent.known, "merged": sent.merged}
         self.counts.update(counts, moved=quantity)
         self._telemetry(RelayMoved(source=source, quantity=quantity, lag=lag, took=took, **counts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from notifyq.printable import in_line
 from notifyq.telemetry import TelemetryEvent
 
 
@@ -54,18 +55,37 @@ class RelayRefused(
 
 class RelayStalled(
     TelemetryEvent,
-    sentence="the target takes nothing, and the relay waits: {reason}",
+    sentence="the target takes nothing of {source!r}, which waits: {reason}",
     level=logging.WARNING,
 ):
-    """The target is down or full: the relay has released its messages and claims no more."""
+    """The target takes nothing of `source`: its messages wait, and others go on.
 
+    `source` is a queue, or a stream and its subscriber; the queue or the stream of the target is
+    full, busy or paused, or the target refuses it. None: the target is down, the relay has released
+    its messages and claims no more.
+    """
+
+    relay: str
+    source: str | None
     reason: str
 
+    def __str__(self) -> str:
+        return super().__str__() if self.source else f"the target is down: {in_line(self.reason)}"
 
-class RelayResumed(TelemetryEvent, sentence="the target is back after {seconds:.0f} s"):
-    """The target is back after so many seconds."""
 
+class RelayResumed(
+    TelemetryEvent, sentence="the target takes messages of {source!r} again after {seconds:.0f} s"
+):
+    """After so many seconds `source` waits no more; None: the target is back."""
+
+    relay: str
+    source: str | None
     seconds: float
+
+    def __str__(self) -> str:
+        return (
+            super().__str__() if self.source else f"the target is back after {self.seconds:.0f} s"
+        )
 
 
 class RelayStopped(

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import PAUSE, Refusals, RefusedQueues, concerns_all, is_refusal
+from notifyq.database.refusals import (
+    PAUSE,
+    Refusals,
+    RefusedQueues,
+    halving,
+    is_limited,
+    is_refusal,
+)
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import TokenBucket
@@ -20,7 +27,7 @@ from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.batch import QueueBatch
 from notifyq.relay.message import transform
-from notifyq.relay.target import PASSING
+from notifyq.relay.target import WAITS
 from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.wake import Poll, Poller, Suppression
@@ -70,8 +77,8 @@ class Relay(BaseRelay):
         self._routes = dict(routes)
         self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # With once nothing is tried again: it is the error with which the relay ends.
-        self._refused = RefusedQueues(log, math.inf if self._once else PAUSE)
+        # With once only a target that cannot receive now is tried again: else the error ends it.
+        self._refused = RefusedQueues(log, math.inf if self._once else PAUSE, self._resume)
         self._fetcher = _Fetcher(
             source, self._routes, self._settings, self.name, filter, self._refused, self._start
         )
@@ -125,8 +132,7 @@ class Relay(BaseRelay):
                 await self._poller.record(poll)
                 if poll.is_full:
                     continue
-                if self._once and not poll.queues and not poll.has_failed and not self._batches:
-                    self._refused.raise_any()
+                if self._once and self._is_done(poll):
                     return
                 if is_notified and not poll.queues and (pause := empty_polls.spend()) > 0:
                     await asyncio.sleep(pause)
@@ -140,19 +146,30 @@ class Relay(BaseRelay):
                     async with asyncio.timeout(seconds):
                         await self._wake.wait()
 
+    def _is_done(self, poll: Poll) -> bool:
+        """Whether nothing is left to move; raises why a queue is refused."""
+        is_waiting = poll.queues or poll.has_failed or self._batches
+        if is_waiting or self._refused.retry_in < math.inf:
+            return False
+        self._refused.raise_any()
+        return True
+
     @property
     def _free_slots(self) -> int:
-        return 0 if self._is_stalled else self._settings.in_flight - len(self._batches)
+        return 0 if None in self._stalled else self._settings.in_flight - len(self._batches)
 
     async def _fetch(self, *, full_scan: bool) -> Poll:
         """Claim batches and start to move them."""
         began = time.monotonic()
         try:
-            return await self._fetcher.claim(self._free_slots, full_scan=full_scan)
+            poll = await self._fetcher.claim(self._free_slots, full_scan=full_scan)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
             await self._release_orphans()
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
+        if not poll.queues:
+            self.works.set()
+        return poll
 
     def _start(self, batch: QueueBatch) -> None:
         self._batches[batch] = self._spawn(self._move(batch))
@@ -176,14 +193,17 @@ class Relay(BaseRelay):
         try:
             if self._transform is not None:
                 await transform(self._transform, batch)
-            hold = 0 if self._stops or self._is_stalled else self._settings.hold.total_seconds()
+            hold = (
+                0 if self._stops or None in self._stalled else self._settings.hold.total_seconds()
+            )
             sent = await self._target.send(batch.items(), hold)
             if sent.error is not None:
                 # Before any release: a released message would be claimed again at once.
                 self._pause_or_fail(sent.error)
             stopped = batch.stopped(sent)
             for queue, error in stopped.items():
-                self._refused.refuse(queue, error)
+                self._refused.refuse(queue, error, PAUSE if isinstance(error, WAITS) else None)
+                self._stall(queue, error)
             if sent.error is None:
                 self._refused.works(batch.queues - stopped.keys())
             await self._settle(batch, sent)
@@ -196,12 +216,12 @@ class Relay(BaseRelay):
 
     def _pause_or_fail(self, error: Exception) -> None:
         """Wait for a target that cannot receive messages now; end with any other error."""
-        if not isinstance(error, PASSING):
+        if not isinstance(error, DatabaseUnavailableError):
             self._fail(error)
-        elif not self._is_stalled and not self._stops:
+        elif None not in self._stalled and not self._stops:
             self._fetcher.slow_down()
-            self._is_stalled = True
-            self._spawn(self._wait_for_target(error))
+            self._stall(None, error)
+            self._spawn(self._wait_for_target())
 
     async def _settle(self, batch: QueueBatch, sent: Sent) -> None:
         """Finish, retry or release each message of a batch."""
@@ -267,30 +287,21 @@ class Relay(BaseRelay):
         The lock of a message whose end the server refuses expires.
         """
         refused: list[Exception] = []
-        rows = await self._end_each(call, ends, refused)
+        rows: list[asyncpg.Record] = []
+        async for _, answer in halving(
+            lambda part: call(*map(list, zip(*part, strict=True))), ends
+        ):
+            if not isinstance(answer, Exception):
+                rows += answer
+            elif is_limited(answer):
+                refused.append(answer)
+            else:
+                raise answer
         if refused:
             self._refusals.refused("how messages ended", refused[0], "their locks expire")
         elif ends:
             self._refusals.works("how messages ended")
         return rows
-
-    async def _end_each(
-        self, call: _Call, ends: list[Any], refused: list[Exception]
-    ) -> list[asyncpg.Record]:
-        """Make the call; where it is refused, for each half, so that one stops no other."""
-        if not ends:
-            return []
-        try:
-            return await call(*map(list, zip(*ends, strict=True)))
-        except Exception as error:
-            if not is_refusal(error) or concerns_all(error):
-                raise
-            if len(ends) == 1:
-                refused.append(error)
-                return []
-        half = len(ends) // 2
-        rows = await self._end_each(call, ends[:half], refused)
-        return rows + await self._end_each(call, ends[half:], refused)
 
     async def _extend(self, session: Session) -> None:
         """Extend the locks of running batches, without end; on the listener's loop."""

@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Unpack
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import PAUSE, Refusals
+from notifyq.database.refusals import Refusals, concerns_all
+from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
-from notifyq.relay.target import PASSING, is_limited, reason_of
+from notifyq.relay.target import WAITS, reason_of
 
 if TYPE_CHECKING:
     import asyncpg
@@ -120,22 +121,20 @@ class StreamRelay(BaseRelay):
         while not self._stops:
             # Clear first: a notification during the fetch causes another one.
             self._wake.clear()
-            try:
+            has_more = True
+            # A batch stays open and comes again.
+            async with self._refusals.repeated(
+                self.label, "it is tried again each second", self._is_final
+            ):
                 has_more = await self._move_next()
-            except Exception as error:
-                if self._once or not is_limited(error):
-                    raise
-                # A batch stays open and comes again.
-                self._refusals.refused(self.label, error, "it is tried again each second")
-                self._has_batch = False
-                await asyncio.sleep(PAUSE)
-                continue
-            self._refusals.works(self.label)
             if has_more:
                 continue
             if self._once:
                 return
             await self._wake.rest(self._settings.poll.total_seconds())
+
+    def _is_final(self, error: Exception) -> bool:
+        return concerns_all(error) or (self._once and not isinstance(error, WAITS))
 
     async def _move_next(self) -> bool:
         """Move a batch, if there is one."""
@@ -144,15 +143,20 @@ class StreamRelay(BaseRelay):
             sql.NEXT_EVENTS, self._stream, self._subscriber, self._settings.batch, None, None
         )
         if rows[0]["batch"] is None:
+            self._resume(self.label)
+            self.works.set()
             return False
-        self._has_batch = True
         # A batch without events is one row, too.
         events = [row for row in rows if row["id"]]
-        error = await self._move(rows[0]["batch"], events, since)
-        self._has_batch = False
+        self._has_batch = True
+        try:
+            error = await self._move(rows[0]["batch"], events, since)
+        finally:
+            self._has_batch = False
         if error is not None and not self._stops:
             # The batch stays open and comes again.
-            await self._wait_for_target(error)
+            self._stall(None, error)
+            await self._wait_for_target()
         return True
 
     async def _move(
@@ -163,11 +167,13 @@ class StreamRelay(BaseRelay):
         await transform(self._transform or (lambda message: message), batch)
         sent = await self._target.send(batch.items(), self._settings.hold.total_seconds())
         if sent.error is not None:
-            if not isinstance(sent.error, PASSING):
+            if not isinstance(sent.error, DatabaseUnavailableError):
                 raise sent.error
             return sent.error
         for error in sent.stopped.values():
+            self._stall(self.label, error)
             raise error
+        self._resume(self.label)
         await self._settle_failed(batch_id, batch)
         refused = await self._settle_refused(batch_id, batch, sent)
         position = next(reversed(sent.ids), None)

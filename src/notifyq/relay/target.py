@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import concerns_all, is_refusal
+from notifyq.database.refusals import is_limited
 from notifyq.errors import (
     REFUSED,
     DatabaseUnavailableError,
-    LostReceiptsError,
     QueueBusyError,
     QueueFullError,
     StreamPausedError,
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
 _LARGEST = 8_000_000
 """Characters of one call after which the next message goes into another call."""
 _PAUSE, _LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two calls while the target is full or down: the first pause, and the longest."""
+"""Seconds between two calls while the target is down: the first pause, and the longest."""
 
-PASSING = (DatabaseUnavailableError, QueueFullError, QueueBusyError, StreamPausedError)
-"""The target cannot receive messages now."""
+WAITS = (QueueFullError, QueueBusyError, StreamPausedError)
+"""A queue of the target cannot receive messages now; a relay waits for it, also with `once`."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class Target:
         await self._receive_many([], list(positions))
 
     async def send(self, items: list[Item], hold: float) -> Sent:
-        """Send all messages that the target can receive; wait up to `hold` seconds if it cannot."""
+        """Send all that the target can receive; wait up to `hold` seconds while it is down."""
         sent = Sent()
         deadline = time.monotonic() + hold
         try:
@@ -81,13 +80,14 @@ class Target:
 
     async def _receive_limited(self, items: list[Item], sent: Sent, deadline: float) -> None:
         """Receive items; if the target refuses them, those of each queue: one stops no other."""
-        items = [item for item in items if item[1] not in sent.stopped]
+        done = sent.ids.keys() | sent.refused.keys()
+        items = [it for it in items if it[0] not in done and it[1] not in sent.stopped]
         if not items:
             return
         try:
             await self._receive(items, sent, deadline)
         except Exception as error:
-            if isinstance(error, PASSING) or not is_limited(error):
+            if not is_limited(error):
                 raise
             queues = list(dict.fromkeys(item[1] for item in items))
             if len(queues) == 1:
@@ -97,31 +97,36 @@ class Target:
                 await self._receive_limited([it for it in items if it[1] == queue], sent, deadline)
 
     async def _receive(self, items: list[Item], sent: Sent, deadline: float) -> None:
+        try:
+            row = await self._receive_when_up(items, deadline)
+        except REFUSED as error:
+            if len(items) == 1:
+                sent.refused[items[0][0]] = reason_of(error)
+                return
+        except QueueFullError:
+            # There may be room for some.
+            if len(items) == 1 or len({item[1] for item in items}) > 1:
+                raise
+        else:
+            sent.ids.update(zip((item[0] for item in items), row["ids"], strict=True))
+            sent.known += row["known"]
+            sent.merged += row["merged"]
+            self._last = items[-1][0]
+            return
+        half = len(items) // 2
+        await self._receive(items[:half], sent, deadline)
+        await self._receive(items[half:], sent, deadline)
+
+    async def _receive_when_up(self, items: list[Item], deadline: float) -> asyncpg.Record:
         pause = _PAUSE
         while True:
             try:
-                row = await self._receive_many(items, [])
-            except REFUSED as error:
-                if len(items) == 1:
-                    sent.refused[items[0][0]] = reason_of(error)
-                    return
-                break
-            except PASSING as error:
-                if isinstance(error, QueueFullError) and len(items) > 1:
-                    break
+                return await self._receive_many(items, [])
+            except DatabaseUnavailableError:
                 if (now := time.monotonic()) >= deadline:
                     raise
                 await asyncio.sleep(min(pause, deadline - now) * random.uniform(0.5, 1))  # noqa: S311
                 pause = min(2 * pause, _LONGEST_PAUSE)
-            else:
-                sent.ids.update(zip((item[0] for item in items), row["ids"], strict=True))
-                sent.known += row["known"]
-                sent.merged += row["merged"]
-                self._last = items[-1][0]
-                return
-        half = len(items) // 2
-        await self._receive(items[:half], sent, deadline)
-        await self._receive(items[half:], sent, deadline)
 
     async def _receive_many(self, items: list[Item], after: list[str]) -> asyncpg.Record:
         if self._last is not None:
@@ -132,13 +137,6 @@ class Target:
             sql.RECEIVE_MANY, self._source, *columns, after, self._remember
         )
         return row
-
-
-def is_limited(error: BaseException) -> bool:
-    """Whether the server refuses the call, and may accept it for another queue, or later."""
-    if isinstance(error, LostReceiptsError):
-        return False
-    return is_refusal(error) and not concerns_all(error)
 
 
 def _parts(items: list[Item]) -> list[list[Item]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import concerns_all, is_refusal
+from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Retried, newest
 from notifyq.models.outcome import (
@@ -128,20 +128,14 @@ class _Batcher(Generic[E]):
             await asyncio.sleep(0)
 
     async def _settle(self, batch: list[_Settlement[E]]) -> None:
-        try:
-            held = await self._send(batch)
-        except Exception as error:  # noqa: BLE001  it is raised where the answer is awaited
-            if len(batch) > 1 and is_refusal(error) and not concerns_all(error):
-                half = len(batch) // 2
-                await self._settle(batch[:half])
-                await self._settle(batch[half:])
-            elif isinstance(error, _UNSTORABLE):
-                await self._settle_alone(batch[0], error)
+        async for part, held in halving(self._send, batch):
+            if isinstance(held, _UNSTORABLE):
+                await self._settle_alone(part[0], held)
+            elif isinstance(held, Exception):
+                _settle_all(part, held)
             else:
-                _settle_all(batch, error)
-        else:
-            for settlement in batch:
-                settlement.settle(held.get(settlement.key, False))
+                for settlement in part:
+                    settlement.settle(held.get(settlement.key, False))
 
     async def _settle_alone(self, settlement: _Settlement[E], error: Exception) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ READS = [
     "messages.stream_info", "messages.subscription_info", "notifyq.subscription_lags",
     "notifyq.search_live", "notifyq.search_archive", "notifyq.dead_groups", "notifyq.queue_list",
     "notifyq.error_fingerprint", "notifyq.message_relatives", "notifyq.open_batches",
+    "messages.forwards",
 ]  # fmt: skip
 """What pages call."""
 ACTIONS = ["messages.pause_queue", "notifyq.note_audit"]
@@ -75,6 +77,49 @@ async def test_only_pages_whose_statement_is_refused_report_it(
     for page in pages:
         await reader.text(page)
     assert not [it for it in caplog.records if it.exc_info]
+
+
+@pytest.mark.parametrize("state", [*OF_ALL, "55000", "XX000"])
+async def test_a_part_that_is_refused_hides_no_other_part(
+    reader: Browser, connection: Connection, state: str
+) -> None:
+    [waiting] = await publish(connection, 1)
+    await value(connection, "create_stream", name="news")
+    await connection.execute("select messages.subscribe('news', 'reader')")
+    parts = [
+        ("/", "messages.backlog", "Oldest waiting", "Failure rate"),
+        ("/", "messages.throughput", "Failure rate", "Oldest waiting"),
+        ("/", "notifyq.subscription_lags", "Subscribers behind", "Oldest waiting"),
+        ("/", "notifyq.queue_list", 'value="default"', "Oldest waiting"),
+        ("/health", "messages.activity", "Nothing holds an old snapshot", "<h2>pg_cron</h2>"),
+        ("/health", "messages.cron_entries", "pg_cron has no entry", "<h2>Old snapshots</h2>"),
+        ("/health", "messages.health", "NOTIFY queue", "<h2>pg_cron</h2>"),
+        ("/queues", "messages.throughput", ">0</td><td", ">default</a>"),
+        ("/queue?name=default", "messages.backlog", "Oldest waiting", "<h2>Policy</h2>"),
+        ("/streams", "messages.subscription_info", "No subscribers", ">news</h2>"),
+        ("/streams", "notifyq.open_batches", "Open batches", ">reader"),
+        (f"/messages/{waiting}", "messages.attempts", "Failed attempts", "<h2>Payload</h2>"),
+        (f"/messages/{waiting}", "messages.steps", "<h2>Steps</h2>", "<h2>Payload</h2>"),
+        (f"/messages/{waiting}", "notifyq.message_relatives", "Retried as", "<h2>Payload</h2>"),
+    ]
+    for page, function, hidden, shown in parts:
+        forget(reader)
+        async with refusing(connection, function, state):
+            answer = await reader.get(page)
+        assert answer.status_code == 200, (page, function, answer.text)
+        assert "efused for a test" in answer.text, (page, function)
+        assert shown in answer.text, (page, function)
+        assert hidden not in answer.text, (page, function)
+
+
+async def test_where_each_part_is_refused_the_page_reports_it(
+    reader: Browser, connection: Connection
+) -> None:
+    async with AsyncExitStack() as stack:
+        for function in ("stream_info", "subscription_info", "forwards"):
+            await stack.enter_async_context(refusing(connection, f"messages.{function}", "42501"))
+        await stack.enter_async_context(refusing(connection, "notifyq.open_batches", "42501"))
+        assert (await reader.get("/streams")).status_code == 403
 
 
 @pytest.mark.parametrize("state", [*OF_ALL, *LIMITED])

@@ -19,6 +19,7 @@ from notifyq.operations.dashboard.access import Session, User
 from notifyq.operations.dashboard.templating import digest
 from notifyq.operations.masks import Masks
 from notifyq.operations.monitor import acting
+from notifyq.operations.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
@@ -132,6 +133,8 @@ class View:
         self.section = section
         self.form: Form = ImmutableMultiDict()
         """The fields of an action."""
+        self.parts = Parts()
+        """What the page has read; the template shows instead of a part why it is refused."""
 
     @property
     def database(self) -> Database:

@@ -29,8 +29,7 @@ class RelayMetrics(EventMetrics):
         """Liveness and readiness of the relays."""
         self._running = 0
         self._has_started = False
-        self._stalled = 0
-        self._stalled_at = 0.0
+        self._stalled: dict[tuple[str, str | None], float] = {}
         self._messages = self._counter(
             "relay_messages", "Messages settled at their source, by outcome.", "source", "outcome"
         )
@@ -46,8 +45,9 @@ class RelayMetrics(EventMetrics):
         self._gauge("relays", "Relays that run in this process.", lambda: self._running)
         self._gauge(
             "relay_stalled_seconds",
-            "How long a target has been down or full; 0 if none is.",
-            lambda: time.monotonic() - self._stalled_at if self._stalled else 0.0,
+            "How long a target has been down, or has taken nothing of a queue or a stream that "
+            "waits for it: the longest; 0 if none waits.",
+            lambda: max((time.monotonic() - it for it in self._stalled.values()), default=0.0),
         )
         self._handlers |= {
             RelayMoved: self._moved,
@@ -62,25 +62,24 @@ class RelayMetrics(EventMetrics):
             return "starting"
         if not self._running:
             return "stopping"
-        return "a target is down or full" if self._stalled else None
+        is_down = any(source is None for _, source in self._stalled)
+        return "a target is down" if is_down else None
 
     def _started(self, _: RelayStarted) -> None:
         self.health.watch()
         self._running += 1
         self._has_started = True
 
-    def _stopped(self, _: RelayStopped) -> None:
+    def _stopped(self, event: RelayStopped) -> None:
         self._running -= 1
-        if not self._running:  # a relay that stops during a stall never resumes
-            self._stalled = 0
+        # What waits when its relay stops never resumes.
+        self._stalled = {it: at for it, at in self._stalled.items() if it[0] != event.relay}
 
-    def _stall(self, _: RelayStalled) -> None:
-        if not self._stalled:
-            self._stalled_at = time.monotonic()
-        self._stalled += 1
+    def _stall(self, event: RelayStalled) -> None:
+        self._stalled[event.relay, event.source] = time.monotonic()
 
-    def _resumed(self, _: RelayResumed) -> None:
-        self._stalled -= 1
+    def _resumed(self, event: RelayResumed) -> None:
+        self._stalled.pop((event.relay, event.source), None)
 
     def _moved(self, event: RelayMoved) -> None:
         source = self._sources[event.source]

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import asyncpg
-
-from notifyq.database.refusals import is_refusal
-from notifyq.errors import NotifyqError
 from notifyq.operations import monitor
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor import Conditions
-from notifyq.printable import first_line
+from notifyq.operations.parts import Parts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -41,8 +37,6 @@ STEP = timedelta(seconds=10)
 _MOST = 50_000
 """Rows of the archive that are read for rates; with more rows the rate has fewer steps."""
 _DEAD_SINCE = timedelta(days=1)
-_PARTS = 8
-"""The calls of a snapshot, each of which may be refused."""
 _SLOWLY = 10.0
 """Seconds between two reads of what changes slowly."""
 
@@ -102,7 +96,7 @@ class Source:
         self.masks = masks
         self._lock = asyncio.Lock()
         self._slow: dict[str, Any] = {}
-        self._errors: dict[str, Exception] = {}
+        self.parts = Parts()
         self._slow_at = 0.0
 
     async def call(self, call: Awaitable[Answer]) -> Answer:
@@ -114,22 +108,10 @@ class Source:
         """Read everything; of what the server refuses the reason. Raises if that is all."""
         return await self.call(self._read())
 
-    async def _part(self, name: str, call: Awaitable[Answer], otherwise: Answer) -> Answer:
-        """Make a call for one part of a snapshot."""
-        try:
-            answer = await call
-        except (NotifyqError, asyncpg.PostgresError) as error:
-            if not is_refusal(error):
-                raise
-            self._errors[name] = error
-            return otherwise
-        self._errors.pop(name, None)
-        return answer
-
     async def _read(self) -> Snapshot:
         database, began = self.database, time.monotonic()
         now = await monitor.clock(database)
-        backlog = await self._part("queues", monitor.backlog(database), [])
+        backlog = await self.parts.read("queues", monitor.backlog(database), [])
         finished = monitor.throughput(
             database,
             since=now - (WINDOW + 1) * STEP,
@@ -138,14 +120,13 @@ class Source:
             by_queue=True,
             most=_MOST,
         )
-        done = await self._part("rates", finished, None)
-        workers = await self._part("workers", monitor.workers(database, most=1), [])
-        lags = await self._part("streams", monitor.lags(database), [])
+        done = await self.parts.read("rates", finished, None)
+        workers = await self.parts.read("workers", monitor.workers(database, most=1), [])
+        lags = await self.parts.read("streams", monitor.lags(database), [])
         if time.monotonic() - self._slow_at >= _SLOWLY:
             self._slow = await self._read_slow(now)
             self._slow_at = time.monotonic()
-        if len(self._errors) == _PARTS:
-            raise next(iter(self._errors.values()))
+        self.parts.check()
         points = [it for it in done.points if it.bucket_at <= now - STEP] if done else []
         rates = rates_of(points, [it.queue for it in backlog])
         return Snapshot(
@@ -156,7 +137,7 @@ class Source:
             workers=tuple(workers),
             lags=tuple(lags),
             took=time.monotonic() - began,
-            refused={name: first_line(str(error)) for name, error in self._errors.items()},
+            refused=self.parts.refused,
             **self._slow,
         )
 
@@ -165,12 +146,14 @@ class Source:
         groups = monitor.dead_groups(
             database, Conditions(since=now - _DEAD_SINCE), budget=timedelta(seconds=0.3)
         )
-        dead = await self._part("dead", groups, None)
+        dead = await self.parts.read("dead", groups, None)
         return {
             "groups": tuple(map(self._masked, dead.groups)) if dead else (),
-            "health": await self._part("health", monitor.health(database), None),
-            "holders": tuple(await self._part("holders", monitor.holders(database, most=5), [])),
-            "cron": tuple(await self._part("cron", monitor.cron_entries(database), [])),
+            "health": await self.parts.read("health", monitor.health(database), None),
+            "holders": tuple(
+                await self.parts.read("holders", monitor.holders(database, most=5), [])
+            ),
+            "cron": tuple(await self.parts.read("cron", monitor.cron_entries(database), [])),
         }
 
     def _masked(self, group: DeadGroup) -> DeadGroup:

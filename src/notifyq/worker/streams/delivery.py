@@ -295,7 +295,12 @@ class Delivery:
             more=len(events) - 1,
         )
 
-    def _time_out(self, call: _Call | BatchCall[_Call]) -> None:
+    def _time_out(self, call: _Call | BatchCall[_Call], turns: int = 2) -> None:
+        # After a blocked loop a result may be there already: it takes two turns to arrive, as the
+        # loop may run timers first.
+        if turns:
+            asyncio.get_running_loop().call_soon(self._time_out, call, turns - 1)
+            return
         if call.stop(Cause.TIMEOUT) and not self._subscriber.is_async:
             first = call if isinstance(call, _Call) else call.members[0]
             self._telemetry(HandlerStuck(queue=first.event.stream, message_id=first.event.id))

@@ -27,14 +27,15 @@ _KINDS = {Level.FAIL: "bad", Level.WARN: "warn", Level.SKIPPED: "quiet", Level.O
 @section.page("/health", "health")
 async def health(view: View) -> Response:
     """Findings, sessions, tables, notifications and pg_cron."""
-    database, cache = view.database, view.dashboard.cache
+    database, cache, part = view.database, view.dashboard.cache, view.parts.read
     figures, holders, activity, cron, found = await asyncio.gather(
-        cache.get("health", 5, lambda: monitor.health(database)),
-        cache.get("holders", 2, lambda: monitor.holders(database, most=20)),
-        cache.get("activity", 2, lambda: monitor.activity(database, most=20)),
-        cache.get("cron", 5, lambda: monitor.cron_entries(database)),
+        part("figures", cache.get("health", 5, lambda: monitor.health(database)), None),
+        part("holders", cache.get("holders", 2, lambda: monitor.holders(database, most=20)), []),
+        part("activity", cache.get("activity", 2, lambda: monitor.activity(database, most=20)), []),
+        part("cron", cache.get("cron", 5, lambda: monitor.cron_entries(database)), []),
         checked(view.dashboard),
     )
+    view.parts.check()
     order = list(_KINDS)
     findings = sorted(found.findings, key=lambda it: order.index(it[1].level)) if found else []
     return view.render(
@@ -47,7 +48,7 @@ async def health(view: View) -> Response:
         urgent=[it for it in findings if it[1].level in {Level.FAIL, Level.WARN}],
         kinds=_KINDS,
         figures=figures,
-        tables=_tables(figures),
+        tables=_tables(figures) if figures else [],
         # The sessions of this page have ended when it is shown.
         holders=[it for it in holders if it.application not in _OWN],
         activity=[it for it in activity if it.application not in _OWN],

@@ -52,10 +52,11 @@ async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
     row = await _find(view, id_)
+    part = view.parts.read
     found, attempts, steps = await asyncio.gather(
-        relatives(view.database, id_),
-        view.database.fetch(sql.ATTEMPTS, id_),
-        view.database.fetch(sql.STEPS, id_),
+        part("relatives", relatives(view.database, id_), []),
+        part("attempts", view.database.fetch(sql.ATTEMPTS, id_), []),
+        part("steps", view.database.fetch(sql.STEPS, id_), []),
     )
     tries = [Attempt.from_row(it) for it in attempts]
 

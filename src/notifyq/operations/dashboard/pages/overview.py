@@ -39,9 +39,14 @@ async def overview(view: View) -> Response:
     chosen = chosen if chosen in RANGES else "1h"
     queue = view.query("queue") or None
     cache, database = view.dashboard.cache, view.database
-    rows = await cache.get(("backlog", queue), 1, lambda: monitor.backlog(database, queue))
-    subscribers = await cache.get("lags", 2, lambda: lags(database))
-    names = await cache.get("names", 5, lambda: database.fetch(statements.QUEUE_LIST, None))
+    part = view.parts.read
+    backlog = cache.get(("backlog", queue), 1, lambda: monitor.backlog(database, queue))
+    rows = await part("backlog", backlog, [])
+    subscribers = await part("lags", cache.get("lags", 2, lambda: lags(database)), [])
+    listed = cache.get("names", 5, lambda: database.fetch(statements.QUEUE_LIST, None))
+    names = await part("names", listed, [])
+    past = await part("past", _past(view, chosen, queue), None)
+    view.parts.check()
     return view.render(
         "overview.html",
         title="Overview",
@@ -50,7 +55,7 @@ async def overview(view: View) -> Response:
         queue=queue,
         queues=[row["name"] for row in names],
         figures=totals(rows) | behind(subscribers),
-        past=await _past(view, chosen, queue),
+        past=past,
         health=state(await checked(view.dashboard, wait=1)),
     )
 

@@ -35,7 +35,7 @@ async def queues(view: View) -> Response:
     rows = await cache.get(("backlog", None), 1, lambda: monitor.backlog(database))
     by_name = {row.queue: row for row in rows}
     search = view.query("search").casefold()
-    recent = await cache.get("recent", 5, lambda: _recent(view))
+    recent = await view.parts.read("recent", cache.get("recent", 5, lambda: _recent(view)), {})
     shown = [
         (row, by_name[row["name"]], recent.get(row["name"], {}))
         for row in policies
@@ -76,7 +76,7 @@ async def _queue(
 ) -> Response:
     """The page of a queue; after a refused change it keeps the input."""
     row = await _policy(view, name)
-    [backlog] = await monitor.backlog(view.database, name)
+    backlog = await view.parts.read("backlog", monitor.backlog(view.database, name), [])
     shown = policy.values(row)
     if wrong or refused:
         flags = {field.name: "" for field in policy.FIELDS if field.kind == "flag"}
@@ -86,7 +86,7 @@ async def _queue(
         status=422 if wrong or refused else 200,
         title=name,
         row=row,
-        backlog=backlog,
+        backlog=backlog[0] if backlog else None,
         groups=policy.GROUPS,
         values=shown,
         wrong=wrong or {},

@@ -25,12 +25,14 @@ section.switch("stream.resume", sql.RESUME_STREAM, "Resumed")
 async def streams(view: View) -> Response:
     """All streams, each with its subscribers."""
     name = view.query("name") or None
+    part, fetch = view.parts.read, view.database.fetch
     rows, subscriptions, batches, forwards = await asyncio.gather(
-        view.database.fetch(sql.STREAM_INFO, name),
-        view.database.fetch(sql.SUBSCRIPTION_INFO, name, None),
-        view.database.fetch(statements.OPEN_BATCHES, name),
-        view.database.fetch(sql.FORWARDS, name),
+        part("streams", fetch(sql.STREAM_INFO, name), []),
+        part("subscriptions", fetch(sql.SUBSCRIPTION_INFO, name, None), []),
+        part("batches", fetch(statements.OPEN_BATCHES, name), []),
+        part("forwards", fetch(sql.FORWARDS, name), []),
     )
+    view.parts.check()
     return view.render(
         "streams.html",
         title="Streams",
