@@ -225,15 +225,7 @@ begin
     ) as b
     order by b.priority desc, b.id
   );
-  return array(
-    select m.id
-    from messages.message as m
-    where m.id = any (v_best)
-      -- Not a condition on the state itself, see archive().
-      and (m.state = 'waiting') is true
-    order by m.id
-    for update skip locked
-  );
+  return notifyq.lock_waiting(v_best);
 end;
 $$;
 

@@ -149,14 +149,12 @@ begin
 end;
 $$;
 
--- Up to quantity keys with waiting messages, from key hash first on and before last (null: from the
--- first, to the last one), and of each key the message that is claimed first. Messages in given,
--- and those that another transaction has just locked, are left out. The index of waiting messages
--- is read: the other one includes locked and scheduled ones. It is read in pieces, each after the
--- last key of the piece before. A piece grows where keys have few messages, up to the size that the
--- missing keys will take. Where keys have many messages, it steps from key to key instead.
+-- Up to quantity keys with waiting messages, with hashes larger than one and up to another (null: of
+-- the whole queue), and of each key the message that is claimed first. Messages in given, and those
+-- that another transaction has just locked, are left out. It steps from key to key in the index of
+-- waiting messages: the other one includes locked and scheduled ones.
 create or replace function notifyq.waiting_keys(
-  queue text, first bigint, last bigint, quantity integer, given bigint[], out _keys text[],
+  queue text, after bigint, last bigint, quantity integer, given bigint[], out _keys text[],
   out _key_hashes bigint[], out _ids bigint[]
 )
   language plpgsql stable
@@ -168,90 +166,52 @@ create or replace function notifyq.waiting_keys(
 as $$
 declare
   v_busy constant xid[] := notifyq.running_transactions();
-  v_first constant bigint := coalesce(first, notifyq.first_key_hash(queue));
-  v_last constant bigint := coalesce(last - 1, notifyq.last_key_hash(queue));
-  v_steps constant integer := 64;
+  v_last constant bigint := coalesce(last, notifyq.last_key_hash(queue));
 begin
-  with recursive pieces as (
-    (
-      select array[m.key] as keys, array[notifyq.key_hash(m.queue, m.key)] as key_hashes,
-        array[m.id] as ids, notifyq.key_hash(m.queue, m.key) as last, 16 as size, 1 as seen
+  with recursive steps as (
+    select null::text as key, coalesce(after, notifyq.first_key_hash(queue)) as key_hash,
+      null::bigint as id, 0 as number
+    union all
+    select f.key, f.key_hash, f.id, s.number + 1
+    from steps as s
+    cross join lateral (
+      select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
       from messages.message as m
       where m.queue = waiting_keys.queue
         and m.state = 'waiting'
-        and notifyq.key_hash(m.queue, m.key) >= v_first
+        and notifyq.key_hash(m.queue, m.key) > s.key_hash
         and notifyq.key_hash(m.queue, m.key) <= v_last
-        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id not in (
+          select g.id from unnest(waiting_keys.given) as g (id)
+        ))
       order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
       limit 1
-    )
-    union all
-    select n.keys, n.key_hashes, n.ids, n.last,
-      case when p.size = 0 then 16
-        when 7 * cardinality(n.key_hashes) < p.size then 0
-        else least(2 * p.size, 256, 8 + p.size * (
-          waiting_keys.quantity - p.seen - cardinality(n.key_hashes)
-        ) / cardinality(n.key_hashes)) end,
-      p.seen + cardinality(n.key_hashes)
-    from pieces as p
-    cross join lateral (
-      select array_agg(t.key) as keys, array_agg(t.key_hash) as key_hashes, array_agg(t.id) as ids,
-        max(t.key_hash) as last
-      from (
-        with recursive steps as (
-          select null::text as key, p.last as key_hash, null::bigint as id, 0 as number
-          where p.size = 0
-          union all
-          select f.key, f.key_hash, f.id, s.number + 1
-          from steps as s
-          cross join lateral (
-            select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
-            from messages.message as m
-            where m.queue = waiting_keys.queue
-              and m.state = 'waiting'
-              and notifyq.key_hash(m.queue, m.key) > s.key_hash
-              and notifyq.key_hash(m.queue, m.key) <= v_last
-              and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
-            order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-            limit 1
-          ) as f
-          where s.number < least(v_steps, waiting_keys.quantity - p.seen)
-        )
-        select r.key, r.key_hash, r.id from steps as r where r.number > 0
-      ) as t
-      having p.size = 0
-      union all
-      select array_agg(k.key), array_agg(k.key_hash), array_agg(k.id), max(k.key_hash)
-      from (
-        select distinct on (r.key_hash) r.key, r.key_hash, r.id
-        from (
-          select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.priority, m.id
-          from messages.message as m
-          where p.size > 0
-            and m.queue = waiting_keys.queue
-            and m.state = 'waiting'
-            and notifyq.key_hash(m.queue, m.key) > p.last
-            and notifyq.key_hash(m.queue, m.key) <= v_last
-            and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
-          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-          limit p.size
-        ) as r
-        order by r.key_hash, r.priority desc, r.id
-      ) as k
-      having p.size > 0
-    ) as n
-    where p.seen < waiting_keys.quantity
-      and n.key_hashes is not null
+    ) as f
+    where s.number < waiting_keys.quantity
   )
-  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.key_hash), '{}'),
-    coalesce(array_agg(k.id), '{}')
+  select coalesce(array_agg(s.key), '{}'), coalesce(array_agg(s.key_hash), '{}'),
+    coalesce(array_agg(s.id), '{}')
   into _keys, _key_hashes, _ids
-  from (
-    select u.key, u.key_hash, u.id
-    from pieces as p
-    cross join lateral unnest(p.keys, p.key_hashes, p.ids) as u (key, key_hash, id)
-    limit waiting_keys.quantity
-  ) as k;
+  from steps as s
+  where s.number > 0;
+end;
+$$;
+
+-- Lock those of the messages that still wait.
+create or replace function notifyq.lock_waiting(ids bigint[])
+  returns bigint[] language plpgsql
+  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+as $$
+begin
+  return array(
+    select m.id
+    from messages.message as m
+    where m.id = any (lock_waiting.ids)
+      -- Not a condition on the state itself, see archive().
+      and (m.state = 'waiting') is true
+    order by m.id
+    for update skip locked
+  );
 end;
 $$;
 
