@@ -46,7 +46,7 @@ begin
     v_ids := v_ids || v_part._ids;
     v_state := v_part._state;
     v_is_waiting := v_is_waiting or v_part._is_waiting;
-    exit when v_part._is_end or cardinality(v_ids) = quantity;
+    exit when cardinality(v_ids) = quantity or v_part._is_end;
   end loop;
   if cardinality(v_ids) < quantity and not v_is_scan_due then
     v_ids := v_ids || notifyq.lock_waiting(
@@ -78,89 +78,147 @@ create or replace function notifyq.select_fair(
 as $$
 declare
   v_has_rooms constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
-  v_start constant bigint := notifyq.first_key_hash(queue.name);
-  -- The key that has its turn is the next one after this hash.
-  v_after constant bigint := state.after_key_hash - (state.after_key_hash > v_start)::integer;
+  -- Each key has one message in each round, the first one.
+  v_is_equal constant boolean := filter is null and not v_has_rooms and not queue.ordered
+    and not exists (select from messages.share as s where s.queue = select_fair.queue.name);
+  -- After this hash is the key that has its turn.
+  v_after constant bigint := state.after_key_hash - (state.served > 0)::integer;
   v_keys record;
   v_first record;
-  v_is_all boolean := false;
+  v_count integer;
+  v_is_all boolean;
+  v_numbers integer[];  -- messages of each key
 begin
   _state := state;
-  v_keys := notifyq.waiting_keys(queue.name, v_after, null, quantity + 1, given);
-  if cardinality(v_keys._ids) <= quantity then
+  v_keys := notifyq.waiting_keys(queue.name, v_after, null, quantity, given, v_is_equal);
+  if cardinality(v_keys._ids) < quantity then
     v_first := notifyq.waiting_keys(
-      queue.name, null, v_after, quantity + 1 - cardinality(v_keys._ids), given
+      queue.name, null, v_after, quantity - cardinality(v_keys._ids), given, v_is_equal
     );
     v_keys._keys := v_keys._keys || v_first._keys;
     v_keys._key_hashes := v_keys._key_hashes || v_first._key_hashes;
     v_keys._ids := v_keys._ids || v_first._ids;
-    v_is_all := cardinality(v_keys._ids) <= quantity;
   end if;
-  _is_waiting := v_keys._ids <> '{}';
-  with rooms as materialized (
-    select r._key, r._room
-    from notifyq.room_of_keys(queue, v_keys._keys, state.running, given) as r
-    where v_has_rooms
-  ),
-  -- Keys before the one that has its turn have had this round.
-  known as materialized (
-    select k.key, k.key_hash, k.id, w.weight, w.round,
-      floor(w.round * w.weight)
-        + case when k.key_hash = state.after_key_hash then state.served else 0 end as served,
-      case when v_has_rooms and k.key is not null then r._room else quantity end as room
-    from (
-      select u.key, u.key_hash, u.id
-      from unnest(v_keys._keys, v_keys._key_hashes, v_keys._ids) as u (key, key_hash, id)
+  v_count := cardinality(v_keys._ids);
+  v_is_all := v_count < quantity;
+  _is_waiting := v_count > 0;
+  if v_is_equal and keyless = '{}' and v_count > 0 then
+    _state.after_key_hash := v_keys._key_hashes[1 + (quantity - 1) % v_count];
+    _state.served := 0;
+    _state.round := state.round + (quantity - 1) / v_count
+      + (_state.after_key_hash <= v_after)::integer;
+    if not v_is_all then
+      _ids := v_keys._ids;
+      return;
+    end if;
+    v_numbers := array(
+      select (quantity + v_count - n) / v_count from generate_series(1, v_count) as k (n)
+    );
+  else
+    with rooms as materialized (
+      select r._key, r._room
+      from notifyq.room_of_keys(queue, v_keys._keys, state.running, given) as r
+      where v_has_rooms
+    ),
+    -- Keys up to v_after have had this round.
+    known as materialized (
+      select k.key, k.key_hash, k.id, w.weight, w.round,
+        floor(w.round * w.weight)
+          + case when k.key_hash = state.after_key_hash then state.served else 0 end as served,
+        case when k.key is null then quantity when v_has_rooms then r._room
+          when queue.ordered then 1 else quantity end as room
+      from (
+        select u.key, u.key_hash, u.id
+        from unnest(v_keys._keys, v_keys._key_hashes, v_keys._ids) as u (key, key_hash, id)
+        union all
+        select null, notifyq.first_key_hash(queue.name), null where keyless <> '{}'
+      ) as k
+      left join rooms as r on r._key = k.key
+      left join messages.share as s on s.queue = select_fair.queue.name and s.key = k.key
+      cross join lateral (
+        select coalesce(s.weight, 1) as weight, state.round + (k.key_hash <= v_after)::integer
+          as round
+      ) as w
+    ),
+    wanted as materialized (
+      select k.*, greatest(k.round, b.last) as last
+      from known as k
+      cross join (
+        -- The last round that is needed if each key has enough messages.
+        select case when v_is_all then state.round + ceil(
+          (quantity - sum(floor((state.round + 1) * l.weight) - l.served)) / sum(l.weight)
+        ) end as last
+        from known as l
+        where l.room > 0
+      ) as b
+    ),
+    picked as materialized (
+      select w.key, w.key_hash, w.id, w.weight, w.served + m.number as served,
+        ceil((w.served + m.number) / w.weight - 1e-9) - 1 as round
+      from wanted as w
+      cross join lateral generate_series(
+        1, least(quantity, w.room, floor((w.last + 1) * w.weight) - w.served)::integer
+      ) as m (number)
+      order by round, w.key_hash, served
+      limit quantity
+    ),
+    ends as (
+      select p.round, p.key_hash, p.weight, p.served
+      from picked as p
+      where (select count(*) from picked as c) = quantity
       union all
-      select null, v_start, null where keyless <> '{}'
-    ) as k
-    left join rooms as r on r._key = k.key
-    left join messages.share as s on s.queue = select_fair.queue.name and s.key = k.key
-    cross join lateral (
-      select coalesce(s.weight, 1) as weight,
-        state.round + (k.key_hash < state.after_key_hash)::integer as round
-    ) as w
-  ),
-  wanted as materialized (
-    select k.*, greatest(k.round, b.last) as last,
-      least(
-        quantity, k.room, floor((greatest(k.round, b.last) + 1) * k.weight) - k.served
-      )::integer as most
-    from known as k
+      -- Fewer than wanted: all of these keys have had their turn.
+      select w.last, w.key_hash, w.weight, floor((w.last + 1) * w.weight)
+      from wanted as w
+      where (select count(*) from picked as c) < quantity
+    )
+    select e.round, e.key_hash, case when e.served < floor((e.round + 1) * e.weight)
+        then e.served - floor(e.round * e.weight) else 0 end,
+      k.keys, k.key_hashes, k.ids, k.numbers
+    into _state.round, _state.after_key_hash, _state.served, v_keys._keys, v_keys._key_hashes,
+      v_keys._ids, v_numbers
+    from ends as e
     cross join (
-      -- The last round that is needed if each key has enough messages.
-      select case when v_is_all then state.round + ceil(
-        (quantity - sum(floor((state.round + 1) * l.weight) - l.served)) / sum(l.weight)
-      ) end as last
-      from known as l
-      where l.room > 0
-    ) as b
-  ),
-  found as materialized (
-    select w.key_hash, w.weight, w.served + f.number as served, f.id,
-      ceil((w.served + f.number) / w.weight - 1e-9) - 1 as round
-    from wanted as w
+      select array_agg(g.key) as keys, array_agg(g.key_hash) as key_hashes,
+        array_agg(g.id) as ids, array_agg(g.number) as numbers
+      from (
+        select p.key, p.key_hash, p.id, count(*)::integer as number
+        from picked as p
+        group by p.key, p.key_hash, p.id
+      ) as g
+    ) as k
+    order by e.round desc, e.key_hash desc, e.served desc
+    limit 1;
+    if not found then
+      _state := state;
+    end if;
+  end if;
+  _ids := array(
+    select f.id
+    from unnest(v_keys._keys, v_keys._key_hashes, v_keys._ids, v_numbers)
+      as w (key, key_hash, id, number)
     cross join lateral unnest(
       case
-        when w.most < 1 then null
-        when w.key is null then keyless[:w.most]
+        when w.key is null then notifyq.lock_waiting(keyless[:w.number])
         when queue.ordered then array(
-          select h.id
+          select m.id
           from (
             -- A range of one key hash, see find_of_keys().
-            select m.id, m.state, m as row
-            from messages.message as m
-            where m.queue = select_fair.queue.name
-              and notifyq.key_hash(m.queue, m.key) >= w.key_hash
-              and notifyq.key_hash(m.queue, m.key) <= w.key_hash
-            order by notifyq.key_hash(m.queue, m.key), m.id
+            select e.id
+            from messages.message as e
+            where e.queue = select_fair.queue.name
+              and notifyq.key_hash(e.queue, e.key) >= w.key_hash
+              and notifyq.key_hash(e.queue, e.key) <= w.key_hash
+            order by notifyq.key_hash(e.queue, e.key), e.id
             limit 1
           ) as h
-          where h.state = 'waiting'
-            and h.id <> all (select_fair.given)
-            and (select_fair.filter is null or notifyq.matches(h.row, select_fair.filter))
+          join messages.message as m on m.id = h.id
+          where (m.state = 'waiting') is true
+            and m.id <> all (select_fair.given)
+            and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
+          for update of m skip locked
         )
-        when w.most = 1 and select_fair.filter is null then array[w.id]
+        when w.number = 1 and v_is_equal then array[w.id]
         else array(
           select m.id
           from messages.message as m
@@ -173,35 +231,12 @@ begin
             and m.id not in (select g.id from unnest(select_fair.given) as g (id))
             and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
           order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-          limit w.most
+          limit w.number
           for update skip locked
         )
       end
-    ) with ordinality as f (id, number)
-  ),
-  picked as materialized (
-    select f.* from found as f order by f.round, f.key_hash, f.served limit quantity
-  ),
-  ends as (
-    select p.round, p.key_hash, p.weight, p.served
-    from picked as p
-    where (select count(*) from picked as c) = quantity
-    union all
-    -- Fewer than wanted: all of these keys have had their turn.
-    select w.last, w.key_hash, w.weight, floor((w.last + 1) * w.weight)
-    from wanted as w
-    where (select count(*) from picked as c) < quantity
-  )
-  select array(select p.id from picked as p), e.round, e.key_hash,
-    e.served - floor(e.round * e.weight)
-  into _ids, _state.round, _state.after_key_hash, _state.served
-  from ends as e
-  order by e.round desc, e.key_hash desc, e.served desc
-  limit 1;
-  _is_end := v_is_all and coalesce(_ids, '{}') = '{}';
-  _ids := notifyq.lock_waiting(_ids);
-  if _state.round is null then
-    _state := state;
-  end if;
+    ) as f (id)
+  );
+  _is_end := v_is_all and _ids = '{}';
 end;
 $$;

@@ -269,7 +269,7 @@ begin
       select w._keys, w._key_hashes[v_keys_at_once] into v_keys, v_key_hash
       from notifyq.waiting_keys(
         queue.name, v_key_hash, case when v_is_around then state.after_key_hash end,
-        v_keys_at_once, v_ids
+        v_keys_at_once, v_ids, false
       ) as w;
       v_ids := v_ids || notifyq.find_of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_keyless

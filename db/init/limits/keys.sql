@@ -150,14 +150,14 @@ end;
 $$;
 
 -- Up to quantity keys with waiting messages, with hashes larger than one and up to another (null: of
--- the whole queue), and of each key the message that is claimed first. Messages in given, and those
--- that another transaction has just locked, are left out. It steps from key to key in the index of
--- waiting messages: the other one includes locked and scheduled ones.
+-- the whole queue), and of each key the message that is claimed first, locked if is_locking. Messages
+-- in given, and those that another transaction has just locked, are left out. It steps from key to
+-- key in the index of waiting messages: the other one includes locked and scheduled ones.
 create or replace function notifyq.waiting_keys(
-  queue text, after bigint, last bigint, quantity integer, given bigint[], out _keys text[],
-  out _key_hashes bigint[], out _ids bigint[]
+  queue text, after bigint, last bigint, quantity integer, given bigint[], is_locking boolean,
+  out _keys text[], out _key_hashes bigint[], out _ids bigint[]
 )
-  language plpgsql stable
+  language plpgsql
   set enable_seqscan = off
   -- As in find_messages(): else all waiting messages of the queue are read and sorted, for each
   -- key.
@@ -175,17 +175,34 @@ begin
     select f.key, f.key_hash, f.id, s.number + 1
     from steps as s
     cross join lateral (
-      select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
-      from messages.message as m
-      where m.queue = waiting_keys.queue
-        and m.state = 'waiting'
-        and notifyq.key_hash(m.queue, m.key) > s.key_hash
-        and notifyq.key_hash(m.queue, m.key) <= v_last
-        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id not in (
-          select g.id from unnest(waiting_keys.given) as g (id)
-        ))
-      order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-      limit 1
+      select n.*
+      from (
+        select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
+        from messages.message as m
+        where not is_locking
+          and m.queue = waiting_keys.queue
+          and m.state = 'waiting'
+          and notifyq.key_hash(m.queue, m.key) > s.key_hash
+          and notifyq.key_hash(m.queue, m.key) <= v_last
+          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+        order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+        limit 1
+      ) as n
+      union all
+      select l.*
+      from (
+        select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
+        from messages.message as m
+        where is_locking
+          and m.queue = waiting_keys.queue
+          and m.state = 'waiting'
+          and notifyq.key_hash(m.queue, m.key) > s.key_hash
+          and notifyq.key_hash(m.queue, m.key) <= v_last
+          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+        order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+        limit 1
+        for update skip locked
+      ) as l
     ) as f
     where s.number < waiting_keys.quantity
   )

@@ -261,26 +261,11 @@ begin
       return;
     end if;
   end if;
-  update notifyq.limit_state as s
-  set number = s.number + 1,
-    scan_size = state.scan_size,
-    paid_at = state.paid_at,
-    counted_at = state.counted_at,
-    running = state.running,
-    unlisted = state.unlisted,
-    max_per_key = state.max_per_key,
-    kept = state.kept,
-    after_key_hash = state.after_key_hash,
-    round = state.round,
-    served = state.served,
-    keyless_scan_at = state.keyless_scan_at,
-    position = state.position,
-    charged = state.charged,
-    booked = state.booked,
-    keys_paid_at = state.keys_paid_at,
-    booked_paid_at = state.booked_paid_at
+  delete from notifyq.limit_state as s
   where s.queue = before.queue
     and s.number = before.number;
+  state.number := before.number + 1;
+  insert into notifyq.limit_state values (state.*);
 end;
 $$;
 
