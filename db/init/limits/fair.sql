@@ -9,8 +9,6 @@ create or replace function notifyq.find_fair(
   queue messages.queue, quantity integer, filter jsonpath, state notifyq.limit_state
 )
   returns notifyq.limit_selection language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;
@@ -40,13 +38,13 @@ begin
   for v_window in 1 .. 30 loop
     select p.* into v_part
     from notifyq.select_fair(
-      queue, quantity - cardinality(v_ids), filter, v_state, v_ids,
-      array(select k.id from unnest(v_keyless) as k (id) where k.id <> all (v_ids))
+      queue, quantity - cardinality(v_ids), filter, v_state, v_ids, v_keyless
     ) as p;
     v_ids := v_ids || v_part._ids;
     v_state := v_part._state;
     v_is_waiting := v_is_waiting or v_part._is_waiting;
     exit when cardinality(v_ids) = quantity or v_part._is_end;
+    v_keyless := array(select k.id from unnest(v_keyless) as k (id) where k.id <> all (v_ids));
   end loop;
   if cardinality(v_ids) < quantity and not v_is_scan_due then
     v_ids := v_ids || notifyq.lock_waiting(
@@ -73,8 +71,7 @@ create or replace function notifyq.select_fair(
   out _is_waiting boolean, out _is_end boolean
 )
   language plpgsql
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_has_rooms constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;

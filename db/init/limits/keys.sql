@@ -7,7 +7,6 @@ create or replace function notifyq.room_of_keys(
   out _room integer
 )
   returns setof record language plpgsql
-  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -33,7 +32,9 @@ begin
   select k.key,
     least(
       case when queue.ordered then 1 else 2147483647 end,
-      coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0),
+      case when queue.key_concurrency is not null then
+        coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0)
+      end,
       case when queue.key_rate is not null then
         notifyq.count_tokens(
           coalesce(f.paid_at, '-infinity'), v_now, coalesce(o.rate, queue.key_rate),
@@ -52,28 +53,8 @@ begin
     order by l.number desc
     limit 1
   ) as f on true
-  left join lateral (
-    select case when queue.key_concurrency is not null then c.concurrency end as concurrency, c.rate
-    from messages.queue_limit as c
-    where queue.has_key_limits
-      and c.queue = room_of_keys.queue.name
-      and c.key = k.key
-  ) as o on true;
-end;
-$$;
-
--- Whether each key may have its number of messages. Only after pay_charges().
-create or replace function notifyq.have_room(
-  queue messages.queue, keys text[], quantities integer[]
-)
-  returns boolean language plpgsql
-as $$
-begin
-  return not exists (
-    select from notifyq.room_of_keys(queue, keys, '{}', '{}') as r
-    join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
-    where k.quantity > r._room
-  );
+  left join messages.queue_limit as o on queue.has_key_limits
+    and o.queue = room_of_keys.queue.name and o.key = k.key;
 end;
 $$;
 
@@ -85,8 +66,7 @@ create or replace function notifyq.find_keyless(
   out _position bigint[]
 )
   language plpgsql stable
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_at_once constant integer := 1000;
@@ -158,11 +138,9 @@ create or replace function notifyq.waiting_keys(
   out _keys text[], out _key_hashes bigint[], out _ids bigint[]
 )
   language plpgsql
-  set enable_seqscan = off
   -- As in find_messages(): else all waiting messages of the queue are read and sorted, for each
   -- key.
-  set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_busy constant xid[] := notifyq.running_transactions();
@@ -217,7 +195,6 @@ $$;
 -- Lock those of the messages that still wait.
 create or replace function notifyq.lock_waiting(ids bigint[])
   returns bigint[] language plpgsql
-  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 begin
   return array(
@@ -258,7 +235,6 @@ $$;
 -- that is full again by now needs no row.
 create or replace function notifyq.pay_charges(state notifyq.limit_state)
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;

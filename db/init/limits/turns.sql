@@ -4,12 +4,13 @@
 
 -- A claim locks the row of the queue in notifyq.limit_turn until it commits, and then sees what all
 -- claims before it have locked. Claims of other queues do not come here.
+--
+-- Functions of limits are planned with the settings of claim() and take(), which call them.
 
 -- Enter the turns of queues, and return the queues entered. Queues that the caller may not consume
 -- from are left out: holding their turn would stop their workers.
 create or replace function notifyq.enter_turn(queues text[])
   returns text[] language plpgsql
-  set enable_seqscan = off
   -- A claim in a transaction that stays open must not block the others for long.
   set lock_timeout = '500ms'
 as $$
@@ -131,7 +132,6 @@ $$;
 -- The present state; null if the queue has lost its limits meanwhile.
 create or replace function notifyq.read_state(queue text)
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off
 as $$
 declare
   v_state notifyq.limit_state;
@@ -160,8 +160,6 @@ create or replace function notifyq.count_running(
   tokens integer[], most integer
 )
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;
@@ -246,7 +244,6 @@ create or replace function notifyq.save_limit_state(
   before notifyq.limit_state, state notifyq.limit_state, has_turn boolean
 )
   returns void language plpgsql
-  set enable_seqscan = off
 as $$
 begin
   if state is not distinct from before then
