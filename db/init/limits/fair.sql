@@ -41,7 +41,9 @@ begin
       queue, quantity - cardinality(v_ids), filter, v_state, v_ids, v_keyless
     ) as p;
     v_ids := v_ids || v_part._ids;
-    v_state := v_part._state;
+    v_state.round := v_part._round;
+    v_state.after_key_hash := v_part._after_key_hash;
+    v_state.served := v_part._served;
     v_is_waiting := v_is_waiting or v_part._is_waiting;
     exit when cardinality(v_ids) = quantity or v_part._is_end;
     v_keyless := array(select k.id from unnest(v_keyless) as k (id) where k.id <> all (v_ids));
@@ -67,8 +69,8 @@ $$;
 -- there are few keys, they have as many rounds as are needed. _is_end: no key may have more.
 create or replace function notifyq.select_fair(
   queue messages.queue, quantity integer, filter jsonpath, state notifyq.limit_state,
-  given bigint[], keyless bigint[], out _ids bigint[], out _state notifyq.limit_state,
-  out _is_waiting boolean, out _is_end boolean
+  given bigint[], keyless bigint[], out _ids bigint[], out _round bigint,
+  out _after_key_hash bigint, out _served integer, out _is_waiting boolean, out _is_end boolean
 )
   language plpgsql
   set enable_sort = off
@@ -86,7 +88,6 @@ declare
   v_is_all boolean;
   v_numbers integer[];  -- messages of each key
 begin
-  _state := state;
   v_keys := notifyq.waiting_keys(queue.name, v_after, null, quantity, given, v_is_equal);
   if cardinality(v_keys._ids) < quantity then
     v_first := notifyq.waiting_keys(
@@ -100,10 +101,10 @@ begin
   v_is_all := v_count < quantity;
   _is_waiting := v_count > 0;
   if v_is_equal and keyless = '{}' and v_count > 0 then
-    _state.after_key_hash := v_keys._key_hashes[1 + (quantity - 1) % v_count];
-    _state.served := 0;
-    _state.round := state.round + (quantity - 1) / v_count
-      + (_state.after_key_hash <= v_after)::integer;
+    _after_key_hash := v_keys._key_hashes[1 + (quantity - 1) % v_count];
+    _served := 0;
+    _round := state.round + (quantity - 1) / v_count
+      + (_after_key_hash <= v_after)::integer;
     if not v_is_all then
       _ids := v_keys._ids;
       return;
@@ -169,10 +170,10 @@ begin
       from wanted as w
       where (select count(*) from picked as c) < quantity
     )
-    select e.round, e.key_hash, case when e.served < floor((e.round + 1) * e.weight)
-        then e.served - floor(e.round * e.weight) else 0 end,
+    select e.round::bigint, e.key_hash, case when e.served < floor((e.round + 1) * e.weight)
+        then e.served - floor(e.round * e.weight) else 0 end::integer,
       k.keys, k.key_hashes, k.ids, k.numbers
-    into _state.round, _state.after_key_hash, _state.served, v_keys._keys, v_keys._key_hashes,
+    into _round, _after_key_hash, _served, v_keys._keys, v_keys._key_hashes,
       v_keys._ids, v_numbers
     from ends as e
     cross join (
@@ -187,7 +188,9 @@ begin
     order by e.round desc, e.key_hash desc, e.served desc
     limit 1;
     if not found then
-      _state := state;
+      _round := state.round;
+      _after_key_hash := state.after_key_hash;
+      _served := state.served;
     end if;
   end if;
   _ids := array(
