@@ -129,8 +129,8 @@ begin
 end;
 $$;
 
--- Up to quantity keys with waiting messages, with hashes larger than one and up to another (null: of
--- the whole queue), and of each key the message that is claimed first, locked if is_locking.
+-- Up to quantity keys with waiting messages, with hashes larger than one and up to another (null:
+-- of the whole queue), and of each key the message that is claimed first, locked if is_locking.
 -- Messages in given, and those that another transaction has just locked, are left out. It steps
 -- from key to key in the index of waiting messages: the other one includes locked and scheduled
 -- ones.
