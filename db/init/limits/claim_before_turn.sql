@@ -58,7 +58,6 @@ create or replace function notifyq.take_turn(
   most integer
 )
   returns void language plpgsql
-  set enable_seqscan = off
 as $$
 declare
   v_before notifyq.limit_state;
@@ -91,7 +90,11 @@ begin
   end if;
   if queue.key_rate is not null and not notifyq.is_far_from_limits(queue, v_state, most) then
     v_state := notifyq.pay_charges(v_state);
-    if not notifyq.have_room(queue, keys, tokens) then
+    if exists (
+      select from notifyq.room_of_keys(queue, keys, '{}', '{}') as r
+      join unnest(keys, tokens) as k (key, quantity) on k.key = r._key
+      where k.quantity > r._room
+    ) then
       raise lock_not_available;
     end if;
   end if;
@@ -115,8 +118,6 @@ create or replace function notifyq.claim_before_turn(
   full_scan boolean, max_attempts integer
 )
   returns setof messages.message language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
   -- As in enter_turn().
   set lock_timeout = '500ms'
 as $$

@@ -8,8 +8,6 @@
 -- Those messages of `seen`, found in queue order, that their keys have room for.
 create or replace function notifyq.fit_keys(queue messages.queue, seen bigint[], running bigint[])
   returns bigint[] language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_ids bigint[] := seen;
@@ -43,33 +41,18 @@ begin
   end if;
   return array(
     with candidates as materialized (
-      select m.id, m.key, m.priority from messages.message as m where m.id = any (v_ids)
-    ),
-    crowded as materialized (
-      select c.key, r._room
-      from (
-        select d.key, count(*) as quantity from candidates as d where d.key is not null group by 1
-      ) as c
-      join notifyq.room_of_keys(
-        queue, array(select distinct d.key from candidates as d where d.key is not null),
-        running, '{}'
-      ) as r on r._key = c.key
-      where c.quantity > r._room
+      select m.id, m.key,
+        row_number() over (partition by m.key order by m.priority desc, m.id) as ordinal
+      from messages.message as m
+      where m.id = any (v_ids)
     )
     select c.id
     from candidates as c
-    where c.key is null
-      or c.key <> all (array(select w.key from crowded as w))
-    union all
-    select p.id
-    from (
-      select c.id, w._room, row_number() over (
-        partition by c.key order by c.priority desc, c.id
-      ) as ordinal
-      from crowded as w
-      join candidates as c on c.key = w.key
-    ) as p
-    where p.ordinal <= p._room
+    left join notifyq.room_of_keys(
+      queue, array(select d.key from candidates as d where d.key is not null and d.ordinal = 1),
+      running, '{}'
+    ) as r on r._key = c.key
+    where c.key is null or c.ordinal <= r._room
   );
 end;
 $$;
@@ -97,7 +80,6 @@ create or replace function notifyq.find_limited(
   queue messages.queue, quantity integer, filter jsonpath, full_scan boolean
 )
   returns bigint[] language plpgsql
-  set enable_seqscan = off
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -166,8 +148,7 @@ create or replace function notifyq.find_of_keys(
   given bigint[], keyless bigint[]
 )
   returns bigint[] language plpgsql
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_best bigint[];
@@ -225,15 +206,7 @@ begin
     ) as b
     order by b.priority desc, b.id
   );
-  return array(
-    select m.id
-    from messages.message as m
-    where m.id = any (v_best)
-      -- Not a condition on the state itself, see archive().
-      and (m.state = 'waiting') is true
-    order by m.id
-    for update skip locked
-  );
+  return notifyq.lock_waiting(v_best);
 end;
 $$;
 
@@ -242,8 +215,6 @@ create or replace function notifyq.find_by_keys(
   state notifyq.limit_state
 )
   returns notifyq.limit_selection language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;
@@ -277,7 +248,7 @@ begin
       select w._keys, w._key_hashes[v_keys_at_once] into v_keys, v_key_hash
       from notifyq.waiting_keys(
         queue.name, v_key_hash, case when v_is_around then state.after_key_hash end,
-        v_keys_at_once, v_ids
+        v_keys_at_once, v_ids, false
       ) as w;
       v_ids := v_ids || notifyq.find_of_keys(
         queue, v_keys, quantity - cardinality(v_ids), filter, state.running, v_ids, v_keyless

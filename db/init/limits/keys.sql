@@ -7,7 +7,6 @@ create or replace function notifyq.room_of_keys(
   out _room integer
 )
   returns setof record language plpgsql
-  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := clock_timestamp();
@@ -33,7 +32,9 @@ begin
   select k.key,
     least(
       case when queue.ordered then 1 else 2147483647 end,
-      coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0),
+      case when queue.key_concurrency is not null then
+        coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0)
+      end,
       case when queue.key_rate is not null then
         notifyq.count_tokens(
           coalesce(f.paid_at, '-infinity'), v_now, coalesce(o.rate, queue.key_rate),
@@ -52,28 +53,8 @@ begin
     order by l.number desc
     limit 1
   ) as f on true
-  left join lateral (
-    select case when queue.key_concurrency is not null then c.concurrency end as concurrency, c.rate
-    from messages.queue_limit as c
-    where queue.has_key_limits
-      and c.queue = room_of_keys.queue.name
-      and c.key = k.key
-  ) as o on true;
-end;
-$$;
-
--- Whether each key may have its number of messages. Only after pay_charges().
-create or replace function notifyq.have_room(
-  queue messages.queue, keys text[], quantities integer[]
-)
-  returns boolean language plpgsql
-as $$
-begin
-  return not exists (
-    select from notifyq.room_of_keys(queue, keys, '{}', '{}') as r
-    join unnest(keys, quantities) as k (key, quantity) on k.key = r._key
-    where k.quantity > r._room
-  );
+  left join messages.queue_limit as o on queue.has_key_limits
+    and o.queue = room_of_keys.queue.name and o.key = k.key;
 end;
 $$;
 
@@ -85,8 +66,7 @@ create or replace function notifyq.find_keyless(
   out _position bigint[]
 )
   language plpgsql stable
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_at_once constant integer := 1000;
@@ -149,109 +129,84 @@ begin
 end;
 $$;
 
--- Up to quantity keys with waiting messages, from key hash first on and before last (null: from the
--- first, to the last one), and of each key the message that is claimed first. Messages in given,
--- and those that another transaction has just locked, are left out. The index of waiting messages
--- is read: the other one includes locked and scheduled ones. It is read in pieces, each after the
--- last key of the piece before. A piece grows where keys have few messages, up to the size that the
--- missing keys will take. Where keys have many messages, it steps from key to key instead.
+-- Up to quantity keys with waiting messages, with hashes larger than one and up to another (null:
+-- of the whole queue), and of each key the message that is claimed first, locked if is_locking.
+-- Messages in given, and those that another transaction has just locked, are left out. It steps
+-- from key to key in the index of waiting messages: the other one includes locked and scheduled
+-- ones.
 create or replace function notifyq.waiting_keys(
-  queue text, first bigint, last bigint, quantity integer, given bigint[], out _keys text[],
-  out _key_hashes bigint[], out _ids bigint[]
+  queue text, after bigint, last bigint, quantity integer, given bigint[], is_locking boolean,
+  out _keys text[], out _key_hashes bigint[], out _ids bigint[]
 )
-  language plpgsql stable
-  set enable_seqscan = off
+  language plpgsql
   -- As in find_messages(): else all waiting messages of the queue are read and sorted, for each
   -- key.
-  set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  set enable_sort = off
 as $$
 declare
   v_busy constant xid[] := notifyq.running_transactions();
-  v_first constant bigint := coalesce(first, notifyq.first_key_hash(queue));
-  v_last constant bigint := coalesce(last - 1, notifyq.last_key_hash(queue));
-  v_steps constant integer := 64;
+  v_last constant bigint := coalesce(last, notifyq.last_key_hash(queue));
 begin
-  with recursive pieces as (
-    (
-      select array[m.key] as keys, array[notifyq.key_hash(m.queue, m.key)] as key_hashes,
-        array[m.id] as ids, notifyq.key_hash(m.queue, m.key) as last, 16 as size, 1 as seen
-      from messages.message as m
-      where m.queue = waiting_keys.queue
-        and m.state = 'waiting'
-        and notifyq.key_hash(m.queue, m.key) >= v_first
-        and notifyq.key_hash(m.queue, m.key) <= v_last
-        and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
-      order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-      limit 1
-    )
+  with recursive steps as (
+    select null::text as key, coalesce(after, notifyq.first_key_hash(queue)) as key_hash,
+      null::bigint as id, 0 as number
     union all
-    select n.keys, n.key_hashes, n.ids, n.last,
-      case when p.size = 0 then 16
-        when 7 * cardinality(n.key_hashes) < p.size then 0
-        else least(2 * p.size, 256, 8 + p.size * (
-          waiting_keys.quantity - p.seen - cardinality(n.key_hashes)
-        ) / cardinality(n.key_hashes)) end,
-      p.seen + cardinality(n.key_hashes)
-    from pieces as p
+    select f.key, f.key_hash, f.id, s.number + 1
+    from steps as s
     cross join lateral (
-      select array_agg(t.key) as keys, array_agg(t.key_hash) as key_hashes, array_agg(t.id) as ids,
-        max(t.key_hash) as last
+      select n.*
       from (
-        with recursive steps as (
-          select null::text as key, p.last as key_hash, null::bigint as id, 0 as number
-          where p.size = 0
-          union all
-          select f.key, f.key_hash, f.id, s.number + 1
-          from steps as s
-          cross join lateral (
-            select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
-            from messages.message as m
-            where m.queue = waiting_keys.queue
-              and m.state = 'waiting'
-              and notifyq.key_hash(m.queue, m.key) > s.key_hash
-              and notifyq.key_hash(m.queue, m.key) <= v_last
-              and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
-            order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-            limit 1
-          ) as f
-          where s.number < least(v_steps, waiting_keys.quantity - p.seen)
-        )
-        select r.key, r.key_hash, r.id from steps as r where r.number > 0
-      ) as t
-      having p.size = 0
+        select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
+        from messages.message as m
+        where not is_locking
+          and m.queue = waiting_keys.queue
+          and m.state = 'waiting'
+          and notifyq.key_hash(m.queue, m.key) > s.key_hash
+          and notifyq.key_hash(m.queue, m.key) <= v_last
+          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+        order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+        limit 1
+      ) as n
       union all
-      select array_agg(k.key), array_agg(k.key_hash), array_agg(k.id), max(k.key_hash)
+      select l.*
       from (
-        select distinct on (r.key_hash) r.key, r.key_hash, r.id
-        from (
-          select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.priority, m.id
-          from messages.message as m
-          where p.size > 0
-            and m.queue = waiting_keys.queue
-            and m.state = 'waiting'
-            and notifyq.key_hash(m.queue, m.key) > p.last
-            and notifyq.key_hash(m.queue, m.key) <= v_last
-            and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
-          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-          limit p.size
-        ) as r
-        order by r.key_hash, r.priority desc, r.id
-      ) as k
-      having p.size > 0
-    ) as n
-    where p.seen < waiting_keys.quantity
-      and n.key_hashes is not null
+        select m.key, notifyq.key_hash(m.queue, m.key) as key_hash, m.id
+        from messages.message as m
+        where is_locking
+          and m.queue = waiting_keys.queue
+          and m.state = 'waiting'
+          and notifyq.key_hash(m.queue, m.key) > s.key_hash
+          and notifyq.key_hash(m.queue, m.key) <= v_last
+          and (m.xmax = '0' or m.xmax <> all (v_busy) and m.id <> all (waiting_keys.given))
+        order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+        limit 1
+        for update skip locked
+      ) as l
+    ) as f
+    where s.number < waiting_keys.quantity
   )
-  select coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.key_hash), '{}'),
-    coalesce(array_agg(k.id), '{}')
+  select coalesce(array_agg(s.key), '{}'), coalesce(array_agg(s.key_hash), '{}'),
+    coalesce(array_agg(s.id), '{}')
   into _keys, _key_hashes, _ids
-  from (
-    select u.key, u.key_hash, u.id
-    from pieces as p
-    cross join lateral unnest(p.keys, p.key_hashes, p.ids) as u (key, key_hash, id)
-    limit waiting_keys.quantity
-  ) as k;
+  from steps as s
+  where s.number > 0;
+end;
+$$;
+
+-- Lock those of the messages that still wait.
+create or replace function notifyq.lock_waiting(ids bigint[])
+  returns bigint[] language plpgsql
+as $$
+begin
+  return array(
+    select m.id
+    from messages.message as m
+    where m.id = any (lock_waiting.ids)
+      -- Not a condition on the state itself, see archive().
+      and (m.state = 'waiting') is true
+    order by m.id
+    for update skip locked
+  );
 end;
 $$;
 
@@ -281,7 +236,6 @@ $$;
 -- that is full again by now needs no row.
 create or replace function notifyq.pay_charges(state notifyq.limit_state)
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;

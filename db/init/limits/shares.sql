@@ -59,11 +59,10 @@ create or replace function notifyq.empty_for(
   returns interval language plpgsql immutable
 as $$
 declare
-  v_tokens integer := notifyq.count_tokens(paid_at, instant, rate, period, burst);
   -- count_tokens() of a bucket that is full now gives its burst.
   v_burst integer := notifyq.count_tokens(instant, instant, rate, period, burst);
 begin
-  if v_tokens > 0 then
+  if notifyq.count_tokens(paid_at, instant, rate, period, burst) > 0 then
     return null;
   end if;
   return paid_at - instant - make_interval(

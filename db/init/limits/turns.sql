@@ -4,12 +4,13 @@
 
 -- A claim locks the row of the queue in notifyq.limit_turn until it commits, and then sees what all
 -- claims before it have locked. Claims of other queues do not come here.
+--
+-- Functions of limits are planned with the settings of claim() and take(), which call them.
 
 -- Enter the turns of queues, and return the queues entered. Queues that the caller may not consume
 -- from are left out: holding their turn would stop their workers.
 create or replace function notifyq.enter_turn(queues text[])
   returns text[] language plpgsql
-  set enable_seqscan = off
   -- A claim in a transaction that stays open must not block the others for long.
   set lock_timeout = '500ms'
 as $$
@@ -131,7 +132,6 @@ $$;
 -- The present state; null if the queue has lost its limits meanwhile.
 create or replace function notifyq.read_state(queue text)
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off
 as $$
 declare
   v_state notifyq.limit_state;
@@ -160,8 +160,6 @@ create or replace function notifyq.count_running(
   tokens integer[], most integer
 )
   returns notifyq.limit_state language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_state notifyq.limit_state := state;
@@ -246,7 +244,6 @@ create or replace function notifyq.save_limit_state(
   before notifyq.limit_state, state notifyq.limit_state, has_turn boolean
 )
   returns void language plpgsql
-  set enable_seqscan = off
 as $$
 begin
   if state is not distinct from before then
@@ -261,26 +258,11 @@ begin
       return;
     end if;
   end if;
-  update notifyq.limit_state as s
-  set number = s.number + 1,
-    scan_size = state.scan_size,
-    paid_at = state.paid_at,
-    counted_at = state.counted_at,
-    running = state.running,
-    unlisted = state.unlisted,
-    max_per_key = state.max_per_key,
-    kept = state.kept,
-    after_key_hash = state.after_key_hash,
-    round = state.round,
-    served = state.served,
-    keyless_scan_at = state.keyless_scan_at,
-    position = state.position,
-    charged = state.charged,
-    booked = state.booked,
-    keys_paid_at = state.keys_paid_at,
-    booked_paid_at = state.booked_paid_at
+  delete from notifyq.limit_state as s
   where s.queue = before.queue
     and s.number = before.number;
+  state.number := before.number + 1;
+  insert into notifyq.limit_state values (state.*);
 end;
 $$;
 

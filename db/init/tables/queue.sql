@@ -217,7 +217,7 @@ create table if not exists notifyq.limit_state (
   keyless_scan_at timestamptz not null default '-infinity',  -- next scan for messages without a key
   position bigint[],  -- priority and id after which that scan goes on
   round bigint not null default 0,  -- rounds that all keys of a fair queue have had
-  served integer not null default 0,  -- messages that after_key_hash has had in this round
+  served integer not null default 0,  -- messages that after_key_hash had; 0: its turn is over
   unlisted integer not null default 0,  -- messages claimed far from the limits, not in running
   max_per_key integer not null default 1000000000,  -- upper bound of running messages of one key
   charged bigint not null default 0,  -- number of the last row of limit_charge
