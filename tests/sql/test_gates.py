@@ -192,9 +192,9 @@ async def test_a_message_listed_twice_ends_once_by_its_own_token(
     token = (await claim_one(connection))["lock_token"]
     ended = await connection.fetch(
         "select messages.finish_many($1, $2, $3::text[]::messages.message_status[])",
-        [id_, id_],
-        [token - 1, token],
-        ["failed", "success"],
+        [id_] * 3,
+        [token - 1, token, token],
+        ["failed", "success", "success"],
     )
     assert [row[0] for row in ended] == [id_]
     assert [row["status"] for row in await archived(connection, id_)] == ["success"]

@@ -78,33 +78,6 @@ async def test_success_is_the_default(connection: Connection) -> None:
     assert (row["status"], row["details"], row["result"]) == ("success", None, None)
 
 
-async def test_a_message_is_live_or_archived_at_every_instant(
-    connection: Connection, connect: Connect
-) -> None:
-    ids = await publish(connection, 200)
-    claimed = await rows(connection, "claim", quantity=200)
-    other = await connect()
-
-    async def seen() -> tuple[int, int]:
-        row = await other.fetchrow(
-            "select (select count(*) from messages.message), "
-            "(select count(*) from messages.message_archive)"
-        )
-        assert row
-        return row[0], row[1]
-
-    async with connection.transaction():
-        await rows(
-            connection,
-            "finish_many",
-            ids=ids,
-            lock_tokens=[row["lock_token"] for row in claimed],
-            statuses=["success"] * 200,
-        )
-        assert await seen() == (200, 0)
-    assert await seen() == (0, 200)
-
-
 @pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
 async def test_only_the_present_token_settles(connection: Connection, function: str) -> None:
     mine, foreign = await publish(connection, 2)
@@ -208,20 +181,6 @@ async def test_finish_many_without_details_and_results_leaves_them_empty(
     assert {(row["details"], row["result"]) for row in found} == {(None, None)}
 
 
-async def test_finish_many_archives_an_id_given_twice_once(connection: Connection) -> None:
-    (id_,) = await publish(connection, 1)
-    await claim_one(connection)
-    finished = await rows(
-        connection,
-        "finish_many",
-        ids=[id_, id_],
-        lock_tokens=[1, 1],
-        statuses=["success", "success"],
-    )
-    assert [row[0] for row in finished] == [id_]
-    assert len(await archived(connection, id_)) == 1
-
-
 @pytest.mark.parametrize(("tokens", "statuses"), [([1], ["success"] * 2), ([1, 1], ["success"])])
 async def test_finish_many_refuses_lists_of_unequal_length(
     connection: Connection, tokens: list[int], statuses: list[str]
@@ -239,17 +198,6 @@ async def test_a_status_must_be_given(connection: Connection) -> None:
     with pytest.raises((asyncpg.NotNullViolationError, InvalidArgumentError)):
         await value(connection, "finish", id=id_, lock_token=1, status=None)
     assert await live(connection, id_)
-
-
-async def test_a_rolled_back_finish_keeps_the_lock(connection: Connection) -> None:
-    (id_,) = await publish(connection, 1)
-    message = await claim_one(connection)
-    transaction = connection.transaction()
-    await transaction.start()
-    assert await settle(connection, "finish", id_, message["lock_token"])
-    await transaction.rollback()
-    assert await live(connection, id_) == message
-    assert await settle(connection, "finish", id_, message["lock_token"])
 
 
 async def test_the_archive_has_the_transaction_id_of_the_finish(connection: Connection) -> None:

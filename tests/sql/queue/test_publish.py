@@ -9,7 +9,6 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from support.database import (
-    Connect,
     Connection,
     Notifications,
     claim_one,
@@ -165,42 +164,6 @@ async def test_copy_publishes_with_one_notification_for_each_queue(
     assert await count(connection) == 200
 
 
-async def test_a_rolled_back_publish_leaves_no_message_and_no_notification(
-    connection: Connection, notifications: Notifications
-) -> None:
-    transaction = connection.transaction()
-    await transaction.start()
-    await publish(connection, 3)
-    await connection.execute("insert into messages.message (message) values ('1')")
-    await transaction.rollback()
-
-    assert await count(connection) == 0
-    assert await notifications.received() == []
-
-
-async def test_the_notification_is_sent_at_commit(
-    connection: Connection, notifications: Notifications
-) -> None:
-    async with connection.transaction():
-        (id_,) = await publish(connection, 1)
-        assert await notifications.received() == []
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
-
-
-async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_notifications(
-    connection: Connection, notifications: Notifications
-) -> None:
-    async with connection.transaction():
-        (kept,) = await publish(connection, 1)
-        savepoint = connection.transaction()
-        await savepoint.start()
-        await publish(connection, 1)
-        await savepoint.rollback()
-
-    assert [notification.ids for notification in await notifications.received()] == [[kept]]
-    assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
-
-
 async def test_a_delayed_message_is_scheduled_and_sends_no_notification(
     connection: Connection, notifications: Notifications
 ) -> None:
@@ -320,45 +283,6 @@ async def test_delay_and_instant_together_are_refused(
     assert await count(connection) == 0
 
 
-async def test_a_dedup_key_publishes_once_while_the_message_lives(
-    connection: Connection, notifications: Notifications
-) -> None:
-    first = await value(connection, "publish", queue="default", message=1, dedup_key="k")
-    again = await value(connection, "publish", queue="default", message=2, dedup_key="k")
-
-    message = await live(connection, first)
-    assert again == first
-    assert message
-    assert message["message"] == 1
-    assert await count(connection) == 1
-    assert [notification.ids for notification in await notifications.received()] == [[first]]
-
-
-async def test_a_dedup_key_holds_in_every_state_and_is_free_once_finished(
-    connection: Connection,
-) -> None:
-    first = await value(
-        connection,
-        "publish",
-        queue="default",
-        message=1,
-        dedup_key="k",
-        delay=timedelta(hours=1),
-    )
-
-    async def again() -> int:
-        published = await value(connection, "publish", queue="default", message=2, dedup_key="k")
-        return int(published)
-
-    assert await again() == first
-    await make_due(connection, first)
-    message = await claim_one(connection)
-    assert await again() == first
-    await value(connection, "finish", id=first, lock_token=message["lock_token"])
-    assert await again() != first
-    assert await count(connection) == 1
-
-
 async def test_a_dedup_key_belongs_to_its_queue(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     ids = {
@@ -425,16 +349,6 @@ async def test_a_null_message_is_refused_by_name(connection: Connection) -> None
 async def test_headers_are_an_object(connection: Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await value(connection, "publish", queue="default", message=1, headers=[1])
-
-
-async def test_a_publish_is_seen_by_others_only_after_commit(
-    connection: Connection, connect: Connect
-) -> None:
-    other = await connect()
-    async with connection.transaction():
-        await publish(connection, 1)
-        assert await rows(other, "claim") == []
-    assert len(await rows(other, "claim")) == 1
 
 
 async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(

@@ -39,16 +39,6 @@ async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
-async def test_release_gives_back_the_attempt_of_a_message_that_has_only_one(
-    connection: Connection,
-) -> None:
-    await publish(connection, 1)
-    for _ in range(5):
-        message = await claim_one(connection)
-        assert message["attempts"] == 1
-        await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
-
-
 async def test_release_with_a_delay_schedules_without_a_notification(
     connection: Connection, notifications: Notifications
 ) -> None:
