@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -160,10 +161,10 @@ def test_a_preview_needs_a_schema(empty_database: str) -> None:
 
 
 def test_a_script_is_not_json() -> None:
-    for command, also in (
-        (schema.migrate, "as_json"),
-        (schema.migrate, "dry_run"),
-        (schema.init, "as_json"),
+    for command in (
+        partial(schema.migrate, as_json=True),
+        partial(schema.migrate, dry_run=True),
+        partial(schema.init, as_json=True),
     ):
         with pytest.raises(typer.BadParameter):
-            command(sql=True, **{also: True})
+            command(sql=True)
