@@ -46,15 +46,6 @@ async def test_the_first_value_of_a_name_wins(connection: Connection) -> None:
     ]
 
 
-async def test_a_step_is_part_of_the_callers_transaction(connection: Connection) -> None:
-    lock = await locked(connection)
-    transaction = connection.transaction()
-    await transaction.start()
-    await value(connection, "step", **lock, name="charge")
-    await transaction.rollback()
-    assert await names(connection, lock["id"]) == []
-
-
 async def test_steps_leave_with_their_message(connection: Connection) -> None:
     lock = await locked(connection)
     await value(connection, "step", **lock, name="charge", value=7)

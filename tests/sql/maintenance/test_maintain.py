@@ -125,19 +125,6 @@ async def test_the_quantity_of_maintenance_is_bounded(
             await value(connection, function, quantity=quantity)
 
 
-async def test_reap_does_not_wait_for_a_finisher(connection: Connection, connect: Connect) -> None:
-    ids = await publish(connection, 2)
-    await claim_all(connection)
-    await expire(connection, *ids)
-    other = await connect()
-    await other.execute("set lock_timeout = '50ms'")
-    async with connection.transaction():
-        assert await value(connection, "finish", id=ids[0], lock_token=1)
-        assert await value(other, "reap") == 1
-    assert [row["status"] for row in await archived(connection, ids[0])] == ["success"]
-    assert [row["status"] for row in await archived(connection, ids[1])] == ["lock_expired"]
-
-
 async def test_stage_due_makes_due_messages_available_and_notifies(
     connection: Connection, notifications: Notifications
 ) -> None:

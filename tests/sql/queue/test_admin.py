@@ -291,18 +291,25 @@ async def test_dropping_waits_for_an_open_publisher(
         assert await rows(observer, "queue_info", queue="q") == []
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
 async def test_a_publisher_waits_for_an_open_drop_and_then_finds_no_queue(
-    connection: Connection, connect: Connect
+    connection: Connection, connect: Connect, *, is_committed: bool
 ) -> None:
     await value(connection, "create_queue", name="q")
     publisher, observer = await connect(), await connect()
-    async with connection.transaction():
-        await value(connection, "drop_queue", name="q")
-        publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
-        await until_blocked(observer, publisher)
-    with pytest.raises(QueueNotFoundError):
+    transaction = connection.transaction()
+    await transaction.start()
+    await value(connection, "drop_queue", name="q")
+    publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
+    await until_blocked(observer, publisher)
+    if is_committed:
+        await transaction.commit()
+        with pytest.raises(QueueNotFoundError):
+            await publishing
+    else:
+        await transaction.rollback()
         await publishing
-    assert await rows(observer, "message_list") == []
+    assert len(await rows(observer, "message_list")) == (0 if is_committed else 1)
 
 
 async def test_publishers_of_one_queue_do_not_wait_for_each_other(
