@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from notifyq.errors import QueueFullError
-from support.database import Connect, Connection, rows, until_blocked, value
+from support.database import Connect, Connection, one_row, rows, until_blocked, value
 
 SESSIONS = 50
 ZERO = timedelta(0)
@@ -75,8 +75,7 @@ async def storm(connection: Connection, connect: Connect) -> Counter[str]:
             try:
                 held = await rows(connection, "claim", queues=["q"], quantity=4, worker="w")
                 seen["claimed"] += len(held)
-                counted = await connection.fetchrow(COUNT)
-                assert counted
+                counted = await one_row(connection, COUNT)
                 seen["every"] = max(seen["every"], counted["every"])
                 seen["most"] = max(seen["most"], counted["most"])
                 for message in held:

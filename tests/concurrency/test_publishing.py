@@ -20,7 +20,7 @@ async def test_a_second_publisher_of_a_key_waits_and_gets_the_first_id(
         await until_blocked(observer, second)
     assert await publishing == first
     assert len(await rows(connection, "message_list")) == 1
-    assert [notification.ids for notification in await notifications.received()] == [[first]]
+    assert await notifications.ids() == [[first]]
 
 
 async def test_a_key_that_is_freed_in_between_is_published_anew(

@@ -370,9 +370,7 @@ async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment
     assert await _read_all(connection, "c") == list(range(next(numbers)))
 
 
-async def test_all_sessions_are_notified_again_of_a_segment_in_use(
-    connection: Connection,
-) -> None:
+async def test_all_sessions_are_notified_again_of_a_segment_in_use(connection: Connection) -> None:
     """A session that reads the tables of events while another one is made may miss it."""
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "publish", queue="s", message=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from notifyq.errors import QueueBusyError
-from support.database import until_blocked, value
+from support.database import one_row, until_blocked, value
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -39,8 +39,7 @@ async def test_a_role_that_holds_all_keys_stops_nothing(
         claimed = await worker.fetch("select * from messages.claim(quantity => 10)")
         assert [row["message"] for row in claimed] == [1, 2, 3]
         assert await worker.fetchval("select messages.finish($1, 1)", id_)
-        report = await worker.fetchrow("select (messages.maintain()).*")
-        assert report is not None
+        report = await one_row(worker, "select (messages.maintain()).*")
         assert report["partitions_made"] is not None
         assert await worker.fetchval("select notifyq.take_wake_slots('{default}')") == [None]
         assert not await worker.fetchval("select notifyq.suppress('default')")

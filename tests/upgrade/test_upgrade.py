@@ -19,7 +19,15 @@ from notifyq.errors import (
     SchemaTooOldError,
 )
 from notifyq.schema.files import BEGIN, init_files
-from support.database import Connection, catalog_lines, install, session, terminate, until_blocked
+from support.database import (
+    Connection,
+    catalog_lines,
+    install,
+    one_row,
+    session,
+    terminate,
+    until_blocked,
+)
 from upgrade.second import GONE, NEXT, set_version
 from upgrade.test_serves import RELEASED
 
@@ -89,8 +97,7 @@ async def test_an_upgrade_keeps_and_converts_every_row_and_messages_go_on(
     full: str, second: Path
 ) -> None:
     async with session(full) as connection:
-        held = await connection.fetchrow("select * from messages.message where state = 'locked'")
-        assert held is not None
+        held = await one_row(connection, "select * from messages.message where state = 'locked'")
         before = await rows(connection)
         assert [len(found) for found in before.values()] == [4, 6, 4, 2]
         await schema.upgrade(connection, second)
@@ -180,8 +187,7 @@ async def test_an_upgrade_gives_way_and_tries_again(
 
 
 async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
-    filled: str,
-    second: Path,
+    filled: str, second: Path
 ) -> None:
     async with session(filled) as user, session(filled) as other, session(filled) as one:
         # As if it had waited before the upgrade did: the longest waiting session checks first.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from support.database import until_blocked
+from support.database import one_row, until_blocked
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection, Notices
@@ -112,11 +112,11 @@ async def test_a_refused_message_stays_dead_and_stops_no_other(
     refused = [one for one in await notices.received("WARNING") if "published again" in one]
     assert len(refused) == 2
     assert "1 is not published again: 'default' does not take this message" in refused[0]
-    row = await connection.fetchrow(
+    row = await one_row(
+        connection,
         "select found, done from messages.dead_retry_matching($1)",
         {"until": "2100-01-01T00:00:00Z"},
     )
-    assert row is not None
     assert row["done"] == 1
     assert await connection.fetchval(waiting) == [3, 4, 5, 6]
     assert await connection.fetchval("select messages.dead_count()") == 2

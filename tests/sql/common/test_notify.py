@@ -47,7 +47,7 @@ async def test_a_statement_notifies_each_of_its_queues_once_with_its_ids(
         ids = [row["id"] for row in await rows(connection, "take", queue="b", quantity=9)]
         others = [row["id"] for row in await rows(connection, "take", queue="default", quantity=9)]
         assert len(ids + others) == quantity
-        assert [notification.payload for notification in await notifications.received()] == [
+        assert await notifications.payloads() == [
             f"b:{','.join(map(str, ids))}", f"default:{','.join(map(str, others))}"
         ]  # fmt: skip
 
@@ -85,9 +85,7 @@ async def test_messages_for_later_are_not_in_the_notification(
         from generate_series(1, 5) as g (n)
     """)
     first = await connection.fetchval("select min(id) from messages.message")
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{first},{first + 3}-{first + 4}"
-    ]
+    assert await notifications.payloads() == [f"default:{first},{first + 3}-{first + 4}"]
 
 
 async def test_a_queue_with_notify_off_sends_no_notification(

@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from support.database import (
-    Connect,
-    Connection,
-    claim_one,
-    live,
-    make_due,
-    publish,
-    rows,
-    value,
-)
+from support.database import Connect, Connection, claim_one, live, make_due, publish, rows, value
 
 
 async def claimed(connection: Connection, **arguments: Any) -> list[int]:
@@ -243,12 +234,7 @@ async def test_scheduled_messages_are_handed_out_when_due_among_the_others(
 ) -> None:
     later = [
         await value(
-            connection,
-            "publish",
-            queue="default",
-            message=n,
-            priority=n,
-            delay=timedelta(hours=1),
+            connection, "publish", queue="default", message=n, priority=n, delay=timedelta(hours=1)
         )
         for n in range(3)
     ]

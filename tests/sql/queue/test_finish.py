@@ -11,11 +11,13 @@ from support.database import (
     Connect,
     Connection,
     Notifications,
+    alive,
     archived,
     claim_one,
     expire,
     live,
     make_due,
+    one_row,
     publish,
     rows,
     value,
@@ -109,9 +111,7 @@ async def test_a_lock_ends_once(
     assert (await live(connection, id_), await archived(connection, id_)) == after
 
 
-async def test_an_expired_lock_still_finishes_until_it_is_reaped(
-    connection: Connection,
-) -> None:
+async def test_an_expired_lock_still_finishes_until_it_is_reaped(connection: Connection) -> None:
     (id_,) = await publish(connection, 1)
     message = await claim_one(connection)
     await expire(connection, id_)
@@ -207,8 +207,7 @@ async def test_a_retried_message_can_be_claimed_until_its_attempts_are_used_up(
             status=status,
         )
         if attempt < max_attempts:
-            waiting = await live(connection, id_)
-            assert waiting
+            waiting = await alive(connection, id_)
             assert waiting["state"] == "scheduled"
             assert waiting["locked_by"] is None
             assert waiting["lock_token"] > message["lock_token"]
@@ -245,14 +244,14 @@ async def test_attempts_used_up_by_failures_and_expired_locks_never_exceed_the_m
 async def test_the_backoff_doubles_up_to_its_bound_less_at_most_half(
     connection: Connection, attempts: int, least: int, most: int
 ) -> None:
-    found = await connection.fetchrow(
+    found = await one_row(
+        connection,
         "select min(d.delay), max(d.delay), count(distinct d.delay) from ("
         "  select notifyq.backoff('2 seconds', '30 seconds', $1) as delay"
         "  from generate_series(1, 500)"
         ") as d",
         attempts,
     )
-    assert found
     shortest, longest, different = found
     assert timedelta(seconds=least) <= shortest < timedelta(seconds=least * 1.1)
     assert timedelta(seconds=most * 0.9) < longest <= timedelta(seconds=most)
@@ -266,8 +265,7 @@ async def test_retry_waits_for_the_backoff_of_the_queue(connection: Connection) 
     message = await claim_one(connection)
     before = await connection.fetchval("select clock_timestamp()")
     await settle(connection, "retry", id_, message["lock_token"])
-    waiting = await live(connection, id_)
-    assert waiting
+    waiting = await alive(connection, id_)
     assert timedelta(seconds=4) <= waiting["available_at"] - before < timedelta(seconds=9)
 
 
@@ -278,8 +276,7 @@ async def test_retry_may_be_given_its_own_delay(connection: Connection) -> None:
     await value(
         connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(hours=1)
     )
-    waiting = await live(connection, id_)
-    assert waiting
+    waiting = await alive(connection, id_)
     assert timedelta(hours=1) <= waiting["available_at"] - before < timedelta(hours=1, seconds=9)
 
 
@@ -290,9 +287,7 @@ async def test_retry_without_a_delay_notifies_at_once(
     message = await claim_one(connection)
     await notifications.received()
     await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(0))
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{id_}"
-    ]
+    assert await notifications.payloads() == [f"default:{id_}"]
     assert (await claim_one(connection))["attempts"] == 2
 
 
@@ -305,9 +300,7 @@ async def test_retry_with_a_delay_notifies_sleeping_workers(
     await notifications.received()
     delay = timedelta(minutes=minutes)
     await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{id_}"
-    ] * notifications_sent
+    assert await notifications.payloads() == [f"default:{id_}"] * notifications_sent
     assert await rows(connection, "claim") == []
 
 
@@ -383,8 +376,7 @@ async def test_each_of_many_retries_goes_by_its_own_token_and_values(
     (ended,) = await archived(connection, rejected["id"])
     assert (ended["status"], ended["details"]) == ("rejected", "rejected")
     for message, least in ((again, 59), (twice, 3599)):
-        kept = await live(connection, message["id"])
-        assert kept is not None
+        kept = await alive(connection, message["id"])
         assert kept["lock_token"] == message["lock_token"] + 1
         assert kept["available_at"] - message["locked_at"] > timedelta(seconds=least)
     assert await retried(connection, messages) == []

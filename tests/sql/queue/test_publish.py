@@ -11,6 +11,7 @@ from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from support.database import (
     Connection,
     Notifications,
+    alive,
     claim_one,
     live,
     make_due,
@@ -68,17 +69,14 @@ async def test_publish_returns_the_id_and_stores_every_argument(
         dedup_key="k",
     )
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["queue"] == "mail"
     assert message["message"] == {"to": "you"}
     assert message["priority"] == 7
     assert message["type"] == "letter"
     assert message["headers"] == {"trace": "1"}
     assert message["dedup_key"] == "k"
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"mail:{id_}"
-    ]
+    assert await notifications.payloads() == [f"mail:{id_}"]
 
 
 @pytest.mark.parametrize(
@@ -122,9 +120,7 @@ async def test_publish_many_keeps_the_order_of_the_array_and_notifies_once(
     assert [(row["id"], row["message"]) for row in stored] == list(
         zip(ids, range(500), strict=True)
     )
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{ids[0]}-{ids[-1]}"
-    ]
+    assert await notifications.payloads() == [f"default:{ids[0]}-{ids[-1]}"]
 
 
 async def test_publish_many_of_nothing_publishes_nothing(
@@ -171,8 +167,7 @@ async def test_a_delayed_message_is_scheduled_and_sends_no_notification(
     id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(minutes=5))
     after = await connection.fetchval("select clock_timestamp()")
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["state"] == "scheduled"
     assert before <= message["available_at"] - timedelta(minutes=5) <= after
     assert await rows(connection, "claim") == []
@@ -187,8 +182,7 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
         id_ = await value(
             connection, "publish", queue="default", message=1, delay=timedelta(minutes=5)
         )
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["available_at"] >= before + timedelta(minutes=5)
 
 
@@ -202,7 +196,7 @@ async def test_a_message_due_within_a_minute_notifies_sleeping_workers(
         connection, "publish", queue="default", message=1, delay=timedelta(seconds=50)
     )
     late = await value(connection, "publish", queue="default", message=2, delay=timedelta(hours=1))
-    assert [notification.ids for notification in await notifications.received()] == [[soon]]
+    assert await notifications.ids() == [[soon]]
     assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
     await make_due(connection, soon)
     # As for a worker that polled shortly before it was due.
@@ -220,10 +214,9 @@ async def test_a_delay_of_zero_publishes_at_once_and_notifies(
 ) -> None:
     id_ = await value(connection, "publish", queue="default", message=1, delay=delay)
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["state"] == "waiting"
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
 
 
 async def test_a_message_for_an_instant_waits_for_it(
@@ -232,8 +225,7 @@ async def test_a_message_for_an_instant_waits_for_it(
     instant = datetime(2999, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert (message["state"], message["available_at"]) == ("scheduled", instant)
     assert await rows(connection, "claim") == []
     assert await notifications.received() == []
@@ -247,7 +239,7 @@ async def test_an_instant_in_the_past_means_at_once(
     instant = datetime(2000, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
     assert (await claim_one(connection))["id"] == id_
 
 

@@ -147,9 +147,7 @@ async def test_a_key_of_scope_waiting_is_free_when_its_message_is_claimed(
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
-async def test_a_released_message_has_no_key_of_scope_waiting(
-    connection: Connection,
-) -> None:
+async def test_a_released_message_has_no_key_of_scope_waiting(connection: Connection) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=9)
     for _ in range(3):
         await publish(connection, dedup_scope="waiting")
@@ -337,8 +335,7 @@ async def test_options_that_exclude_each_other_are_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"dedup_window": HOUR}, {"on_duplicate": "replace"}, {"dedup_scope": "waiting"}],
+    "options", [{"dedup_window": HOUR}, {"on_duplicate": "replace"}, {"dedup_scope": "waiting"}]
 )
 async def test_limits_and_queues_hold_for_what_is_published_once(
     connection: Connection, options: dict[str, Any]

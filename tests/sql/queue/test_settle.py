@@ -9,10 +9,12 @@ from support.database import (
     Connect,
     Connection,
     Notifications,
+    alive,
     claim_one,
     expire,
     live,
     make_due,
+    one_row,
     publish,
     rows,
     value,
@@ -33,9 +35,7 @@ async def test_release_puts_the_message_back_as_if_it_had_not_been_claimed(
     assert after
     assert {**after, "lock_token": 0} == dict(before)
     assert after["lock_token"] > message["lock_token"]
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{first}"
-    ]
+    assert await notifications.payloads() == [f"default:{first}"]
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
@@ -54,8 +54,7 @@ async def test_release_with_a_delay_schedules_without_a_notification(
         delay=timedelta(minutes=5),
     )
 
-    after = await live(connection, message["id"])
-    assert after
+    after = await alive(connection, message["id"])
     assert (after["state"], after["attempts"]) == ("scheduled", 0)
     assert before <= after["available_at"] - timedelta(minutes=5)
     assert await notifications.received() == []
@@ -77,12 +76,9 @@ async def test_release_with_a_delay_of_zero_is_a_release_at_once(
         lock_token=message["lock_token"],
         delay=timedelta(0),
     )
-    after = await live(connection, message["id"])
-    assert after
+    after = await alive(connection, message["id"])
     assert after["state"] == "waiting"
-    assert [notification.ids for notification in await notifications.received()] == [
-        [message["id"]]
-    ]
+    assert await notifications.ids() == [[message["id"]]]
 
 
 async def test_release_many_notifies_each_queue_once_and_returns_the_released_ids(
@@ -101,7 +97,7 @@ async def test_release_many_notifies_each_queue_once_and_returns_the_released_id
     )
 
     assert [row[0] for row in released] == sorted([*others, ids[0], ids[2]])
-    assert sorted(notification.payload for notification in await notifications.received()) == [
+    assert sorted(await notifications.payloads()) == [
         f"default:{ids[0]},{ids[2]}",
         f"other:{others[0]}-{others[1]}",
     ]
@@ -121,8 +117,7 @@ async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None
         lock_token=message["lock_token"],
         lock_duration=timedelta(hours=1),
     )
-    after = await live(connection, message["id"])
-    assert after
+    after = await alive(connection, message["id"])
     assert before <= after["lock_expires_at"] - timedelta(hours=1)
     assert await value(connection, "reap") == 0
     unchanged = set(message.keys()) - {"lock_expires_at", "locked_at"}
@@ -135,8 +130,7 @@ async def test_extend_uses_the_duration_of_the_queue_by_default(connection: Conn
     message = await claim_one(connection)
     before = await connection.fetchval("select clock_timestamp()")
     await value(connection, "extend", id=message["id"], lock_token=message["lock_token"])
-    after = await live(connection, message["id"])
-    assert after
+    after = await alive(connection, message["id"])
     assert timedelta(hours=3) <= after["lock_expires_at"] - before < timedelta(hours=3, seconds=9)
 
 
@@ -175,11 +169,11 @@ async def test_a_heartbeat_writes_no_index(connection: Connection, connect: Conn
     worker = await connect()
     async with worker.transaction():
         await rows(worker, "extend_many", ids=ids[:20], lock_tokens=[1] * 20)
-        counts = await worker.fetchrow(
+        counts = await one_row(
+            worker,
             "select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables "
-            "where relid = 'messages.message'::regclass"
+            "where relid = 'messages.message'::regclass",
         )
-    assert counts
     assert tuple(counts) == (20, 20)
 
 
@@ -194,8 +188,6 @@ async def test_release_orphans_releases_messages_unknown_to_the_worker(
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 2
     locked = await rows(connection, "message_list", state="locked")
     assert [row["id"] for row in locked] == [ids[1], ids[3]]
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{ids[0]},{ids[2]}"
-    ]
+    assert await notifications.payloads() == [f"default:{ids[0]},{ids[2]}"]
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[ids[1]]) == 0
     assert await value(connection, "notifyq.release_orphans", worker="me", known=[]) == 1

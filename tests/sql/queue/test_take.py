@@ -5,15 +5,7 @@ from datetime import timedelta
 import pytest
 
 from notifyq.errors import QueueNotFoundError
-from support.database import (
-    Connect,
-    Connection,
-    archived,
-    make_due,
-    publish,
-    rows,
-    value,
-)
+from support.database import Connect, Connection, archived, make_due, publish, rows, value
 
 
 async def take(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
@@ -32,6 +24,15 @@ async def test_take_returns_the_messages_and_archives_them_as_success(
         (row,) = await archived(connection, id_)
         assert (row["status"], row["locked_at"], row["attempts"]) == ("success", None, 0)
     assert await take(connection, 10) == []
+
+
+async def test_take_goes_by_priority_then_by_id(connection: Connection) -> None:
+    ids = [
+        await value(connection, "publish", queue="default", message=1, priority=priority)
+        for priority in (0, 9, 0, 9)
+    ]
+    assert await take(connection, 3) == [ids[1], ids[3], ids[0]]
+    assert await take(connection, 3) == [ids[2]]
 
 
 async def test_a_claimed_message_is_not_taken_and_a_taken_one_cannot_be_finished(

@@ -6,7 +6,7 @@ import pytest
 
 from notifyq.database import advisory_locks
 from notifyq.errors import InvalidArgumentError, QueueFullError, QueueNotEmptyError
-from support.database import Connect, Connection, value
+from support.database import Connect, Connection, one_row, value
 
 NUMBERS = "select array_agg(m.message::integer order by m.id) from messages.message as m"
 
@@ -50,8 +50,7 @@ async def test_every_call_finds_messages_of_an_unlogged_queue(connection: Connec
     # Only dead messages are archived.
     archive = await connection.fetch("select id, status from messages.message_archive")
     assert [tuple(row) for row in archive] == [(four[0], "failed")]
-    info = await connection.fetchrow("select * from messages.queue_info('v')")
-    assert info is not None
+    info = await one_row(connection, "select * from messages.queue_info('v')")
     assert (info["durable"], info["finished"], info["dropped"]) == (False, 2, 0)
     assert (info["waiting"], info["scheduled"], info["locked"]) == (1, 1, 0)
     assert await connection.fetchval("select messages.drop_queue('v', true)") == 2

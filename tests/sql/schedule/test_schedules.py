@@ -9,11 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from notifyq.errors import (
-    InvalidArgumentError,
-    QueueNotFoundError,
-    ScheduleNotFoundError,
-)
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError, ScheduleNotFoundError
 from support.database import Connect, Connection, Notices, Notifications, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
@@ -121,9 +117,7 @@ async def test_a_run_is_published_in_time_and_notifies(
         {"n": 1}, "t", 3, "k")  # fmt: skip
     assert message["headers"] == {"h": 1, "schedule": "s", "due": at.isoformat()}
     assert message["state"] == "waiting"
-    assert [notification.ids for notification in await notifications.received()] == [
-        [message["id"]]
-    ]
+    assert await notifications.ids() == [[message["id"]]]
     after = await info(connection)
     assert (after["last_id"], after["failed_at"]) == (message["id"], None)
     assert after["next_at"] > at

@@ -70,9 +70,7 @@ async def test_maintenance_moves_events_without_workers(forwarding: Connection) 
     assert [row["message"] for row in found] == list(range(5))
 
 
-async def test_each_event_is_moved_once_and_a_rollback_moves_none(
-    forwarding: Connection,
-) -> None:
+async def test_each_event_is_moved_once_and_a_rollback_moves_none(forwarding: Connection) -> None:
     await publish(forwarding, 3, "orders")
     transaction = forwarding.transaction()
     await transaction.start()

@@ -72,9 +72,7 @@ async def test_a_subscriber_with_too_many_events_is_skipped_with_a_warning(
     assert await notices.received("WARNING") == [
         f"notifyq: dead event {dead['id']} of subscriber slow in stream s: rejected: {details}"
     ]
-    assert [
-        notification.payload for notification in await notifications.received("dead_message")
-    ] == [f"s:{dead['id']}"]
+    assert await notifications.payloads("dead_message") == [f"s:{dead['id']}"]
     assert await read(connection, "slow") == ids[30:] + more
     assert await read(connection, "fast") == more
     # There is nothing to hand out again.
@@ -83,9 +81,7 @@ async def test_a_subscriber_with_too_many_events_is_skipped_with_a_warning(
     assert await connection.fetchval("select messages.dead_delete($1)", dead["id"]) == 1
 
 
-async def test_events_older_than_the_lag_are_skipped(
-    connection: Connection,
-) -> None:
+async def test_events_older_than_the_lag_are_skipped(connection: Connection) -> None:
     await stream(connection, "slow", "fast", max_lag=timedelta(hours=1))
     old = await publish(connection, 30, "s")
     young = await publish(connection, 20, "s")

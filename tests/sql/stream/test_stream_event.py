@@ -21,7 +21,7 @@ from notifyq.errors import (
     StreamNotFoundError,
     StreamPausedError,
 )
-from support.database import Notifications, rows, value
+from support.database import Notifications, one_row, rows, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -78,11 +78,11 @@ async def test_an_inserted_event_equals_a_published_one(connection: Connection) 
 
 @pytest.mark.usefixtures("stream")
 async def test_an_insert_returns_all_of_the_event(connection: Connection) -> None:
-    row = await connection.fetchrow(
+    row = await one_row(
+        connection,
         "insert into messages.stream_event (stream, key, message) values ('s', 'k', '2') "
-        "returning *, created_at between now() and clock_timestamp() as is_now"
+        "returning *, created_at between now() and clock_timestamp() as is_now",
     )
-    assert row is not None
     assert row["is_now"]
     assert dict(row) == {
         "id": row["id"],
