@@ -24,6 +24,7 @@ from support.database import (
     claim_one,
     expire,
     install,
+    lock_of,
     publish,
     rows,
     terminate,
@@ -265,7 +266,7 @@ class Storm:
                     continue  # it was killed
                 await asyncio.sleep(dice.random() / 100)
                 name = "release" if dice.random() < 0.3 else "finish"
-                await value(session, name, id=row["id"], lock_token=row["lock_token"])
+                await value(session, name, **lock_of(row))
 
     async def reap(self) -> None:
         session = await self._connect()
@@ -437,7 +438,7 @@ async def test_o16_dead_messages_are_put_back_once(connection: Connection) -> No
     ids = await publish(connection, 5)
     for row in await rows(connection, "claim", quantity=5):
         status = "failed" if row["id"] != ids[0] else "rejected"
-        await value(connection, "finish", id=row["id"], lock_token=row["lock_token"], status=status)
+        await value(connection, "finish", **lock_of(row), status=status)
     assert await value(connection, "redrive", queue="default", status="failed") == 4
     assert await value(connection, "redrive", queue="default", status="failed") == 0
     # As new messages: an id is in the archive once.
@@ -457,7 +458,7 @@ async def test_o17_dead_messages_have_a_view(connection: Connection) -> None:
 
 async def claimed_key(connection: Connection) -> dict[str, int]:
     [row] = await rows(connection, "claim", quantity=1)
-    return {"id": row["id"], "lock_token": row["lock_token"]}
+    return lock_of(row)
 
 
 async def test_o18_a_message_can_have_a_schema(

@@ -20,6 +20,7 @@ from support.database import (
     alive,
     archived,
     live,
+    lock_of,
     one_row,
     publish,
     rows,
@@ -242,7 +243,7 @@ async def test_m8_what_the_owner_has_deleted_stays_deleted(
         if by == "delete":
             await connection.execute("delete from messages.message where id = $1", found["id"])
         else:
-            assert await value(connection, "finish", id=found["id"], lock_token=found["lock_token"])
+            assert await value(connection, "finish", **lock_of(found))
 
     async def left() -> list[int]:
         return sorted(row["id"] for row in await rows(connection, "message_list"))

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from notifyq.errors import QueueFullError
-from support.database import Connect, Connection, one_row, rows, until_blocked, value
+from support.database import Connect, Connection, lock_of, one_row, rows, until_blocked, value
 
 SESSIONS = 50
 ZERO = timedelta(0)
@@ -38,7 +38,7 @@ async def put(connection: Connection, keys: list[str]) -> list[int]:
 
 
 async def settle(connection: Connection, message: asyncpg.Record, luck: random.Random) -> None:
-    lock = {"id": message["id"], "lock_token": message["lock_token"]}
+    lock = lock_of(message)
     way = luck.random()
     if way < 0.1:
         await rows(connection, "retry", **lock)
@@ -230,7 +230,7 @@ async def test_many_workers_claim_a_key_in_order(connection: Connection, connect
         while len(order) < 40 or sum(map(len, order.values())) < len(published):
             held = await rows(worker, "claim", queues=["q"], quantity=3, worker="w")
             for message in held:
-                lock = {"id": message["id"], "lock_token": message["lock_token"]}
+                lock = lock_of(message)
                 if luck.random() < 0.1:
                     await rows(worker, "retry", **lock)
                 else:
@@ -356,9 +356,7 @@ async def test_claims_over_several_limited_queues_do_not_block_each_other(
             queues = luck.sample(names, 3)
             held = await rows(worker, "claim", queues=queues, quantity=5, worker="w")
             for message in held:
-                done += await value(
-                    worker, "finish", id=message["id"], lock_token=message["lock_token"]
-                )
+                done += await value(worker, "finish", **lock_of(message))
         return done
 
     async with asyncio.timeout(60):

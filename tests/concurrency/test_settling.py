@@ -15,6 +15,7 @@ from support.database import (
     claim_one,
     expire,
     live,
+    lock_of,
     publish,
     rows,
     until_blocked,
@@ -31,9 +32,7 @@ async def deadlocks(connection: Connection) -> int:
 
 
 async def settle(connection: Connection, function: str, message: asyncpg.Record) -> bool:
-    return bool(
-        await value(connection, function, id=message["id"], lock_token=message["lock_token"])
-    )
+    return bool(await value(connection, function, **lock_of(message)))
 
 
 @pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])

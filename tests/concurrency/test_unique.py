@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.database import rows, until_blocked, value
+from support.database import lock_of, rows, until_blocked, value
 
 if TYPE_CHECKING:
     import asyncpg
@@ -131,7 +131,7 @@ async def let_expire(session: Connection, lock: dict[str, int]) -> None:
 
 
 async def settle(session: Connection, message: asyncpg.Record, way: int) -> None:
-    lock = {"id": message["id"], "lock_token": message["lock_token"]}
+    lock = lock_of(message)
     match way:
         case 0:
             assert await value(session, "finish", **lock)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import LostReceiptsError, QueueFullError
-from support.database import alive, archived, claim_one, publish, rows, terminate, value
+from support.database import alive, archived, claim_one, lock_of, publish, rows, terminate, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -113,9 +113,7 @@ async def test_a_forward_leaves_retries_of_others(connection: Connection) -> Non
 async def dead(connection: Connection, quantity: int) -> list[int]:
     ids = await publish(connection, quantity)
     for row in await rows(connection, "claim", quantity=quantity):
-        assert await value(
-            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
-        )
+        assert await value(connection, "finish", **lock_of(row), status="failed")
     return ids
 
 
@@ -248,9 +246,7 @@ async def test_each_condition_of_a_redrive_excludes_messages(
     for queue in ("default", "other"):
         await publish(connection, 1, queue)
         [row] = await rows(connection, "claim", queues=[queue])
-        await value(
-            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="rejected"
-        )
+        await value(connection, "finish", **lock_of(row), status="rejected")
     [event] = await publish(connection, 1, "s")
     for subscriber in ("ann", "bob"):
         batch = await next_batch(connection, subscriber)

@@ -239,6 +239,11 @@ async def claim_one(connection: Connection, worker: str = "worker") -> asyncpg.R
     return claimed
 
 
+def lock_of(message: asyncpg.Record) -> dict[str, Any]:
+    """Return what ends or extends the lock of a claimed message, as arguments."""
+    return {"id": message["id"], "lock_token": message["lock_token"]}
+
+
 async def live(connection: Connection, id_: int) -> asyncpg.Record | None:
     return await connection.fetchrow("select * from messages.message where id = $1", id_)
 

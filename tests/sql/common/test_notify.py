@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.database import Connection, Notifications, publish, rows, value
+from support.database import Connection, Notifications, lock_of, publish, rows, value
 
 LONGEST_NAME = "é" * 100  # 200 bytes
 LIMIT = 8000
@@ -95,7 +95,7 @@ async def test_a_queue_with_notify_off_sends_no_notification(
     await publish(connection, 3, "quiet")
     await rows(connection, "notifyq.renotify")
     (message,) = await rows(connection, "claim", queues=["quiet"])
-    await value(connection, "release", id=message["id"], lock_token=message["lock_token"])
+    await value(connection, "release", **lock_of(message))
     assert await notifications.received() == []
 
 

@@ -12,14 +12,14 @@ from notifyq import (
     QueueDeniedError,
     StepKindError,
 )
-from support.database import Connection, claim_one, publish, rows, value
+from support.database import Connection, claim_one, lock_of, publish, rows, value
 
 
 async def locked(connection: Connection, queue: str = "default") -> dict[str, Any]:
     """Publish and claim a message; return its lock as arguments."""
     await publish(connection, 1, queue)
     [row] = await rows(connection, "claim", queues=[queue])
-    return {"id": row["id"], "lock_token": row["lock_token"]}
+    return lock_of(row)
 
 
 async def names(connection: Connection, id_: int) -> list[str]:
@@ -150,7 +150,7 @@ async def test_what_has_steps_is_not_replaced_or_dropped(connection: Connection)
     )
     first = await value(connection, "publish", queue="full", message=1, dedup_key="k")
     [row] = await rows(connection, "claim", queues=["full"])
-    lock = {"id": row["id"], "lock_token": row["lock_token"]}
+    lock = lock_of(row)
     await value(connection, "step", **lock, name="charge")
     await value(connection, "release", **lock)
     same = await value(

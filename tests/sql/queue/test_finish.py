@@ -16,6 +16,7 @@ from support.database import (
     claim_one,
     expire,
     live,
+    lock_of,
     make_due,
     one_row,
     publish,
@@ -53,13 +54,7 @@ async def test_finish_moves_the_whole_message_to_the_archive(
     message = await claim_one(connection, "w1")
     before = await connection.fetchval("select clock_timestamp()")
     done = await value(
-        connection,
-        "finish",
-        id=message["id"],
-        lock_token=message["lock_token"],
-        status=status,
-        details="why",
-        result={"r": 1},
+        connection, "finish", **lock_of(message), status=status, details="why", result={"r": 1}
     )
 
     assert done is True
@@ -349,7 +344,7 @@ async def test_each_of_many_retries_goes_by_its_own_token_and_values(
     await publish_with_attempts(connection, 2)
     await publish(connection, 4)
     again, gives_up, rejected, lost, twice = await claim_all(connection, 5)
-    await value(connection, "release", id=lost["id"], lock_token=lost["lock_token"])
+    await value(connection, "release", **lock_of(lost))
     messages = [twice, rejected, again, lost, gives_up, twice]
     held = await retried(
         connection,

@@ -14,6 +14,7 @@ from support.database import (
     alive,
     claim_one,
     live,
+    lock_of,
     make_due,
     publish,
     rows,
@@ -98,7 +99,7 @@ async def test_publish_returns_the_id_and_stores_every_argument(
 async def test_the_payload_comes_out_as_it_went_in(connection: Connection, payload: Any) -> None:
     await value(connection, "publish", queue="default", message=payload)
     message = await claim_one(connection)
-    await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    await value(connection, "finish", **lock_of(message))
 
     (found,) = await rows(connection, "archive_find", id=message["id"])
     assert message["message"] == payload

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, MessageLimitError, QueueNotFoundError
-from support.database import Connect, Notifications, rows, until_blocked, value
+from support.database import Connect, Notifications, lock_of, rows, until_blocked, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def claim(connection: Connection) -> asyncpg.Record:
 
 
 async def finish(connection: Connection, message: asyncpg.Record) -> None:
-    assert await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    assert await value(connection, "finish", **lock_of(message))
 
 
 async def live(connection: Connection) -> list[tuple[int, Any]]:

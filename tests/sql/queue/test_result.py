@@ -16,6 +16,7 @@ from support.database import (
     claim_one,
     expire,
     live,
+    lock_of,
     make_due,
     publish,
     rows,
@@ -32,11 +33,7 @@ async def report(connection: Connection, id_: int, function: str = "result") -> 
 
 
 async def finish(connection: Connection, message: asyncpg.Record, **outcome: Any) -> bool:
-    return bool(
-        await value(
-            connection, "finish", id=message["id"], lock_token=message["lock_token"], **outcome
-        )
-    )
+    return bool(await value(connection, "finish", **lock_of(message), **outcome))
 
 
 @pytest.fixture

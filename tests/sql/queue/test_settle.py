@@ -13,6 +13,7 @@ from support.database import (
     claim_one,
     expire,
     live,
+    lock_of,
     make_due,
     one_row,
     publish,
@@ -46,13 +47,7 @@ async def test_release_with_a_delay_schedules_without_a_notification(
     message = await claim_one(connection)
     await notifications.received()
     before = await connection.fetchval("select clock_timestamp()")
-    await value(
-        connection,
-        "release",
-        id=message["id"],
-        lock_token=message["lock_token"],
-        delay=timedelta(minutes=5),
-    )
+    await value(connection, "release", **lock_of(message), delay=timedelta(minutes=5))
 
     after = await alive(connection, message["id"])
     assert (after["state"], after["attempts"]) == ("scheduled", 0)
@@ -69,13 +64,7 @@ async def test_release_with_a_delay_of_zero_is_a_release_at_once(
     await publish(connection, 1)
     message = await claim_one(connection)
     await notifications.received()
-    await value(
-        connection,
-        "release",
-        id=message["id"],
-        lock_token=message["lock_token"],
-        delay=timedelta(0),
-    )
+    await value(connection, "release", **lock_of(message), delay=timedelta(0))
     after = await alive(connection, message["id"])
     assert after["state"] == "waiting"
     assert await notifications.ids() == [[message["id"]]]
@@ -110,13 +99,7 @@ async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None
     message = await claim_one(connection)
     await expire(connection, message["id"])
     before = await connection.fetchval("select clock_timestamp()")
-    assert await value(
-        connection,
-        "extend",
-        id=message["id"],
-        lock_token=message["lock_token"],
-        lock_duration=timedelta(hours=1),
-    )
+    assert await value(connection, "extend", **lock_of(message), lock_duration=timedelta(hours=1))
     after = await alive(connection, message["id"])
     assert before <= after["lock_expires_at"] - timedelta(hours=1)
     assert await value(connection, "reap") == 0
@@ -129,7 +112,7 @@ async def test_extend_uses_the_duration_of_the_queue_by_default(connection: Conn
     await publish(connection, 1, "slow")
     message = await claim_one(connection)
     before = await connection.fetchval("select clock_timestamp()")
-    await value(connection, "extend", id=message["id"], lock_token=message["lock_token"])
+    await value(connection, "extend", **lock_of(message))
     after = await alive(connection, message["id"])
     assert timedelta(hours=3) <= after["lock_expires_at"] - before < timedelta(hours=3, seconds=9)
 

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError, ScheduleNotFoundError
-from support.database import Connect, Connection, Notices, Notifications, rows, value
+from support.database import Connect, Connection, Notices, Notifications, lock_of, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
 
@@ -181,7 +181,7 @@ async def test_overlapping_runs_are_skipped(connection: Connection) -> None:
     claimed = await rows(connection, "claim", quantity=100)
     assert await fire() == {"allow", "skip_waiting"}
     for message in claimed:
-        await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+        await value(connection, "finish", **lock_of(message))
     assert await fire() == {"allow", "skip"}
 
 

@@ -12,7 +12,7 @@ from notifyq.errors import (
     StreamNotFoundError,
     SubscriptionNotFoundError,
 )
-from support.database import publish, rows, value
+from support.database import lock_of, publish, rows, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection, Notices, Notifications
@@ -161,7 +161,7 @@ async def test_events_wait_while_the_queue_is_full(forwarding: Connection) -> No
     assert await value(forwarding, "notifyq.forward_pending") == 0
     first = await rows(forwarding, "claim", queues=["packing"], quantity=10)
     for row in first:
-        await value(forwarding, "finish", id=row["id"], lock_token=row["lock_token"])
+        await value(forwarding, "finish", **lock_of(row))
     assert await claimed(forwarding) == [0, 1, 2]
     (forward,) = await rows(forwarding, "forwards")
     assert forward["failed_at"] is None
