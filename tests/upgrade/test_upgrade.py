@@ -168,15 +168,20 @@ async def test_of_two_upgrades_at_once_one_waits_and_finds_nothing_to_do(
     ]
 
 
-async def test_an_upgrade_gives_way_and_tries_again(
+async def test_an_upgrade_gives_way_tries_again_and_ends_where_a_transaction_does_not(
     filled: str, second: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
-    monkeypatch.setattr(schema, "_PAUSES", (0.01,) * 1000)
     async with session(filled) as user, session(filled) as other, session(filled) as one:
         begun = user.transaction()
         await begun.start()
         await user.execute("insert into messages.message (message) values ('1')")
+        monkeypatch.setattr(schema, "_PAUSES", (0.01,))
+        with pytest.raises(SchemaError, match="a long transaction uses the tables"):
+            await schema.upgrade(one, second)
+        assert await versions(one) == [SCHEMA_VERSION]
+        assert await one.fetchval("select messages.version()") == SCHEMA_VERSION
+        monkeypatch.setattr(schema, "_PAUSES", (0.01,) * 1000)
         upgrade = asyncio.create_task(schema.upgrade(one, second))
         await until_blocked(other, one)
         # The queues go on meanwhile: what waits behind the upgrade waits for a moment only.
@@ -201,20 +206,6 @@ async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
         await user.fetch("select from messages.queue")
         await begun.commit()
         assert (await upgrade).version == NEXT
-
-
-async def test_an_upgrade_ends_where_a_transaction_does_not(
-    filled: str, second: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '20ms';")
-    monkeypatch.setattr(schema, "_PAUSES", (0.01,))
-    async with session(filled) as user, session(filled) as connection:
-        async with user.transaction():
-            await user.execute("insert into messages.message (message) values ('1')")
-            with pytest.raises(SchemaError, match="a long transaction uses the tables"):
-                await schema.upgrade(connection, second)
-        assert await versions(connection) == [SCHEMA_VERSION]
-        assert await connection.fetchval("select messages.version()") == SCHEMA_VERSION
 
 
 async def test_a_migration_that_fails_takes_all_others_back(filled: str, second: Path) -> None:

@@ -258,24 +258,6 @@ async def test_a_plain_insert_may_be_scheduled_too(
     assert len(notification.ids) == 1
 
 
-@pytest.mark.parametrize(
-    ("function", "payload"), [("publish", {"message": 1}), ("publish_many", {"messages": [1]})]
-)
-async def test_delay_and_instant_together_are_refused(
-    connection: Connection, function: str, payload: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="exclude each other"):
-        await rows(
-            connection,
-            function,
-            queue="default",
-            delay=timedelta(seconds=1),
-            available_at=datetime.now(UTC),
-            **payload,
-        )
-    assert await count(connection) == 0
-
-
 async def test_a_dedup_key_belongs_to_its_queue(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     ids = {
@@ -314,49 +296,72 @@ async def test_an_unknown_queue_is_refused_and_nothing_is_stored(
     assert await notifications.received() == []
 
 
+YEARS = "between the years 1 and 9999"
+MANY = "select messages.publish_many('default', array['1']::jsonb[], "
+REFUSED: list[tuple[str, type[Exception], str]] = [
+    ("select messages.publish_many('nope', '{}')", QueueNotFoundError, "nope"),
+    (
+        "select messages.publish('default', null)",
+        InvalidArgumentError,
+        "message must not be null",
+    ),
+    (
+        "select messages.publish_many('default', array['1', null]::jsonb[])",
+        InvalidArgumentError,
+        "message 2 is null",
+    ),
+    (
+        "insert into messages.message (message) values (null)",
+        asyncpg.NotNullViolationError,
+        "message",
+    ),
+    (
+        "select messages.publish('default', '1', headers => '[1]')",
+        asyncpg.CheckViolationError,
+        "headers",
+    ),
+    (
+        "select messages.publish('default', '1', available_at => '10000-01-01')",
+        InvalidArgumentError,
+        YEARS,
+    ),
+    (
+        "insert into messages.message (message, available_at) values ('1', '20000-01-01')",
+        InvalidArgumentError,
+        YEARS,
+    ),
+    *(
+        (
+            f"{call}delay => '1 s', available_at => now())",
+            InvalidArgumentError,
+            "exclude each other",
+        )
+        for call in ("select messages.publish('default', '1', ", MANY)
+    ),
+    *(
+        (f"{call}max_attempts => {number})", InvalidArgumentError, "max_attempts must be")
+        for call in ("select messages.publish('default', '1', ", MANY)
+        for number in (0, 1001)
+    ),
+    (f"{MANY}keys => array['a', 'b'])", InvalidArgumentError, "1 messages, but 2 keys"),
+]
+
+
+async def test_an_invalid_message_is_refused_with_the_reason(connection: Connection) -> None:
+    for statement, error, why in REFUSED:
+        with pytest.raises(error, match=why):
+            await connection.execute(statement)
+    assert await count(connection) == 0
+    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
+    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
+
+
 async def test_copy_into_an_unknown_queue_is_refused_and_nothing_is_stored(
     connection: Connection,
 ) -> None:
     with pytest.raises(QueueNotFoundError):
         await copy(connection, ["default\t1", "nope\t2"])
     assert await count(connection) == 0
-
-
-async def test_publish_many_of_nothing_refuses_an_unknown_queue(connection: Connection) -> None:
-    with pytest.raises(QueueNotFoundError):
-        await publish(connection, 0, "nope")
-
-
-async def test_a_null_message_is_refused_by_name(connection: Connection) -> None:
-    with pytest.raises(InvalidArgumentError, match="message must not be null"):
-        await connection.execute("select messages.publish('default', null)")
-    with pytest.raises(InvalidArgumentError, match="message 2 is null"):
-        await connection.execute(
-            "select messages.publish_many('default', array['1', null]::jsonb[])"
-        )
-    with pytest.raises(asyncpg.NotNullViolationError):
-        await connection.execute("insert into messages.message (message) values (null)")
-    assert await count(connection) == 0
-
-
-async def test_headers_are_an_object(connection: Connection) -> None:
-    with pytest.raises(asyncpg.CheckViolationError):
-        await value(connection, "publish", queue="default", message=1, headers=[1])
-
-
-async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(
-    connection: Connection,
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
-        await connection.execute(
-            "select messages.publish('default', '1', available_at => '10000-01-01')"
-        )
-    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
-        await connection.execute(
-            "insert into messages.message (message, available_at) values ('1', '20000-01-01')"
-        )
-    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
-    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
 
 
 async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connection) -> None:
@@ -395,18 +400,3 @@ async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connectio
         (ids[2], 4, None, None),
         (ids[3], 5, "c-5", None),
     ]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "publish('default', '1', max_attempts => 0)",
-        "publish('default', '1', max_attempts => 1001)",
-        "publish_many('default', array['1']::jsonb[], max_attempts => 0)",
-        "publish_many('default', array['1']::jsonb[], keys => array['a', 'b'])",
-    ],
-)
-async def test_invalid_max_attempts_and_keys_are_refused(connection: Connection, call: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"max_attempts must be|1 messages, but 2 keys"):
-        await connection.execute(f"select messages.{call}")
-    assert await count(connection) == 0
