@@ -186,6 +186,9 @@ async def test_a_lock_must_last(connection: Connection, lock_duration: timedelta
         await rows(connection, "claim", lock_duration=lock_duration)
     with pytest.raises(InvalidArgumentError, match="lock_duration"):
         await rows(connection, "claim_id", id=1, lock_duration=lock_duration)
+    await claim_one(connection)
+    with pytest.raises(InvalidArgumentError, match="lock_duration"):
+        await value(connection, "extend", id=1, lock_token=1, lock_duration=lock_duration)
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 5])

@@ -8,7 +8,6 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError
 from support.database import (
-    Connect,
     Connection,
     Notifications,
     alive,
@@ -324,18 +323,12 @@ async def test_many_retries_notify_a_queue_once(
 
 
 async def test_many_last_attempts_are_archived_with_one_notification(
-    connection: Connection, connect: Connect
+    connection: Connection, notifications: Notifications
 ) -> None:
     await publish(connection, 10)
     messages = await claim_all(connection, 10)
-    received: list[object] = []
-    listener = await connect()
-    await listener.add_listener(
-        "dead_message", lambda *notification: received.append(notification[-1])
-    )
     assert len(await retried(connection, messages)) == 10
-    await listener.fetchval("select 1")
-    assert len(received) == 1
+    assert len(await notifications.received("dead_message")) == 1
 
 
 async def test_each_of_many_retries_goes_by_its_own_token_and_values(
