@@ -18,13 +18,14 @@ from support.database import (
     Connection,
     Notices,
     Notifications,
+    alive,
     archived,
     catalog_lines,
     claim_one,
     expire,
     fire,
     install,
-    live,
+    lock_of,
     publish,
     rows,
     terminate,
@@ -57,12 +58,12 @@ async def test_o2_an_insert_notifies_with_its_id_and_only_after_commit(
     async with connection.transaction():
         id_ = await connection.fetchval(INSERT)
         assert await notifications.received() == []
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
     await connection.execute(f"begin; {INSERT}; rollback")
     assert await notifications.received() == []
     ids = await publish(connection, 100)
     # One notification that names each, not one for each.
-    assert [notification.ids for notification in await notifications.received()] == [ids]
+    assert await notifications.ids() == [ids]
     await publish(connection, 50_000)
     assert sum(len(notification.payload) for notification in await notifications.received()) < 8000
 
@@ -204,9 +205,7 @@ async def test_o10_a_dead_message_is_notified_and_a_success_is_not(
         )
     assert [row["status"] for row in await archived(connection, id_)] == [status]
     warnings = await notices.received("WARNING")
-    received = [
-        notification.payload for notification in await notifications.received("dead_message")
-    ]
+    received = await notifications.payloads("dead_message")
     if status == "success":
         assert (received, warnings) == ([], [])
     else:
@@ -268,7 +267,7 @@ class Storm:
                     continue  # it was killed
                 await asyncio.sleep(dice.random() / 100)
                 name = "release" if dice.random() < 0.3 else "finish"
-                await value(session, name, id=row["id"], lock_token=row["lock_token"])
+                await value(session, name, **lock_of(row))
 
     async def reap(self) -> None:
         session = await self._connect()
@@ -326,17 +325,14 @@ async def test_o12_no_transaction_is_open_while_a_handler_runs(
         await events.wait(MessageFinished, status="success")
 
 
-async def test_o13_a_lock_is_an_instant_that_can_be_seen_and_moved(
-    connection: Connection,
-) -> None:
+async def test_o13_a_lock_is_an_instant_that_can_be_seen_and_moved(connection: Connection) -> None:
     [id_] = await publish(connection, 1)
     row = await claim_one(connection)
     hour = timedelta(hours=1)
     assert await value(
         connection, "extend", id=id_, lock_token=row["lock_token"], lock_duration=hour
     )
-    seen = await live(connection, id_)
-    assert seen is not None
+    seen = await alive(connection, id_)
     left = seen["lock_expires_at"] - await connection.fetchval("select clock_timestamp()")
     assert timedelta(minutes=59) < left <= hour
 
@@ -354,8 +350,7 @@ async def test_o14_another_worker_gets_a_released_message_at_once(
             id_ = await held(connection)
             began = time.monotonic()
             async with connection.transaction():
-                row = await live(connection, id_)
-                assert row is not None
+                row = await alive(connection, id_)
                 assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
             async with asyncio.timeout(10):
                 took.append(await handled.get() - began)
@@ -382,7 +377,7 @@ async def test_o14_a_released_message_is_free_and_notified_at_once(
     row = await claim_one(connection)
     await notifications.received()
     assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
     assert (await claim_one(await connect(), "another"))["id"] == id_
 
 
@@ -414,7 +409,7 @@ async def test_o15_what_pg_cron_inserts_arrives_like_any_other(
         await events.wait(MessageFinished, status="success", message_id=message.id)
     await app.close()
     assert message.payload() == ["hello"]
-    assert [message.id] in [notification.ids for notification in await notifications.received()]
+    assert [message.id] in await notifications.ids()
     [row] = await archived(cron_connection, message.id)
     assert (row["status"], row["queue"], row["attempts"]) == ("success", "default", 1)
 
@@ -444,7 +439,7 @@ async def test_o16_dead_messages_are_put_back_once(connection: Connection) -> No
     ids = await publish(connection, 5)
     for row in await rows(connection, "claim", quantity=5):
         status = "failed" if row["id"] != ids[0] else "rejected"
-        await value(connection, "finish", id=row["id"], lock_token=row["lock_token"], status=status)
+        await value(connection, "finish", **lock_of(row), status=status)
     assert await value(connection, "redrive", queue="default", status="failed") == 4
     assert await value(connection, "redrive", queue="default", status="failed") == 0
     # As new messages: an id is in the archive once.
@@ -464,7 +459,7 @@ async def test_o17_dead_messages_have_a_view(connection: Connection) -> None:
 
 async def claimed_key(connection: Connection) -> dict[str, int]:
     [row] = await rows(connection, "claim", quantity=1)
-    return {"id": row["id"], "lock_token": row["lock_token"]}
+    return lock_of(row)
 
 
 async def test_o18_a_message_can_have_a_schema(

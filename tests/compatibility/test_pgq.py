@@ -288,9 +288,7 @@ async def test_p12_order_is_the_id_in_a_batch_and_the_commit_across(
     assert [event["message"] for event in events] == ["early id", "y", "z"]
 
 
-async def test_p13_an_event_is_put_off_once_and_only_while_its_batch_is_open(
-    s: Connection,
-) -> None:
+async def test_p13_an_event_is_put_off_once_and_only_while_its_batch_is_open(s: Connection) -> None:
     [id_] = await put(s, 1)
     batch = await next_batch(s)
     assert await retry(s, batch, id_) is True

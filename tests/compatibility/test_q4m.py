@@ -17,8 +17,11 @@ from support.database import (
     Connect,
     Connection,
     Notifications,
+    alive,
     archived,
     live,
+    lock_of,
+    one_row,
     publish,
     rows,
     terminate,
@@ -42,14 +45,13 @@ async def wait(
 ) -> asyncpg.Record:
     """Call the procedure and return its answer."""
     limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
-    found = await connection.fetchrow(
+    return await one_row(
+        connection,
         "call messages.wait($1, $2, $3::text[]::jsonpath[])",
         list(queues or ["default"]),
         limit,
         filters,
     )
-    assert found is not None
-    return found
 
 
 async def owned(connection: Connection) -> int | None:
@@ -164,11 +166,10 @@ async def test_m6_a_release_restores_the_position_and_wakes_a_waiting_session(
     assert await value(connection, "release_owned")
     assert (await waiter)["id"] == first
     assert time.monotonic() - released < 0.1
-    assert [notification.ids for notification in await notifications.received()] == [[first]]
+    assert await notifications.ids() == [[first]]
     await value(other, "release_owned")
     assert (await wait(connection))["id"] == first
-    row = await live(connection, second)
-    assert row is not None
+    row = await alive(connection, second)
     assert row["attempts"] == 0
     with pytest.raises(NothingOwnedError):
         await value(other, "release_owned")
@@ -194,8 +195,7 @@ async def test_m7_a_message_is_back_when_its_owner_is_gone(
         await doomed.reset()
     found = await waiting
     assert (found["id"], time.monotonic() - gone < 2) == (id_, True)
-    row = await live(connection, id_)
-    assert row is not None
+    row = await alive(connection, id_)
     assert row["attempts"] == 1
     assert await connection.fetchval("select count(*) from notifyq.owner_session") == 1
 
@@ -243,7 +243,7 @@ async def test_m8_what_the_owner_has_deleted_stays_deleted(
         if by == "delete":
             await connection.execute("delete from messages.message where id = $1", found["id"])
         else:
-            assert await value(connection, "finish", id=found["id"], lock_token=found["lock_token"])
+            assert await value(connection, "finish", **lock_of(found))
 
     async def left() -> list[int]:
         return sorted(row["id"] for row in await rows(connection, "message_list"))
@@ -356,9 +356,7 @@ async def test_m13_what_cannot_be_computed_is_no_match(connection: Connection) -
     assert (found["id"], found["message"]) == (ids[1], 1)
 
 
-async def test_m14_one_queue_with_two_conditions_has_two_priorities(
-    connection: Connection,
-) -> None:
+async def test_m14_one_queue_with_two_conditions_has_two_priorities(connection: Connection) -> None:
     ids = await publish(connection, 4)
     found = [
         await wait(connection, "default", "default", filters=["$ >= 2", None]) for _ in range(5)
@@ -391,15 +389,15 @@ async def test_m16_the_row_that_is_owned_has_an_id(connection: Connection) -> No
     assert [await owned(connection)] == ids
 
 
-async def test_m17_a_position_is_received_once_for_each_source(
-    connection: Connection,
-) -> None:
+async def test_m17_a_position_is_received_once_for_each_source(connection: Connection) -> None:
     sent = [{"position": "1", "queue": "default", "message": 1}]
     for source, published in (("a", 1), ("a", 0), ("b", 1)):
-        report = await connection.fetchrow(
-            "select * from messages.receive($1, $2::text::jsonb)", source, json.dumps(sent)
+        report = await one_row(
+            connection,
+            "select * from messages.receive($1, $2::text::jsonb)",
+            source,
+            json.dumps(sent),
         )
-        assert report is not None
         assert (report["published"], report["known"]) == (published, 1 - published)
     assert len(await rows(connection, "message_list")) == 2
     # Only received messages count: other publishers need no position.

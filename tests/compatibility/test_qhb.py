@@ -13,19 +13,10 @@ import asyncpg
 import pytest
 
 from broker.conftest import database, shared_database  # noqa: F401  fixtures
-from broker.procedures import (
-    declare,
-    drain,
-    is_running,
-    prepare,
-    register,
-    seen,
-    send,
-    until_seen,
-)
+from broker.procedures import declare, drain, is_running, prepare, register, seen, send, until_seen
 from broker.test_process import NO_POLL, serving
 from notifyq.errors import DatabaseError, InvalidArgumentError
-from support.database import Notices, install, session, terminate, until, until_blocked
+from support.database import Notices, install, one_row, session, terminate, until, until_blocked
 from support.servers import kept_server
 
 if TYPE_CHECKING:
@@ -66,8 +57,7 @@ async def running(app: Connection, session: Connection) -> AsyncIterator[int]:
 
 async def calls(app: Connection) -> tuple[int, int]:
     """Return how many calls of procedures went well, and how many did not."""
-    row = await app.fetchrow("select handled, failed from messages.status_broker()")
-    assert row is not None
+    row = await one_row(app, "select handled, failed from messages.status_broker()")
     return row["handled"], row["failed"]
 
 
@@ -107,9 +97,7 @@ async def test_h3_a_value_of_another_type_is_refused(app: Connection) -> None:
     assert await app.fetchval("select count(*) from messages.event") == 0
 
 
-async def test_h4_reading_another_type_is_an_error_of_that_procedure_alone(
-    app: Connection,
-) -> None:
+async def test_h4_reading_another_type_is_an_error_of_that_procedure_alone(app: Connection) -> None:
     await typed(app, "r", "int4")
     await app.execute(
         "create procedure app.good() language plpgsql as "
@@ -503,9 +491,7 @@ async def test_h23_a_broker_is_started_and_stopped(
 
 
 async def status(app: Connection) -> asyncpg.Record:
-    row = await app.fetchrow("select running, pid from messages.status_broker()")
-    assert row is not None
-    return row
+    return await one_row(app, "select running, pid from messages.status_broker()")
 
 
 async def test_h24_without_pg_cron_a_start_is_an_error(app: Connection) -> None:

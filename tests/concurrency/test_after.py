@@ -49,32 +49,20 @@ async def test_the_second_of_two_concurrent_finishes_frees_the_dependent(
 
 
 @pytest.mark.parametrize("status", ["success", "failed"])
-async def test_a_publisher_sees_a_concurrent_finish_once_it_commits(
-    connection: Connection, connect: Connect, status: str
+@pytest.mark.parametrize("is_first", ["finish", "publish"])
+async def test_the_second_of_a_publisher_and_a_finisher_sees_what_the_first_commits(
+    connection: Connection, connect: Connect, status: str, is_first: str
 ) -> None:
     other, observer = await connect(), await connect()
     (first,) = await publish(connection, 1)
     await rows(connection, "claim")
+    one, two = (connection, other) if is_first == "finish" else (other, connection)
+    calls = [finish(one, first, status), after(two, [first])]
     async with connection.transaction():
-        await finish(connection, first, status)
-        publishing = asyncio.ensure_future(after(other, [first]))
+        done = [await calls.pop(is_first != "finish")]
+        waiting = asyncio.ensure_future(*calls)
         await until_blocked(observer, other)
-    id_ = await publishing
-    assert await states(connection) == ({id_: "waiting"} if status == "success" else {})
-
-
-@pytest.mark.parametrize("status", ["success", "failed"])
-async def test_a_finisher_sees_dependents_of_a_concurrent_publisher(
-    connection: Connection, connect: Connect, status: str
-) -> None:
-    other, observer = await connect(), await connect()
-    (first,) = await publish(connection, 1)
-    await rows(connection, "claim")
-    async with connection.transaction():
-        id_ = await after(connection, [first])
-        finishing = asyncio.ensure_future(finish(other, first, status))
-        await until_blocked(observer, other)
-    await finishing
+    id_ = next(filter(None, [*done, await waiting]))
     assert await states(connection) == ({id_: "waiting"} if status == "success" else {})
 
 
@@ -91,17 +79,6 @@ async def test_a_link_that_is_added_while_the_chain_is_cancelled_is_cancelled_to
         await until_blocked(observer, other)
     await finishing
     assert await states(connection) == {}
-
-
-async def test_a_finish_that_rolls_back_frees_no_dependent(connection: Connection) -> None:
-    (first,) = await publish(connection, 1)
-    id_ = await after(connection, [first])
-    await rows(connection, "claim")
-    transaction = connection.transaction()
-    await transaction.start()
-    await finish(connection, first, "failed")
-    await transaction.rollback()
-    assert await states(connection) == {first: "locked", id_: "scheduled"}
 
 
 async def test_publishers_of_dependents_do_not_delay_a_finisher(

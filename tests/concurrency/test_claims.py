@@ -1,7 +1,6 @@
 """Several sessions claim at once: no message has two holders, and nobody waits."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
@@ -20,59 +19,10 @@ from support.database import (
     value,
 )
 
-Settle = Callable[[Connection, int, int], Awaitable[bool]]
-
 
 async def claim_ids(connection: Connection, quantity: int, worker: str = "w") -> list[int]:
     claimed = await rows(connection, "claim", quantity=quantity, worker=worker)
     return [row["id"] for row in claimed]
-
-
-async def test_two_claimers_are_disjoint_while_the_first_is_not_committed(
-    connection: Connection, connect: Connect
-) -> None:
-    ids = await publish(connection, 20)
-    second = await connect()
-    await second.execute("set lock_timeout = '50ms'")
-    async with connection.transaction():
-        assert await claim_ids(connection, 10) == ids[:10]
-        assert await claim_ids(second, 10) == ids[10:]
-        assert await claim_ids(second, 10) == []
-    assert await claim_ids(second, 10) == []
-
-
-async def test_a_claim_that_is_rolled_back_is_free_for_the_next(
-    connection: Connection, connect: Connect
-) -> None:
-    ids = await publish(connection, 10)
-    second = await connect()
-    transaction = connection.transaction()
-    await transaction.start()
-    assert await claim_ids(connection, 10) == ids
-    assert await claim_ids(second, 10) == []
-    await transaction.rollback()
-    assert await claim_ids(second, 10) == ids
-
-
-@pytest.mark.parametrize("by_id", [False, True])
-async def test_one_of_sixteen_claimers_gets_a_single_message(
-    connection: Connection, connect: Connect, *, by_id: bool
-) -> None:
-    sessions = [await connect() for _ in range(16)]
-    for _ in range(10):
-        (id_,) = await publish(connection, 1)
-        if by_id:
-            calls = [rows(it, "claim_id", id=id_, worker=str(n)) for n, it in enumerate(sessions)]
-        else:
-            calls = [rows(it, "claim", worker=str(n)) for n, it in enumerate(sessions)]
-        results = await asyncio.gather(*calls)
-        winners = [n for n, result in enumerate(results) if result]
-        assert len(winners) == 1
-        message = await live(connection, id_)
-        assert message
-        assert message["locked_by"] == str(winners[0])
-        assert (message["attempts"], message["lock_token"]) == (1, 1)
-        assert await value(connection, "finish", id=id_, lock_token=1)
 
 
 async def test_many_claimers_share_a_backlog_without_loss_or_doubles(
@@ -98,25 +48,9 @@ async def test_many_claimers_share_a_backlog_without_loss_or_doubles(
     assert sorted(claimed) == sorted([*ids, *later])
 
 
-async def finish(connection: Connection, id_: int, token: int) -> bool:
-    return bool(await value(connection, "finish", id=id_, lock_token=token))
-
-
-async def retry(connection: Connection, id_: int, token: int) -> bool:
-    return bool(await value(connection, "retry", id=id_, lock_token=token))
-
-
-async def release(connection: Connection, id_: int, token: int) -> bool:
-    return bool(await value(connection, "release", id=id_, lock_token=token))
-
-
-async def extend(connection: Connection, id_: int, token: int) -> bool:
-    return bool(await value(connection, "extend", id=id_, lock_token=token))
-
-
-@pytest.mark.parametrize("settle", [finish, retry, release, extend])
+@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
 async def test_a_zombie_cannot_touch_the_lock_of_its_successor(
-    connection: Connection, connect: Connect, settle: Settle
+    connection: Connection, connect: Connect, function: str
 ) -> None:
     zombie, thief = await connect(), await connect()
     await value(connection, "alter_queue", name="default", max_attempts=3)
@@ -128,10 +62,10 @@ async def test_a_zombie_cannot_touch_the_lock_of_its_successor(
     (held,) = await rows(thief, "claim", worker="thief")
     assert held["lock_token"] > lost["lock_token"]
 
-    assert await settle(zombie, id_, lost["lock_token"]) is False
+    assert not await value(zombie, function, id=id_, lock_token=lost["lock_token"])
     assert await live(connection, id_) == held
     assert await archived(connection, id_) == []
-    assert await settle(thief, id_, held["lock_token"]) is True
+    assert await value(thief, function, id=id_, lock_token=held["lock_token"])
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.database import publish, rows, session, value
+from support.database import one_row, publish, rows, session, value
 
 if TYPE_CHECKING:
     from support.database import Connection
@@ -19,8 +19,7 @@ WAIT = "call messages.wait(array['default'], '0.3 s')"
 async def work(own: Connection, dice: random.Random, finished: list[int], most: int) -> bool:
     """Wait, and end what comes in one way or another; true once all is done, false to die."""
     while True:
-        found = await own.fetchrow(WAIT)
-        assert found is not None
+        found = await one_row(own, WAIT)
         fate = dice.random()
         if found["id"] is None:
             if len(finished) == most:

@@ -126,8 +126,7 @@ async def test_a_publisher_that_waits_for_room_has_its_number_before_its_id(
     waiting = asyncio.create_task(publish(two, 1, "full"))
     await until_blocked(connection, two)
     has_number = await connection.fetchval(
-        "select backend_xid is not null from pg_stat_activity where pid = $1",
-        two.get_server_pid(),
+        "select backend_xid is not null from pg_stat_activity where pid = $1", two.get_server_pid()
     )
     await one.execute("commit")
     await waiting
@@ -271,7 +270,4 @@ async def test_a_scan_that_used_the_end_of_a_snapshot_would_miss_messages(
         for case, (seen, snapshot, expected) in ENDED.items()
         if await ended(connection, seen, snapshot) != expected
     ]
-    assert missed == [
-        "one that was not there yet",
-        "one of those that have begun behind the end",
-    ]
+    assert missed == ["one that was not there yet", "one of those that have begun behind the end"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,119 +15,12 @@ from support.database import rows, until_blocked, value
 if TYPE_CHECKING:
     from support.database import Connect, Connection
 
-EVENTS = 400
 """Of each publisher, at least."""
 STEPS = int(os.environ.get("NOTIFYQ_STREAM_STEPS", "100"))
 INSERT = """
     insert into messages.stream_event (stream, message)
     select 's', e from jsonb_array_elements($1::jsonb) as e
 """
-SPEEDS = {"fast": 0.0, "slow": 0.02, "team": 0.005}
-
-
-class Traffic:
-    """What publishers have committed, and what each subscriber has finished."""
-
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
-        self.committed: list[tuple[int, int]] = []
-        """By publisher and number, in the order of each publisher's own calls."""
-        self.finished: dict[str, list[tuple[int, int]]] = {name: [] for name in SPEEDS}
-        self.is_over = False
-
-    async def publish(self, publisher: int) -> None:
-        """Publish one at a time, in long transactions, in savepoints, and take some of it back."""
-        session, dice, number = await self._connect(), random.Random(publisher), 0
-
-        async def put(count: int) -> list[tuple[int, int]]:
-            nonlocal number
-            numbers = range(number, number := number + count)
-            messages = [{"a": publisher, "b": n} for n in numbers]
-            if dice.random() < 0.5:
-                await rows(session, "publish_many", queue="s", messages=messages)
-            else:
-                await session.execute(INSERT, messages)
-            return [(publisher, n) for n in numbers]
-
-        while number < EVENTS:
-            way = dice.random()
-            if way < 0.4:
-                self.committed += await put(dice.randint(1, 5))
-                continue
-            transaction = session.transaction()
-            await transaction.start()
-            kept = await put(3)
-            inner = session.transaction()
-            await inner.start()
-            more = await put(2)
-            if dice.random() < 0.5:
-                await inner.commit()
-                kept += more
-            else:
-                await inner.rollback()
-            await asyncio.sleep(dice.random() / 50)
-            kept += await put(1)
-            if way < 0.8:
-                await transaction.commit()
-                self.committed += kept
-            else:
-                await transaction.rollback()
-
-    async def read(self, subscriber: str, member: str | None = None) -> None:
-        """Take batch after batch; what was read counts once its batch is finished."""
-        session, dice = await self._connect(), random.Random(subscriber + str(member))
-        arguments = {"stream": "s", "subscriber": subscriber, "quantity": 50, "member": member}
-        while True:
-            was_over = self.is_over
-            batch = await value(session, "next_batch", **arguments)
-            if batch is None:
-                if was_over:
-                    return
-                await asyncio.sleep(0.002)
-                continue
-            found = await rows(session, "batch_events", batch=batch)
-            await asyncio.sleep(SPEEDS[subscriber] * dice.random())
-            if dice.random() < 0.1:
-                continue  # it was terminated, and starts again
-            assert await value(session, "finish_batch", batch=batch)
-            self.finished[subscriber] += [tuple(row["message"].values()) for row in found]
-
-    async def maintain(self) -> None:
-        session = await self._connect()
-        while not self.is_over:
-            await rows(session, "maintain")
-            await value(session, "tick", stream="s")
-            await asyncio.sleep(0.02)
-
-
-async def test_each_subscriber_gets_each_committed_event_once(
-    connection: Connection, connect: Connect
-) -> None:
-    await value(connection, "create_stream", name="s", retention=timedelta(0))
-    for name in SPEEDS:
-        await value(connection, "subscribe", stream="s", subscriber=name)
-    traffic = Traffic(connect)
-
-    async def publish() -> None:
-        await asyncio.gather(*(traffic.publish(n) for n in range(8)))
-        traffic.is_over = True
-
-    async with asyncio.timeout(50), asyncio.TaskGroup() as group:
-        group.create_task(publish())
-        group.create_task(traffic.maintain())
-        for name in ("fast", "slow"):
-            group.create_task(traffic.read(name))
-        for member in ("one", "two", "three"):
-            group.create_task(traffic.read("team", member))
-    for name, finished in traffic.finished.items():
-        assert Counter(finished) == Counter(traffic.committed), name
-    for name in ("fast", "slow"):
-        for publisher in range(8):
-            # In its own order, also where it had several transactions.
-            own = [
-                number for publisher_, number in traffic.finished[name] if publisher_ == publisher
-            ]
-            assert own == sorted(own), name
 
 
 async def test_one_of_two_concurrent_calls_finishes_a_batch(
@@ -166,6 +58,8 @@ class Script:
         """Of each session its transaction and the savepoints in it."""
         self._written: dict[Connection, list[list[int]]] = {}
         """What each of those has published."""
+        self._own: dict[Connection, set[int]] = {}
+        """All that it has published."""
         self._reads: dict[Connection, list[int]] = {}
         self._number = 0
         self.committed: list[int] = []
@@ -188,6 +82,7 @@ class Script:
     async def put(self, session: Connection) -> None:
         numbers = [*range(self._number, self._number + self._dice.randint(1, 3))]
         self._number = numbers[-1] + 1
+        self._own.setdefault(session, set()).update(numbers)
         if self._dice.random() < 0.5:
             await rows(session, "publish_many", queue="s", messages=numbers)
         else:
@@ -274,6 +169,11 @@ class Script:
                 await self.roll_back(session)
         for name in self.finished:
             await self._read_all(self._reader, name, 3)
+        for name in ("plain", "sliced"):
+            for numbers in self._own.values():
+                # In the order of its session, also where that had several transactions.
+                own = [number for number in self.finished[name] if number in numbers]
+                assert own == sorted(own), self.steps
 
 
 @pytest.mark.parametrize("seed", range(54, 60))
@@ -470,9 +370,7 @@ async def test_a_transaction_publishes_while_its_stream_goes_on_to_a_new_segment
     assert await _read_all(connection, "c") == list(range(next(numbers)))
 
 
-async def test_all_sessions_are_notified_again_of_a_segment_in_use(
-    connection: Connection,
-) -> None:
+async def test_all_sessions_are_notified_again_of_a_segment_in_use(connection: Connection) -> None:
     """A session that reads the tables of events while another one is made may miss it."""
     await value(connection, "create_stream", name="s", retention=timedelta(0))
     await value(connection, "publish", queue="s", message=0)

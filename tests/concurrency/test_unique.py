@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.database import rows, until_blocked, value
+from support.database import lock_of, rows, until_blocked, value
 
 if TYPE_CHECKING:
     import asyncpg
@@ -27,6 +27,7 @@ async def publish(connection: Connection, message: Any = 1, **options: Any) -> i
 @pytest.mark.parametrize(
     "options",
     [
+        {},
         {"dedup_window": HOUR},
         {"dedup_scope": "waiting"},
         {"on_duplicate": "replace"},
@@ -42,14 +43,15 @@ async def test_forty_publishers_of_a_key_at_once_publish_one_message(
     assert [row["id"] for row in await rows(connection, "message_list")] == ids[:1]
 
 
-async def test_a_window_that_rolls_back_leaves_the_key_free(
-    connection: Connection, connect: Connect
+@pytest.mark.parametrize("options", [{}, {"dedup_window": HOUR}])
+async def test_a_publisher_that_rolls_back_leaves_the_key_free(
+    connection: Connection, connect: Connect, options: dict[str, Any]
 ) -> None:
     second, observer = await connect(), await connect()
     transaction = connection.transaction()
     await transaction.start()
-    first = await publish(connection, dedup_window=HOUR)
-    publishing = asyncio.ensure_future(publish(second, dedup_window=HOUR))
+    first = await publish(connection, **options)
+    publishing = asyncio.ensure_future(publish(second, **options))
     await until_blocked(observer, second)
     await transaction.rollback()
     assert await publishing != first
@@ -129,7 +131,7 @@ async def let_expire(session: Connection, lock: dict[str, int]) -> None:
 
 
 async def settle(session: Connection, message: asyncpg.Record, way: int) -> None:
-    lock = {"id": message["id"], "lock_token": message["lock_token"]}
+    lock = lock_of(message)
     match way:
         case 0:
             assert await value(session, "finish", **lock)

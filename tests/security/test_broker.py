@@ -9,6 +9,7 @@ import pytest
 
 from broker.procedures import drain
 from security.conftest import role_name
+from support.database import one_row
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -47,9 +48,7 @@ async def test_a_broker_calls_procedures_registered_by_its_role(
     assert [tuple(it) for it in await shared.fetch(calls)][1:] == [("postgres", "postgres")]
 
 
-async def test_a_session_with_set_role_is_not_a_broker_of_that_role(
-    shared: Connection,
-) -> None:
+async def test_a_session_with_set_role_is_not_a_broker_of_that_role(shared: Connection) -> None:
     """Its procedures could take the other role off again."""
     await shared.execute(f"set role {role_name('worker')}")
     with pytest.raises(Denied, match="must be a session of that role"):
@@ -114,8 +113,7 @@ async def test_only_the_registrar_controls_a_subscription(shared: Connection, en
     )
     # Neither with a batch that is none, nor with the one that is open.
     event = await shared.fetchval("select messages.publish('s', '1')")
-    turn = await shared.fetchrow("select batch, act from notifyq.broker_next(1, null)")
-    assert turn is not None
+    turn = await one_row(shared, "select batch, act from notifyq.broker_next(1, null)")
     assert turn["act"] == "open"
     note = "select notifyq.broker_note($1, $2, $3, $4)"
     for batch in (1, turn["batch"]):

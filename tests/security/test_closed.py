@@ -9,6 +9,7 @@ import pytest
 
 from notifyq.errors import DatabaseError
 from security.conftest import role_name
+from support.database import one_row
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -222,12 +223,10 @@ async def test_workers_of_an_open_queue_trust_each_other(
     await connection.execute("select messages.publish('default', '1')")
     one, other = await enter("billing"), await enter("worker")
     claim = "select id, lock_token from messages.claim('{default}')"
-    message = await one.fetchrow(claim)
-    assert message is not None
+    message = await one_row(one, claim)
     release = "select messages.release($1, $2)"
     assert await other.fetchval(release, *message)
-    message = await one.fetchrow(claim)
-    assert message is not None
+    message = await one_row(one, claim)
     await connection.execute("select messages.grant_queue('default', $1)", role_name("billing"))
     assert not await other.fetchval(release, *message)
     assert await one.fetchval(release, *message)

@@ -16,7 +16,7 @@ from notifyq.errors import (
     QueueNotFoundError,
 )
 from security.conftest import dsn_of, role_name
-from support.database import INIT_FILES, Notifications, expire, install, value
+from support.database import INIT_FILES, Notifications, expire, install, one_row, value
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -234,8 +234,7 @@ async def test_maintenance_covers_all_queues_for_any_role(
     worker = await enter("worker")
     await connection.execute("select messages.claim()")
     await expire(connection, bills)
-    report = await worker.fetchrow("select * from messages.maintain()")
-    assert report is not None
+    report = await one_row(worker, "select * from messages.maintain()")
     assert report["reaped"] == 1
     await notifications.received()
     assert await worker.fetchval("select notifyq.wake_all('{bills}', true)") == 0

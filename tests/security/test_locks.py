@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq.errors import QueueBusyError, QueueNotFoundError
-from support.database import until_blocked, value
+from notifyq.errors import QueueBusyError
+from support.database import one_row, until_blocked, value
 
 if TYPE_CHECKING:
     from security.conftest import Enter
@@ -39,8 +39,7 @@ async def test_a_role_that_holds_all_keys_stops_nothing(
         claimed = await worker.fetch("select * from messages.claim(quantity => 10)")
         assert [row["message"] for row in claimed] == [1, 2, 3]
         assert await worker.fetchval("select messages.finish($1, 1)", id_)
-        report = await worker.fetchrow("select (messages.maintain()).*")
-        assert report is not None
+        report = await one_row(worker, "select (messages.maintain()).*")
         assert report["partitions_made"] is not None
         assert await worker.fetchval("select notifyq.take_wake_slots('{default}')") == [None]
         assert not await worker.fetchval("select notifyq.suppress('default')")
@@ -73,31 +72,6 @@ async def test_a_drop_waits_for_a_publisher_that_found_the_key_taken(
     assert await connection.fetchval("select count(*) from messages.message") == 0
 
 
-async def test_a_publisher_waits_for_a_drop_and_gets_an_error(
-    enter: Enter, connect: Connect, connection: Connection
-) -> None:
-    publisher = await enter("publisher")
-    async with connection.transaction():
-        await value(connection, "drop_queue", name="default")
-        publishing = asyncio.create_task(value(publisher, "publish", queue="default", message=1))
-        await until_blocked(await connect(), publisher)
-    with pytest.raises(QueueNotFoundError):
-        await publishing
-
-
-async def test_a_publisher_continues_after_a_drop_is_rolled_back(
-    enter: Enter, connect: Connect, connection: Connection
-) -> None:
-    publisher = await enter("publisher")
-    transaction = connection.transaction()
-    await transaction.start()
-    await value(connection, "drop_queue", name="default")
-    publishing = asyncio.create_task(value(publisher, "publish", queue="default", message=1))
-    await until_blocked(await connect(), publisher)
-    await transaction.rollback()
-    assert await publishing
-
-
 async def test_a_drop_that_is_blocked_names_the_reason(
     enter: Enter, connection: Connection
 ) -> None:
@@ -106,13 +80,3 @@ async def test_a_drop_that_is_blocked_names_the_reason(
     with pytest.raises(QueueBusyError, match="transactions that use queue 'default' stay open"):
         await value(connection, "drop_queue", name="default")
     assert await connection.fetchval("select count(*) from messages.queue") == 1
-
-
-async def test_one_maintenance_at_a_time_skips_the_other(
-    connect: Connect, connection: Connection
-) -> None:
-    other = await connect()
-    async with other.transaction():
-        assert await other.fetchval("select (messages.maintain()).staged") == 0
-        assert await connection.fetchval("select messages.maintain() is null")
-    assert not await connection.fetchval("select messages.maintain() is null")

@@ -228,10 +228,7 @@ async def test_the_dashboard_works_as_its_login(container: Container) -> None:
             async with httpx.AsyncClient(base_url=base, headers={"origin": base}) as client:
                 for page in PAGES:
                     answer = await client.get(f"/{page}")
-                    assert answer.status_code == 200, (
-                        page,
-                        answer.text.partition("<main")[2],
-                    )
+                    assert answer.status_code == 200, (page, answer.text.partition("<main")[2])
                 token = re.search(
                     r'name="csrf" value="([^"]+)"', (await client.get("/queues")).text
                 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import LostReceiptsError, QueueFullError
-from support.database import archived, claim_one, live, publish, rows, terminate, value
+from support.database import alive, archived, claim_one, lock_of, publish, rows, terminate, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -113,15 +113,11 @@ async def test_a_forward_leaves_retries_of_others(connection: Connection) -> Non
 async def dead(connection: Connection, quantity: int) -> list[int]:
     ids = await publish(connection, quantity)
     for row in await rows(connection, "claim", quantity=quantity):
-        assert await value(
-            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
-        )
+        assert await value(connection, "finish", **lock_of(row), status="failed")
     return ids
 
 
-async def test_only_the_named_dead_messages_are_retried(
-    connection: Connection,
-) -> None:
+async def test_only_the_named_dead_messages_are_retried(connection: Connection) -> None:
     first, *others = await dead(connection, 3)
     assert len(await connection.fetch("select messages.dead_retry($1)", first)) == 1
     left = await rows(connection, "dead_list", queue="default")
@@ -153,9 +149,7 @@ async def test_a_dedup_key_is_taken_in_its_queue_alone(connection: Connection) -
     assert ids[:2] == ids[2:]
 
 
-async def test_a_received_message_is_merged_within_its_queue_only(
-    connection: Connection,
-) -> None:
+async def test_a_received_message_is_merged_within_its_queue_only(connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     await value(connection, "publish", queue="other", message=1, dedup_key="k")
     await value(connection, "publish", queue="default", message=1, dedup_key="another")
@@ -185,16 +179,14 @@ async def test_messages_of_other_queues_take_no_room(connection: Connection) -> 
         await publish(connection, 1, "small")
 
 
-async def test_a_message_listed_twice_ends_once_by_its_own_token(
-    connection: Connection,
-) -> None:
+async def test_a_message_listed_twice_ends_once_by_its_own_token(connection: Connection) -> None:
     [id_] = await publish(connection, 1)
     token = (await claim_one(connection))["lock_token"]
     ended = await connection.fetch(
         "select messages.finish_many($1, $2, $3::text[]::messages.message_status[])",
-        [id_, id_],
-        [token - 1, token],
-        ["failed", "success"],
+        [id_] * 3,
+        [token - 1, token, token],
+        ["failed", "success", "success"],
     )
     assert [row[0] for row in ended] == [id_]
     assert [row["status"] for row in await archived(connection, id_)] == ["success"]
@@ -223,8 +215,7 @@ async def test_an_ended_session_returns_no_message_claimed_by_a_worker(
     await terminate(connection, doomed)
     assert await value(connection, "notifyq.return_owned", quantity=10) == 1
     for id_, state in ((first, "waiting"), (second, "locked")):
-        row = await live(connection, id_)
-        assert row is not None
+        row = await alive(connection, id_)
         assert row["state"] == state
     assert await value(connection, "finish", id=second, lock_token=claimed["lock_token"])
 
@@ -255,9 +246,7 @@ async def test_each_condition_of_a_redrive_excludes_messages(
     for queue in ("default", "other"):
         await publish(connection, 1, queue)
         [row] = await rows(connection, "claim", queues=[queue])
-        await value(
-            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="rejected"
-        )
+        await value(connection, "finish", **lock_of(row), status="rejected")
     [event] = await publish(connection, 1, "s")
     for subscriber in ("ann", "bob"):
         batch = await next_batch(connection, subscriber)
@@ -285,9 +274,7 @@ async def test_each_condition_of_a_redrive_excludes_messages(
         await undo.rollback()
 
 
-async def test_receipts_of_another_source_do_not_replace_lost_ones(
-    connection: Connection,
-) -> None:
+async def test_receipts_of_another_source_do_not_replace_lost_ones(connection: Connection) -> None:
     await connection.execute(
         "insert into notifyq.relay_receipt (role, source, position) "
         "values ('r', 'a', '1'), ('r', 'b', '2'), ('other', 'a', '3')"
@@ -312,8 +299,7 @@ async def test_a_newer_message_does_not_replace_one_without_its_key(
         "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed == (id_ if scope == "live" else None)
-    row = await live(connection, id_)
-    assert row is not None
+    row = await alive(connection, id_)
     assert row["message"] == 1
 
 
@@ -402,9 +388,7 @@ async def test_marks_of_other_targets_and_sources_are_neither_shown_nor_forgotte
 
 
 @pytest.mark.usefixtures("stream")
-async def test_a_seek_keeps_retries_that_are_read_again(
-    connection: Connection,
-) -> None:
+async def test_a_seek_keeps_retries_that_are_read_again(connection: Connection) -> None:
     [event] = await publish(connection, 1, "s")
     batch = await next_batch(connection, "ann")
     assert await value(connection, "retry_event", batch=batch, event=event)
@@ -423,9 +407,7 @@ async def test_a_member_takes_over_no_batch_that_is_finished(connection: Connect
     assert await read(connection, "ann", member="n", takeover=takeover) == [1]
 
 
-async def test_a_released_message_without_its_key_is_not_replaced(
-    connection: Connection,
-) -> None:
+async def test_a_released_message_without_its_key_is_not_replaced(connection: Connection) -> None:
     id_ = await value(
         connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope="waiting"
     )
@@ -435,6 +417,5 @@ async def test_a_released_message_without_its_key_is_not_replaced(
         "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
     assert renewed is None
-    left = await live(connection, id_)
-    assert left is not None
+    left = await alive(connection, id_)
     assert left["message"] == 1

@@ -165,6 +165,14 @@ class Notifications:
         received, self._received = self._received, []
         return [notification for notification in received if notification.channel == channel]
 
+    async def payloads(self, channel: str = "new_message") -> list[str]:
+        """Return the payloads of what received() would return."""
+        return [notification.payload for notification in await self.received(channel)]
+
+    async def ids(self, channel: str = "new_message") -> list[list[int]]:
+        """Return the ids of each notification that received() would return."""
+        return [notification.ids for notification in await self.received(channel)]
+
     def _receive(self, _: object, __: int, channel: str, payload: object) -> None:
         queue, _separator, spans = str(payload).partition(":")
         self._received.append(Notification(channel, queue, spans))
@@ -218,6 +226,13 @@ async def fire(connection: Connection) -> list[str]:
     return fired
 
 
+async def one_row(connection: Connection, query: str, *arguments: Any) -> asyncpg.Record:
+    """Return the first row of a query that must have one."""
+    row = await connection.fetchrow(query, *arguments)
+    assert row is not None
+    return row
+
+
 async def publish(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
     """Publish the numbers from 0 on and return the ids of the messages."""
     published = await rows(connection, "publish_many", queue=queue, messages=list(range(quantity)))
@@ -230,8 +245,18 @@ async def claim_one(connection: Connection, worker: str = "worker") -> asyncpg.R
     return claimed
 
 
+def lock_of(message: asyncpg.Record) -> dict[str, Any]:
+    """Return what ends or extends the lock of a claimed message, as arguments."""
+    return {"id": message["id"], "lock_token": message["lock_token"]}
+
+
 async def live(connection: Connection, id_: int) -> asyncpg.Record | None:
     return await connection.fetchrow("select * from messages.message where id = $1", id_)
+
+
+async def alive(connection: Connection, id_: int) -> asyncpg.Record:
+    """Return a message that must be live."""
+    return await one_row(connection, "select * from messages.message where id = $1", id_)
 
 
 async def archived(connection: Connection, id_: int) -> list[asyncpg.Record]:

@@ -119,7 +119,6 @@ QUICK = [
     "sql/queue/test_finish.py",
     "sql/queue/test_owned.py",
     "sql/queue/test_publish.py",
-    "sql/queue/test_publish_keys.py",
     "sql/queue/test_publish_unique.py",
     "sql/queue/test_result.py",
     "sql/queue/test_settle.py",

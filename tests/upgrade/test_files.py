@@ -20,9 +20,7 @@ def names(paths: list[Path]) -> list[str]:
     return [f"{path.parent.name}/{path.name}" for path in paths]
 
 
-async def test_migrations_lead_without_gaps_to_the_current_version(
-    database: str,
-) -> None:
+async def test_migrations_lead_without_gaps_to_the_current_version(database: str) -> None:
     versions = [Migration.read(path).version for path in MIGRATIONS]
     assert versions == list(range(2, SCHEMA_VERSION + 1))
     async with session(database) as connection:

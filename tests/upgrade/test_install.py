@@ -21,32 +21,22 @@ async def catalog(dsn: str) -> list[str]:
         return await catalog_lines(connection)
 
 
-async def test_an_install_is_whole(empty_database: str, database: str) -> None:
+async def test_an_install_is_whole_and_another_changes_nothing_or_repairs_it(
+    empty_database: str, database: str
+) -> None:
     async with session(empty_database) as connection:
         report = await schema.install(connection)
         assert await schema.installed_version(connection) == SCHEMA_VERSION
+        again = await schema.install(connection)
+        await connection.execute("drop index messages.message_waiting_idx")
+        await schema.install(connection)
     assert (report.before, report.version, report.is_changed) == (None, SCHEMA_VERSION, True)
     assert report.database in empty_database
     assert report.files == tuple(schema.plan(None))
+    assert (again.before, again.version, again.is_changed) == (SCHEMA_VERSION,) * 2 + (False,)
+    line = "pg_cron does not serve this database: the workers do maintenance"
+    assert report.notices == again.notices == (line,)
     assert await catalog(empty_database) == await catalog(database)
-
-
-async def test_a_second_install_changes_nothing(database: str) -> None:
-    before = await catalog(database)
-    async with session(database) as connection:
-        report = await schema.install(connection)
-    assert (report.before, report.version) == (SCHEMA_VERSION, SCHEMA_VERSION)
-    assert not report.is_changed
-    assert await catalog(database) == before
-
-
-async def test_only_what_the_user_should_know_is_reported(empty_database: str) -> None:
-    async with session(empty_database) as connection:
-        for _ in range(2):
-            report = await schema.install(connection)
-            assert report.notices == (
-                "pg_cron does not serve this database: the workers do maintenance",
-            )
 
 
 async def test_an_install_that_was_broken_off_is_completed(
@@ -58,14 +48,6 @@ async def test_an_install_that_was_broken_off_is_completed(
         assert await schema.installed_version(connection) is None
         assert (await schema.install(connection)).before is None
     assert await catalog(empty_database) == await catalog(database)
-
-
-async def test_an_install_is_repaired(database: str) -> None:
-    before = await catalog(database)
-    async with session(database) as connection:
-        await connection.execute("drop index messages.message_waiting_idx")
-        await schema.install(connection)
-    assert await catalog(database) == before
 
 
 async def test_there_is_nothing_to_upgrade_in_an_empty_database(empty_database: str) -> None:

@@ -102,8 +102,9 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
         assert await schema.installed_version(owner) == SCHEMA_VERSION
         with running(tmp_path, new, *worker) as early:
             assert await early.ended() == 1
-            needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed"
-            assert needed in early.output
+            [line] = early.output.splitlines()
+            needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed: "
+            assert line.startswith(f"notifyq: {needed}")
         with running(tmp_path, old, *worker) as before:
             await before.expect(" has started")
             async with asyncio.TaskGroup() as group:

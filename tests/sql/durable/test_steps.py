@@ -12,14 +12,14 @@ from notifyq import (
     QueueDeniedError,
     StepKindError,
 )
-from support.database import Connection, claim_one, publish, rows, value
+from support.database import Connection, claim_one, lock_of, publish, rows, value
 
 
 async def locked(connection: Connection, queue: str = "default") -> dict[str, Any]:
     """Publish and claim a message; return its lock as arguments."""
     await publish(connection, 1, queue)
     [row] = await rows(connection, "claim", queues=[queue])
-    return {"id": row["id"], "lock_token": row["lock_token"]}
+    return lock_of(row)
 
 
 async def names(connection: Connection, id_: int) -> list[str]:
@@ -44,15 +44,6 @@ async def test_the_first_value_of_a_name_wins(connection: Connection) -> None:
         ("second", "step", "done", 1),
         ("third", "step", "failed", 1),
     ]
-
-
-async def test_a_step_is_part_of_the_callers_transaction(connection: Connection) -> None:
-    lock = await locked(connection)
-    transaction = connection.transaction()
-    await transaction.start()
-    await value(connection, "step", **lock, name="charge")
-    await transaction.rollback()
-    assert await names(connection, lock["id"]) == []
 
 
 async def test_steps_leave_with_their_message(connection: Connection) -> None:
@@ -159,7 +150,7 @@ async def test_what_has_steps_is_not_replaced_or_dropped(connection: Connection)
     )
     first = await value(connection, "publish", queue="full", message=1, dedup_key="k")
     [row] = await rows(connection, "claim", queues=["full"])
-    lock = {"id": row["id"], "lock_token": row["lock_token"]}
+    lock = lock_of(row)
     await value(connection, "step", **lock, name="charge")
     await value(connection, "release", **lock)
     same = await value(

@@ -15,7 +15,7 @@ from notifyq import (
     MessageNotFoundError,
     QueueDeniedError,
 )
-from support.database import Connect, Connection, live, publish, rows, until_blocked, value
+from support.database import Connect, Connection, alive, publish, rows, until_blocked, value
 
 Lock = tuple[int, int]
 
@@ -49,8 +49,7 @@ async def test_a_parked_message_has_no_lock_no_attempt_and_no_worker(
 ) -> None:
     held = await lock(connection)
     assert await sleep(connection, held, "1 hour") is False
-    row = await live(connection, held[0])
-    assert row is not None
+    row = await alive(connection, held[0])
     assert (row["state"], row["attempts"], row["locked_by"]) == ("scheduled", 0, None)
     with pytest.raises(LockNotHeldError):
         await sleep(connection, held, "1 hour")
@@ -294,8 +293,7 @@ async def test_ten_thousand_parked_messages_cost_a_claim_nothing(connection: Con
     [report] = json.loads(await connection.fetchval(plan))
     blocks = report["Plan"]["Shared Hit Blocks"] + report["Plan"]["Shared Read Blocks"]
     assert blocks < 500
-    row = await live(connection, id_)
-    assert row is not None
+    row = await alive(connection, id_)
     assert row["state"] == "locked"
     # One statement wakes all.
     assert await connection.fetchval("select messages.signal('go')") == 10_000

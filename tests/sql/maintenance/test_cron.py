@@ -50,11 +50,7 @@ async def test_pg_cron_reaps_fires_and_notifies_without_workers(
 
     await install(cron_connection)
     jobs = await cron_connection.fetch(JOBS)
-    assert [job["jobname"] for job in jobs] == [
-        "notifyq maintain",
-        "notifyq purge",
-        "notifyq reap",
-    ]
+    assert [job["jobname"] for job in jobs] == ["notifyq maintain", "notifyq purge", "notifyq reap"]
 
     await value(cron_connection, "create_queue", name="cron")
     left, waiting = await publish(cron_connection, 2, "cron")

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from notifyq.operations.doctor import examine
-from support.database import Connection, claim_one, expire, live, make_due, publish, value
+from support.database import Connection, alive, claim_one, expire, make_due, one_row, publish, value
 
 DUTIES = "select * from notifyq.maintain_duties(null)"
 # A function keeps its signature, and raises an error with this SQLSTATE.
@@ -80,12 +80,10 @@ async def test_retention_that_fails_does_not_stop_reaping(
     await make_due(connection, delayed)
     functions = await calls(connection)
     await broken(connection, functions["delete by retention"], code)
-    report = await connection.fetchrow("select * from messages.maintain()")
-    assert report is not None
+    report = await one_row(connection, "select * from messages.maintain()")
     assert (report["reaped"], report["staged"]) == (1, 1)
     assert await failures(connection) == {"delete by retention": code}
-    message = await live(connection, held)
-    assert message is not None
+    message = await alive(connection, held)
     assert message["state"] != "locked"
     found = {name: finding async for name, finding in examine(database, only=["maintenance"])}
     assert "maintenance cannot delete by retention: broken" in found["maintenance"].found
@@ -96,8 +94,7 @@ async def test_a_duty_that_fails_pauses_and_its_error_goes_when_it_succeeds(
 ) -> None:
     await connection.execute(FAIL)
     await connection.execute(FAIL)
-    first = await connection.fetchrow("select * from notifyq.duty_failure")
-    assert first is not None
+    first = await one_row(connection, "select * from notifyq.duty_failure")
     assert (first["failures"], first["code"], first["error"]) == (
         1,
         "NQ003",
@@ -107,8 +104,7 @@ async def test_a_duty_that_fails_pauses_and_its_error_goes_when_it_succeeds(
     for failed in range(2, 9):
         await connection.execute("update notifyq.duty_failure set next_at = clock_timestamp()")
         await connection.execute(FAIL)
-        row = await connection.fetchrow("select * from notifyq.duty_failure")
-        assert row is not None
+        row = await one_row(connection, "select * from notifyq.duty_failure")
         assert (row["failures"], row["total"]) == (failed, failed)
         assert 1.9 < (row["next_at"] - row["failed_at"]).total_seconds() < 60.1
     await connection.execute("update notifyq.duty_failure set next_at = clock_timestamp()")
@@ -134,8 +130,7 @@ async def test_an_audit_tool_that_refuses_new_tables_stops_no_other_duty(
         "$$ begin raise exception 'not audited'; end $$; "
         "create event trigger audit on ddl_command_start execute function public.refuse()"
     )
-    report = await connection.fetchrow("select * from messages.maintain()")
-    assert report is not None
+    report = await one_row(connection, "select * from messages.maintain()")
     assert (report["reaped"], report["partitions_made"]) == (1, 0)
     assert await failures(connection) == {"create days": "P0001"}
     await connection.execute("drop event trigger audit")

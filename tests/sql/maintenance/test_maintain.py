@@ -11,6 +11,7 @@ from support.database import (
     Connection,
     Notices,
     Notifications,
+    alive,
     archived,
     expire,
     live,
@@ -39,12 +40,9 @@ async def test_reap_archives_an_expired_lock_of_the_last_attempt(
         assert (row["status"], row["handled_by"]) == ("lock_expired", "w1")
         assert (row["attempts"], row["lock_token"]) == (1, 1)
         assert row["details"] == "lock of w1 expired"
-    held = await live(connection, ids[1])
-    assert held
+    held = await alive(connection, ids[1])
     assert (held["state"], held["lock_token"]) == ("locked", 1)
-    assert [notification.ids for notification in await notifications.received("dead_message")] == [
-        [ids[0], ids[2]]
-    ]
+    assert await notifications.ids("dead_message") == [[ids[0], ids[2]]]
     assert len(await notices.received("WARNING")) == 2
     assert await value(connection, "reap") == 0
 
@@ -57,8 +55,7 @@ async def test_reap_puts_back_what_has_attempts_left(connection: Connection) -> 
     before = await connection.fetchval("select clock_timestamp()")
     assert await value(connection, "reap") == 1
 
-    waiting = await live(connection, id_)
-    assert waiting
+    waiting = await alive(connection, id_)
     assert (waiting["state"], waiting["attempts"]) == ("scheduled", 1)
     assert (waiting["locked_by"], waiting["lock_expires_at"]) == (None, None)
     assert waiting["lock_token"] > claimed["lock_token"]
@@ -93,7 +90,7 @@ async def test_reap_without_a_backoff_notifies_for_returned_messages(
     await expire(connection, id_)
     await notifications.received()
     await value(connection, "reap")
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
     assert await claim_all(connection) == [id_]
 
 
@@ -125,19 +122,6 @@ async def test_the_quantity_of_maintenance_is_bounded(
             await value(connection, function, quantity=quantity)
 
 
-async def test_reap_does_not_wait_for_a_finisher(connection: Connection, connect: Connect) -> None:
-    ids = await publish(connection, 2)
-    await claim_all(connection)
-    await expire(connection, *ids)
-    other = await connect()
-    await other.execute("set lock_timeout = '50ms'")
-    async with connection.transaction():
-        assert await value(connection, "finish", id=ids[0], lock_token=1)
-        assert await value(other, "reap") == 1
-    assert [row["status"] for row in await archived(connection, ids[0])] == ["success"]
-    assert [row["status"] for row in await archived(connection, ids[1])] == ["lock_expired"]
-
-
 async def test_stage_due_makes_due_messages_available_and_notifies(
     connection: Connection, notifications: Notifications
 ) -> None:
@@ -156,10 +140,7 @@ async def test_stage_due_makes_due_messages_available_and_notifies(
     assert [row["id"] for row in waiting] == [*ids["default"][:2], ids["other"][2]]
     assert [
         (notification.queue, notification.ids) for notification in await notifications.received()
-    ] == [
-        ("default", ids["default"][:2]),
-        ("other", [ids["other"][2]]),
-    ]
+    ] == [("default", ids["default"][:2]), ("other", [ids["other"][2]])]
     assert await value(connection, "stage_due") == 0
     assert await notifications.received() == []
 
@@ -196,10 +177,7 @@ async def test_renotify_notifies_once_for_each_queue_with_a_message_waiting(
 
     for _ in range(2):
         assert await value(connection, "notifyq.renotify") == 2
-        assert [notification.payload for notification in await notifications.received()] == [
-            f"busy:{busy[1]}",
-            f"default:{ids[0]}",
-        ]
+        assert await notifications.payloads() == [f"busy:{busy[1]}", f"default:{ids[0]}"]
 
 
 async def test_maintain_does_everything_and_reports_it(

@@ -3,7 +3,7 @@
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import Connection
+from support.database import Connection, one_row
 
 
 async def test_rows_have_actor_action_and_subject(connection: Connection) -> None:
@@ -51,8 +51,7 @@ async def test_a_long_name_is_truncated_not_refused(connection: Connection) -> N
         "select notifyq.note_audit($1, 'queue.pause', $1, jsonb_build_object('a', $1::text), $1)",
         "x" * 20_000,
     )
-    row = await connection.fetchrow("select * from messages.audit")
-    assert row is not None
+    row = await one_row(connection, "select * from messages.audit")
     assert [len(row[name]) for name in ("actor", "subject", "origin")] == [200, 1000, 200]
     assert row["details"] == {"too_long": True}
     for actor, action in (("", "queue.pause"), ("ann", "Pause it"), (None, "a"), ("ann", None)):

@@ -11,7 +11,7 @@ import pytest
 
 from notifyq.models.message import Status
 from notifyq.operations import monitor
-from support.database import claim_one, expire, publish, rows, until, until_blocked, value
+from support.database import claim_one, expire, one_row, publish, rows, until, until_blocked, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -267,11 +267,11 @@ async def test_a_heartbeat_is_a_hot_update(connection: Connection) -> None:
     for _ in range(5):
         await connection.execute("select notifyq.worker_heartbeat('one')")
     await connection.execute("select pg_stat_force_next_flush()")
-    row = await connection.fetchrow(
+    row = await one_row(
+        connection,
         "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables "
-        "where relid = 'notifyq.worker'::regclass"
+        "where relid = 'notifyq.worker'::regclass",
     )
-    assert row is not None
     assert row["n_tup_upd"] == row["n_tup_hot_upd"] >= 4
 
 

@@ -362,10 +362,7 @@ async def test_relatives_are_dependencies_dependents_and_redrives(connection: Co
     held = await value(connection, "publish", queue="q", message=9, after=[first, second])
     assert [
         tuple(row)[:4] for row in await rows(connection, "notifyq.message_relatives", id=held)
-    ] == [
-        ("after", first, "q", "waiting"),
-        ("after", second, "q", "waiting"),
-    ]
+    ] == [("after", first, "q", "waiting"), ("after", second, "q", "waiting")]
     assert [
         tuple(row)[:4] for row in await rows(connection, "notifyq.message_relatives", id=first)
     ] == [("before", held, "q", "blocked")]
@@ -386,7 +383,7 @@ async def test_a_scheduled_message_can_run_now(
     blocked = await value(connection, "publish", queue="default", message=2, after=[later])
     await notifications.received()
     assert await value(connection, "run_now", id=later) is True
-    assert [notification.ids for notification in await notifications.received()] == [[later]]
+    assert await notifications.ids() == [[later]]
     assert await value(connection, "run_now", id=later) is False
     assert await value(connection, "run_now", id=blocked) is False
     (claimed,) = await rows(connection, "claim", quantity=5)

@@ -17,6 +17,7 @@ from support.database import (
     Connection,
     Notifications,
     archived,
+    one_row,
     publish,
     rows,
     until_blocked,
@@ -25,8 +26,7 @@ from support.database import (
 
 
 async def policy(connection: Connection, name: str) -> dict[str, Any]:
-    row = await connection.fetchrow("select * from messages.queue where name = $1", name)
-    assert row
+    row = await one_row(connection, "select * from messages.queue where name = $1", name)
     return dict(row)
 
 
@@ -86,9 +86,7 @@ async def test_a_name_may_have_any_characters_up_to_200_bytes(
 ) -> None:
     assert await value(connection, "create_queue", name=name) is True
     (id_,) = await publish(connection, 1, name)
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"{name}:{id_}"
-    ]
+    assert await notifications.payloads() == [f"{name}:{id_}"]
     assert len(await rows(connection, "claim", queues=[name])) == 1
     with pytest.raises(QueueNotEmptyError):
         await value(connection, "drop_queue", name=name)
@@ -198,7 +196,7 @@ async def test_a_pause_ends_at_its_instant(
     assert (info["paused"], info["resumes_at"]) == (False, None)
     assert [row["id"] for row in await rows(connection, "claim")] == ids[:1]
     await rows(connection, "maintain")
-    assert [it.payload for it in await notifications.received()] == [f"default:{ids[1]}"]
+    assert await notifications.payloads() == [f"default:{ids[1]}"]
     (row,) = await connection.fetch("select paused, resumes_at from messages.queue")
     assert tuple(row) == (False, None)
 
@@ -228,9 +226,7 @@ async def test_resuming_notifies_for_waiting_messages(
     ids = await publish(connection, 3)
     assert await notifications.received() == []
     await value(connection, "resume_queue", name="default")
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{ids[0]}"
-    ]
+    assert await notifications.payloads() == [f"default:{ids[0]}"]
 
 
 async def test_resuming_an_empty_queue_sends_no_notification(
@@ -291,18 +287,25 @@ async def test_dropping_waits_for_an_open_publisher(
         assert await rows(observer, "queue_info", queue="q") == []
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
 async def test_a_publisher_waits_for_an_open_drop_and_then_finds_no_queue(
-    connection: Connection, connect: Connect
+    connection: Connection, connect: Connect, *, is_committed: bool
 ) -> None:
     await value(connection, "create_queue", name="q")
     publisher, observer = await connect(), await connect()
-    async with connection.transaction():
-        await value(connection, "drop_queue", name="q")
-        publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
-        await until_blocked(observer, publisher)
-    with pytest.raises(QueueNotFoundError):
+    transaction = connection.transaction()
+    await transaction.start()
+    await value(connection, "drop_queue", name="q")
+    publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
+    await until_blocked(observer, publisher)
+    if is_committed:
+        await transaction.commit()
+        with pytest.raises(QueueNotFoundError):
+            await publishing
+    else:
+        await transaction.rollback()
         await publishing
-    assert await rows(observer, "message_list") == []
+    assert len(await rows(observer, "message_list")) == (0 if is_committed else 1)
 
 
 async def test_publishers_of_one_queue_do_not_wait_for_each_other(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import archived, claim_one, expire, live, make_due, publish, rows, value
+from support.database import alive, archived, claim_one, expire, make_due, publish, rows, value
 
 if TYPE_CHECKING:
     import asyncpg
@@ -68,8 +68,7 @@ async def test_each_failed_attempt_is_kept_with_its_error_and_when_the_next_was_
         "traceback": "Traceback: …",
     }
     # The message itself has the details as well.
-    message = await live(connection, id_)
-    assert message is not None
+    message = await alive(connection, id_)
     assert message["details"] == "b"
     assert (two["lock_token"], two["number"], two["details"]) == (second["lock_token"], 2, "b")
     assert two["error_type"] is two["traceback"] is None

@@ -13,6 +13,7 @@ from support.database import (
     Connection,
     Notification,
     Notifications,
+    alive,
     archived,
     live,
     publish,
@@ -100,8 +101,7 @@ async def test_a_child_that_ended_has_its_own_cancelled(connection: Connection) 
 
 async def test_locked_children_go_on_with_their_own(connection: Connection) -> None:
     parent, child, grandchild = await family(connection)
-    held = await live(connection, parent)
-    assert held is not None
+    held = await alive(connection, parent)
     await value(connection, "release", id=parent, lock_token=held["lock_token"])
     assert await value(connection, "cancel", id=parent, children=True)
     for id_ in (child, grandchild):
@@ -113,8 +113,7 @@ async def test_a_message_that_nobody_holds_is_amended(connection: Connection) ->
     assert await value(
         connection, "amend", id=id_, message={"n": 2}, priority=3, headers={"h": "x"}
     )
-    row = await live(connection, id_)
-    assert row is not None
+    row = await alive(connection, id_)
     assert (row["message"], row["priority"], row["headers"]) == ({"n": 2}, 3, {"h": "x"})
     assert await connection.fetchval(
         "select messages.amend($1, available_at => now() + interval '1 hour')", id_

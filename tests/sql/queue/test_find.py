@@ -248,9 +248,7 @@ async def test_a_filter_has_its_own_position(connection: Connection, holder: Con
     assert await claimed(connection, 9) == [ids[15], *ids[17:]]
 
 
-async def test_a_filter_that_matches_late_reads_the_backlog_once(
-    connection: Connection,
-) -> None:
+async def test_a_filter_that_matches_late_reads_the_backlog_once(connection: Connection) -> None:
     ids = await publish(connection, 40_000)
     assert await claimed(connection, 1, filter="$ >= 39000") == [ids[39_000]]
     assert await position(connection, filter="$ >= 39000")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.database import publish, rows, terminate, value
+from support.database import one_row, publish, rows, terminate, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -18,8 +18,7 @@ async def lose(connection: Connection, connect: Connect) -> int:
     """Have a session own a message, and end it."""
     (id_,) = await publish(connection, 1)
     owner = await connect()
-    owned = await owner.fetchrow(WAIT)
-    assert owned is not None
+    owned = await one_row(owner, WAIT)
     assert owned["id"] == id_
     await terminate(connection, owner)
     return id_
@@ -30,8 +29,7 @@ async def claim(connection: Connection, **arguments: Any) -> list[int]:
 
 
 async def wait(connection: Connection) -> int | None:
-    found = await connection.fetchrow(WAIT)
-    assert found is not None
+    found = await one_row(connection, WAIT)
     return found["id"]  # type: ignore[no-any-return]
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from support.database import (
-    Connect,
     Connection,
     Notifications,
+    alive,
     claim_one,
     live,
+    lock_of,
     make_due,
     publish,
     rows,
@@ -69,17 +70,14 @@ async def test_publish_returns_the_id_and_stores_every_argument(
         dedup_key="k",
     )
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["queue"] == "mail"
     assert message["message"] == {"to": "you"}
     assert message["priority"] == 7
     assert message["type"] == "letter"
     assert message["headers"] == {"trace": "1"}
     assert message["dedup_key"] == "k"
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"mail:{id_}"
-    ]
+    assert await notifications.payloads() == [f"mail:{id_}"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,7 @@ async def test_publish_returns_the_id_and_stores_every_argument(
 async def test_the_payload_comes_out_as_it_went_in(connection: Connection, payload: Any) -> None:
     await value(connection, "publish", queue="default", message=payload)
     message = await claim_one(connection)
-    await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    await value(connection, "finish", **lock_of(message))
 
     (found,) = await rows(connection, "archive_find", id=message["id"])
     assert message["message"] == payload
@@ -123,9 +121,7 @@ async def test_publish_many_keeps_the_order_of_the_array_and_notifies_once(
     assert [(row["id"], row["message"]) for row in stored] == list(
         zip(ids, range(500), strict=True)
     )
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{ids[0]}-{ids[-1]}"
-    ]
+    assert await notifications.payloads() == [f"default:{ids[0]}-{ids[-1]}"]
 
 
 async def test_publish_many_of_nothing_publishes_nothing(
@@ -165,42 +161,6 @@ async def test_copy_publishes_with_one_notification_for_each_queue(
     assert await count(connection) == 200
 
 
-async def test_a_rolled_back_publish_leaves_no_message_and_no_notification(
-    connection: Connection, notifications: Notifications
-) -> None:
-    transaction = connection.transaction()
-    await transaction.start()
-    await publish(connection, 3)
-    await connection.execute("insert into messages.message (message) values ('1')")
-    await transaction.rollback()
-
-    assert await count(connection) == 0
-    assert await notifications.received() == []
-
-
-async def test_the_notification_is_sent_at_commit(
-    connection: Connection, notifications: Notifications
-) -> None:
-    async with connection.transaction():
-        (id_,) = await publish(connection, 1)
-        assert await notifications.received() == []
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
-
-
-async def test_a_rolled_back_savepoint_takes_only_its_own_messages_and_notifications(
-    connection: Connection, notifications: Notifications
-) -> None:
-    async with connection.transaction():
-        (kept,) = await publish(connection, 1)
-        savepoint = connection.transaction()
-        await savepoint.start()
-        await publish(connection, 1)
-        await savepoint.rollback()
-
-    assert [notification.ids for notification in await notifications.received()] == [[kept]]
-    assert [row["id"] for row in await rows(connection, "message_list")] == [kept]
-
-
 async def test_a_delayed_message_is_scheduled_and_sends_no_notification(
     connection: Connection, notifications: Notifications
 ) -> None:
@@ -208,8 +168,7 @@ async def test_a_delayed_message_is_scheduled_and_sends_no_notification(
     id_ = await value(connection, "publish", queue="default", message=1, delay=timedelta(minutes=5))
     after = await connection.fetchval("select clock_timestamp()")
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["state"] == "scheduled"
     assert before <= message["available_at"] - timedelta(minutes=5) <= after
     assert await rows(connection, "claim") == []
@@ -224,8 +183,7 @@ async def test_a_delay_counts_from_the_call_not_from_the_start_of_the_transactio
         id_ = await value(
             connection, "publish", queue="default", message=1, delay=timedelta(minutes=5)
         )
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["available_at"] >= before + timedelta(minutes=5)
 
 
@@ -239,7 +197,7 @@ async def test_a_message_due_within_a_minute_notifies_sleeping_workers(
         connection, "publish", queue="default", message=1, delay=timedelta(seconds=50)
     )
     late = await value(connection, "publish", queue="default", message=2, delay=timedelta(hours=1))
-    assert [notification.ids for notification in await notifications.received()] == [[soon]]
+    assert await notifications.ids() == [[soon]]
     assert timedelta(seconds=20) < await connection.fetchval(next_due) < timedelta(seconds=50)
     await make_due(connection, soon)
     # As for a worker that polled shortly before it was due.
@@ -257,10 +215,9 @@ async def test_a_delay_of_zero_publishes_at_once_and_notifies(
 ) -> None:
     id_ = await value(connection, "publish", queue="default", message=1, delay=delay)
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert message["state"] == "waiting"
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
 
 
 async def test_a_message_for_an_instant_waits_for_it(
@@ -269,8 +226,7 @@ async def test_a_message_for_an_instant_waits_for_it(
     instant = datetime(2999, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
-    message = await live(connection, id_)
-    assert message
+    message = await alive(connection, id_)
     assert (message["state"], message["available_at"]) == ("scheduled", instant)
     assert await rows(connection, "claim") == []
     assert await notifications.received() == []
@@ -284,7 +240,7 @@ async def test_an_instant_in_the_past_means_at_once(
     instant = datetime(2000, 1, 1, tzinfo=UTC)
     id_ = await value(connection, "publish", queue="default", message=1, available_at=instant)
 
-    assert [notification.ids for notification in await notifications.received()] == [[id_]]
+    assert await notifications.ids() == [[id_]]
     assert (await claim_one(connection))["id"] == id_
 
 
@@ -300,63 +256,6 @@ async def test_a_plain_insert_may_be_scheduled_too(
     assert [row["state"] for row in states] == ["scheduled", "waiting"]
     assert (await claim_one(connection))["message"] == 2
     assert len(notification.ids) == 1
-
-
-@pytest.mark.parametrize(
-    ("function", "payload"), [("publish", {"message": 1}), ("publish_many", {"messages": [1]})]
-)
-async def test_delay_and_instant_together_are_refused(
-    connection: Connection, function: str, payload: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="exclude each other"):
-        await rows(
-            connection,
-            function,
-            queue="default",
-            delay=timedelta(seconds=1),
-            available_at=datetime.now(UTC),
-            **payload,
-        )
-    assert await count(connection) == 0
-
-
-async def test_a_dedup_key_publishes_once_while_the_message_lives(
-    connection: Connection, notifications: Notifications
-) -> None:
-    first = await value(connection, "publish", queue="default", message=1, dedup_key="k")
-    again = await value(connection, "publish", queue="default", message=2, dedup_key="k")
-
-    message = await live(connection, first)
-    assert again == first
-    assert message
-    assert message["message"] == 1
-    assert await count(connection) == 1
-    assert [notification.ids for notification in await notifications.received()] == [[first]]
-
-
-async def test_a_dedup_key_holds_in_every_state_and_is_free_once_finished(
-    connection: Connection,
-) -> None:
-    first = await value(
-        connection,
-        "publish",
-        queue="default",
-        message=1,
-        dedup_key="k",
-        delay=timedelta(hours=1),
-    )
-
-    async def again() -> int:
-        published = await value(connection, "publish", queue="default", message=2, dedup_key="k")
-        return int(published)
-
-    assert await again() == first
-    await make_due(connection, first)
-    message = await claim_one(connection)
-    assert await again() == first
-    await value(connection, "finish", id=first, lock_token=message["lock_token"])
-    assert await again() != first
-    assert await count(connection) == 1
 
 
 async def test_a_dedup_key_belongs_to_its_queue(connection: Connection) -> None:
@@ -397,59 +296,72 @@ async def test_an_unknown_queue_is_refused_and_nothing_is_stored(
     assert await notifications.received() == []
 
 
+YEARS = "between the years 1 and 9999"
+MANY = "select messages.publish_many('default', array['1']::jsonb[], "
+REFUSED: list[tuple[str, type[Exception], str]] = [
+    ("select messages.publish_many('nope', '{}')", QueueNotFoundError, "nope"),
+    (
+        "select messages.publish('default', null)",
+        InvalidArgumentError,
+        "message must not be null",
+    ),
+    (
+        "select messages.publish_many('default', array['1', null]::jsonb[])",
+        InvalidArgumentError,
+        "message 2 is null",
+    ),
+    (
+        "insert into messages.message (message) values (null)",
+        asyncpg.NotNullViolationError,
+        "message",
+    ),
+    (
+        "select messages.publish('default', '1', headers => '[1]')",
+        asyncpg.CheckViolationError,
+        "headers",
+    ),
+    (
+        "select messages.publish('default', '1', available_at => '10000-01-01')",
+        InvalidArgumentError,
+        YEARS,
+    ),
+    (
+        "insert into messages.message (message, available_at) values ('1', '20000-01-01')",
+        InvalidArgumentError,
+        YEARS,
+    ),
+    *(
+        (
+            f"{call}delay => '1 s', available_at => now())",
+            InvalidArgumentError,
+            "exclude each other",
+        )
+        for call in ("select messages.publish('default', '1', ", MANY)
+    ),
+    *(
+        (f"{call}max_attempts => {number})", InvalidArgumentError, "max_attempts must be")
+        for call in ("select messages.publish('default', '1', ", MANY)
+        for number in (0, 1001)
+    ),
+    (f"{MANY}keys => array['a', 'b'])", InvalidArgumentError, "1 messages, but 2 keys"),
+]
+
+
+async def test_an_invalid_message_is_refused_with_the_reason(connection: Connection) -> None:
+    for statement, error, why in REFUSED:
+        with pytest.raises(error, match=why):
+            await connection.execute(statement)
+    assert await count(connection) == 0
+    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
+    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
+
+
 async def test_copy_into_an_unknown_queue_is_refused_and_nothing_is_stored(
     connection: Connection,
 ) -> None:
     with pytest.raises(QueueNotFoundError):
         await copy(connection, ["default\t1", "nope\t2"])
     assert await count(connection) == 0
-
-
-async def test_publish_many_of_nothing_refuses_an_unknown_queue(connection: Connection) -> None:
-    with pytest.raises(QueueNotFoundError):
-        await publish(connection, 0, "nope")
-
-
-async def test_a_null_message_is_refused_by_name(connection: Connection) -> None:
-    with pytest.raises(InvalidArgumentError, match="message must not be null"):
-        await connection.execute("select messages.publish('default', null)")
-    with pytest.raises(InvalidArgumentError, match="message 2 is null"):
-        await connection.execute(
-            "select messages.publish_many('default', array['1', null]::jsonb[])"
-        )
-    with pytest.raises(asyncpg.NotNullViolationError):
-        await connection.execute("insert into messages.message (message) values (null)")
-    assert await count(connection) == 0
-
-
-async def test_headers_are_an_object(connection: Connection) -> None:
-    with pytest.raises(asyncpg.CheckViolationError):
-        await value(connection, "publish", queue="default", message=1, headers=[1])
-
-
-async def test_a_publish_is_seen_by_others_only_after_commit(
-    connection: Connection, connect: Connect
-) -> None:
-    other = await connect()
-    async with connection.transaction():
-        await publish(connection, 1)
-        assert await rows(other, "claim") == []
-    assert len(await rows(other, "claim")) == 1
-
-
-async def test_a_date_that_no_client_can_read_is_refused_however_it_comes(
-    connection: Connection,
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
-        await connection.execute(
-            "select messages.publish('default', '1', available_at => '10000-01-01')"
-        )
-    with pytest.raises(InvalidArgumentError, match="between the years 1 and 9999"):
-        await connection.execute(
-            "insert into messages.message (message, available_at) values ('1', '20000-01-01')"
-        )
-    await connection.execute("select messages.publish('default', '1', available_at => 'infinity')")
-    assert [row["state"] for row in await rows(connection, "message_list")] == ["scheduled"]
 
 
 async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connection) -> None:
@@ -488,18 +400,3 @@ async def test_a_message_has_a_key_and_attempts_of_its_own(connection: Connectio
         (ids[2], 4, None, None),
         (ids[3], 5, "c-5", None),
     ]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "publish('default', '1', max_attempts => 0)",
-        "publish('default', '1', max_attempts => 1001)",
-        "publish_many('default', array['1']::jsonb[], max_attempts => 0)",
-        "publish_many('default', array['1']::jsonb[], keys => array['a', 'b'])",
-    ],
-)
-async def test_invalid_max_attempts_and_keys_are_refused(connection: Connection, call: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"max_attempts must be|1 messages, but 2 keys"):
-        await connection.execute(f"select messages.{call}")
-    assert await count(connection) == 0

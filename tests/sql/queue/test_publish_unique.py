@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError, MessageLimitError, QueueNotFoundError
-from support.database import Notifications, rows, value
+from support.database import Connect, Notifications, lock_of, rows, until_blocked, value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ async def publish_many(
     published = await rows(
         connection,
         "publish_many",
-        queue="default",
+        queue=options.pop("queue", "default"),
         messages=options.pop("messages", list(range(len(keys)))),
         dedup_keys=keys,
         **options,
@@ -46,7 +47,7 @@ async def claim(connection: Connection) -> asyncpg.Record:
 
 
 async def finish(connection: Connection, message: asyncpg.Record) -> None:
-    assert await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    assert await value(connection, "finish", **lock_of(message))
 
 
 async def live(connection: Connection) -> list[tuple[int, Any]]:
@@ -146,9 +147,7 @@ async def test_a_key_of_scope_waiting_is_free_when_its_message_is_claimed(
     assert [row["id"] for row in await rows(connection, "claim", quantity=2)] == [first, second]
 
 
-async def test_a_released_message_has_no_key_of_scope_waiting(
-    connection: Connection,
-) -> None:
+async def test_a_released_message_has_no_key_of_scope_waiting(connection: Connection) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=9)
     for _ in range(3):
         await publish(connection, dedup_scope="waiting")
@@ -270,13 +269,15 @@ async def test_debounce_ends_with_its_window(
 
 
 async def test_in_an_array_replace_publishes_the_last_and_keep_the_first_of_a_key(
-    connection: Connection,
+    connection: Connection, notifications: Notifications
 ) -> None:
     first = await publish(connection, "old", dedup_key="b")
     keys = ["a", "b", None, "a", "b"]
     kept = await publish_many(connection, keys, dedup_scope="waiting")
     assert kept == [kept[0], first, kept[2], kept[0], first]
     assert await live(connection) == [(first, "old"), (kept[0], 0), (kept[2], 2)]
+    *_, notification = await notifications.received()  # which may have only some of the ids
+    assert set(notification.ids) <= {kept[0], kept[2]}
     renewed = await publish_many(connection, keys, on_duplicate="replace")
     assert renewed == [kept[0], first, renewed[2], kept[0], first]
     assert await live(connection) == [(first, 4), (kept[0], 3), (kept[2], 2), (renewed[2], 2)]
@@ -334,8 +335,7 @@ async def test_options_that_exclude_each_other_are_refused(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"dedup_window": HOUR}, {"on_duplicate": "replace"}, {"dedup_scope": "waiting"}],
+    "options", [{"dedup_window": HOUR}, {"on_duplicate": "replace"}, {"dedup_scope": "waiting"}]
 )
 async def test_limits_and_queues_hold_for_what_is_published_once(
     connection: Connection, options: dict[str, Any]
@@ -367,3 +367,42 @@ async def test_keys_are_locked_in_order(connection: Connection, window: timedelt
         assert await connection.fetchval(order + "notifyq.dedup") == sorted(keys)
     found = await connection.fetch("select id, dedup_key from messages.message")
     assert [{row["id"]: row["dedup_key"] for row in found}[row["id"]] for row in ids] == keys
+
+
+async def test_publishers_of_the_same_keys_in_another_order_do_not_deadlock(
+    connect: Connect,
+) -> None:
+    one, two, observer = await connect(), await connect(), await connect()
+    keys = [str(number) for number in range(1000)]
+    for _ in range(5):
+        ids = await asyncio.gather(publish_many(one, keys), publish_many(two, keys[::-1]))
+        assert ids[0] == ids[1][::-1]
+        await observer.execute("delete from messages.message")
+
+
+async def test_a_key_that_another_transaction_rolls_back_is_published(
+    connection: Connection, connect: Connect
+) -> None:
+    other = await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    (given_up,) = await publish_many(connection, ["k"])
+    publishing = asyncio.ensure_future(publish_many(other, ["j", "k"]))
+    await until_blocked(await connect(), other)
+    await transaction.rollback()
+    ids = await publishing
+    assert given_up not in ids
+    found = await connection.fetch("select dedup_key from messages.message order by id")
+    assert [row[0] for row in found] == ["j", "k"]
+
+
+async def test_keys_and_messages_must_have_the_same_length(connection: Connection) -> None:
+    for messages, keys in (([1], ["a", "b"]), ([1, 2], ["a"]), ([1], [])):
+        with pytest.raises(InvalidArgumentError, match="dedup_keys"):
+            await rows(
+                connection, "publish_many", queue="default", messages=messages, dedup_keys=keys
+            )
+    assert await publish_many(connection, []) == []
+    with pytest.raises(QueueNotFoundError):
+        await publish_many(connection, ["a"], queue="nope")
+    assert await live(connection) == []

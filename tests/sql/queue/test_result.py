@@ -16,6 +16,7 @@ from support.database import (
     claim_one,
     expire,
     live,
+    lock_of,
     make_due,
     publish,
     rows,
@@ -32,11 +33,7 @@ async def report(connection: Connection, id_: int, function: str = "result") -> 
 
 
 async def finish(connection: Connection, message: asyncpg.Record, **outcome: Any) -> bool:
-    return bool(
-        await value(
-            connection, "finish", id=message["id"], lock_token=message["lock_token"], **outcome
-        )
-    )
+    return bool(await value(connection, "finish", **lock_of(message), **outcome))
 
 
 @pytest.fixture
@@ -98,9 +95,7 @@ async def test_only_awaited_messages_notify_their_end(
         [m["id"] for m in messages],
         [m["lock_token"] for m in messages],
     )
-    assert [b.payload for b in await ends.received("finished_message")] == [
-        f"default:{ids[1]}-{ids[2]}"
-    ]
+    assert await ends.payloads("finished_message") == [f"default:{ids[1]}-{ids[2]}"]
 
 
 @pytest.mark.parametrize("end", ["finish", "cancel", "reap", "take"])
@@ -117,7 +112,7 @@ async def test_every_status_notifies(connection: Connection, ends: Notifications
         await claim_one(connection)
         await expire(connection, id_)
         await value(connection, "reap")
-    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]
+    assert await ends.ids("finished_message") == [[id_]]
     assert (await report(connection, id_, "await_result"))["archived_at"] is not None
 
 
@@ -132,7 +127,7 @@ async def test_a_message_that_is_retried_stays_awaited(
     assert await ends.received("finished_message") == []
     await make_due(connection, id_)
     await finish(connection, await claim_one(connection))
-    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]
+    assert await ends.ids("finished_message") == [[id_]]
 
 
 async def test_await_result_notifies_a_claim_that_skipped_the_locked_row(
@@ -144,7 +139,7 @@ async def test_await_result_notifies_a_claim_that_skipped_the_locked_row(
     async with other.transaction():
         await report(other, id_, "await_result")
         assert await rows(connection, "claim") == []
-    assert [b.ids for b in await ends.received("new_message")] == [[id_]]
+    assert await ends.ids("new_message") == [[id_]]
     # Once marked nothing is written, and nobody has to be called.
     before = await live(connection, id_)
     await report(other, id_, "await_result")
@@ -176,4 +171,4 @@ async def test_a_finish_waits_for_an_open_await_result_and_notifies(
         finishing = asyncio.ensure_future(finish(connection, message))
         await until_blocked(observer, connection)
     assert await finishing
-    assert [b.ids for b in await ends.received("finished_message")] == [[id_]]
+    assert await ends.ids("finished_message") == [[id_]]

@@ -5,16 +5,7 @@ from datetime import timedelta
 import pytest
 
 from notifyq.errors import QueueNotFoundError
-from support.database import (
-    Connect,
-    Connection,
-    archived,
-    make_due,
-    publish,
-    rows,
-    terminate,
-    value,
-)
+from support.database import Connect, Connection, archived, make_due, publish, rows, value
 
 
 async def take(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
@@ -44,73 +35,6 @@ async def test_take_goes_by_priority_then_by_id(connection: Connection) -> None:
     assert await take(connection, 3) == [ids[2]]
 
 
-async def test_take_is_in_order_of_ids_also_where_rows_lie_in_another_order(
-    connection: Connection,
-) -> None:
-    await publish(connection, 1000)
-    await connection.execute("delete from messages.message where id % 2 = 0")
-    await connection.execute("vacuum messages.message")
-    await publish(connection, 200)
-    ids = await take(connection, 700)
-    assert len(ids) == 700
-    assert ids == sorted(ids)
-
-
-@pytest.mark.parametrize("forbidden", ["", "hashjoin,mergejoin,material", "nestloop", "indexscan"])
-async def test_take_returns_exactly_the_quantity_under_any_plan(
-    connection: Connection, forbidden: str
-) -> None:
-    await publish(connection, 1200)
-    for method in filter(None, forbidden.split(",")):
-        await connection.execute(f"set enable_{method} = off")
-    left = 1200
-    for quantity in (1, 10, 10, 10, 10, 10, 10, 10, 1000):
-        assert len(await take(connection, quantity)) == quantity
-        left -= quantity
-    assert await connection.fetchval("select count(*) from messages.message") == left
-
-
-async def test_a_rolled_back_take_puts_everything_back(connection: Connection) -> None:
-    ids = await publish(connection, 20)
-    before = await rows(connection, "message_list")
-    transaction = connection.transaction()
-    await transaction.start()
-    assert await take(connection, 10) == ids[:10]
-    await transaction.rollback()
-
-    assert await rows(connection, "message_list") == before
-    assert await rows(connection, "archive_list") == []
-    assert await take(connection, 10) == ids[:10]
-
-
-async def test_a_lost_connection_puts_everything_back(
-    connection: Connection, connect: Connect
-) -> None:
-    ids = await publish(connection, 10)
-    doomed = await connect()
-    await connection.execute("set lock_timeout = '50ms'")
-    await doomed.execute("begin")
-    assert await take(doomed, 10) == ids
-    assert await take(connection, 10) == []
-    await terminate(connection, doomed)
-    assert await take(connection, 10) == ids
-
-
-async def test_concurrent_takes_and_claims_are_disjoint_and_do_not_wait(
-    connection: Connection, connect: Connect
-) -> None:
-    ids = await publish(connection, 40)
-    second, third = await connect(), await connect()
-    await second.execute("set lock_timeout = '50ms'")
-    await third.execute("set lock_timeout = '50ms'")
-    async with connection.transaction(), second.transaction():
-        assert await take(connection, 10) == ids[:10]
-        assert await take(second, 10) == ids[10:20]
-        claimed = await rows(third, "claim", quantity=10)
-        assert [row["id"] for row in claimed] == ids[20:30]
-        assert await take(third, 100) == ids[30:]
-
-
 async def test_a_claimed_message_is_not_taken_and_a_taken_one_cannot_be_finished(
     connection: Connection,
 ) -> None:
@@ -121,13 +45,6 @@ async def test_a_claimed_message_is_not_taken_and_a_taken_one_cannot_be_finished
     assert await value(connection, "finish", id=second, lock_token=1) is False
     assert await value(connection, "finish", id=first, lock_token=1) is True
     assert [len(await archived(connection, id_)) for id_ in (first, second)] == [1, 1]
-
-
-async def test_take_reads_its_queue_only(connection: Connection) -> None:
-    await value(connection, "create_queue", name="other")
-    await publish(connection, 2)
-    others = await publish(connection, 2, "other")
-    assert await take(connection, 10, "other") == others
 
 
 async def test_take_gives_nothing_of_a_paused_queue(connection: Connection) -> None:

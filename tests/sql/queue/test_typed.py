@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError, PayloadError
-from support.database import Connection, value
+from support.database import Connection, one_row, value
 
 TYPES = """
     create type mood as enum ('sad', 'happy');
@@ -56,12 +56,12 @@ async def test_every_value_comes_back_exactly(connection: Connection) -> None:
         await connection.execute(SETTINGS)
         await connection.execute(f"select messages.enqueue('q{number}', {given})")
         await connection.execute("reset all")
-        found = await connection.fetchrow(
+        found = await one_row(
+            connection,
             f"select messages.value_of(m.message, {given}) is not distinct from {given}, "
             f"pg_typeof(messages.value_of(m.message, {given})) = pg_typeof({given}) "
-            f"from messages.message as m where m.queue = 'q{number}'"
+            f"from messages.message as m where m.queue = 'q{number}'",
         )
-        assert found is not None
         assert list(found) == [True, True], given
 
 

@@ -9,12 +9,17 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from notifyq.errors import (
-    InvalidArgumentError,
-    QueueNotFoundError,
-    ScheduleNotFoundError,
+from notifyq.errors import InvalidArgumentError, QueueNotFoundError, ScheduleNotFoundError
+from support.database import (
+    Connect,
+    Connection,
+    Notices,
+    Notifications,
+    fire,
+    lock_of,
+    rows,
+    value,
 )
-from support.database import Connect, Connection, Notices, Notifications, fire, rows, value
 
 HOURLY: dict[str, Any] = {"name": "s", "cron": "@hourly", "queue": "default"}
 
@@ -122,9 +127,7 @@ async def test_a_run_is_published_in_time_and_notifies(
         {"n": 1}, "t", 3, "k")  # fmt: skip
     assert message["headers"] == {"h": 1, "schedule": "s", "due": at.isoformat()}
     assert message["state"] == "waiting"
-    assert [notification.ids for notification in await notifications.received()] == [
-        [message["id"]]
-    ]
+    assert await notifications.ids() == [[message["id"]]]
     after = await info(connection)
     assert (after["last_id"], after["failed_at"]) == (message["id"], None)
     assert after["next_at"] > at
@@ -188,7 +191,7 @@ async def test_overlapping_runs_are_skipped(connection: Connection) -> None:
     claimed = await rows(connection, "claim", quantity=100)
     assert await fired() == {"allow", "skip_waiting"}
     for message in claimed:
-        await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+        await value(connection, "finish", **lock_of(message))
     assert await fired() == {"allow", "skip"}
 
 

@@ -12,7 +12,7 @@ from notifyq.errors import (
     StreamNotFoundError,
     SubscriptionNotFoundError,
 )
-from support.database import publish, rows, value
+from support.database import lock_of, publish, rows, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection, Notices, Notifications
@@ -70,9 +70,7 @@ async def test_maintenance_moves_events_without_workers(forwarding: Connection) 
     assert [row["message"] for row in found] == list(range(5))
 
 
-async def test_each_event_is_moved_once_and_a_rollback_moves_none(
-    forwarding: Connection,
-) -> None:
+async def test_each_event_is_moved_once_and_a_rollback_moves_none(forwarding: Connection) -> None:
     await publish(forwarding, 3, "orders")
     transaction = forwarding.transaction()
     await transaction.start()
@@ -163,7 +161,7 @@ async def test_events_wait_while_the_queue_is_full(forwarding: Connection) -> No
     assert await value(forwarding, "notifyq.forward_pending") == 0
     first = await rows(forwarding, "claim", queues=["packing"], quantity=10)
     for row in first:
-        await value(forwarding, "finish", id=row["id"], lock_token=row["lock_token"])
+        await value(forwarding, "finish", **lock_of(row))
     assert await claimed(forwarding) == [0, 1, 2]
     (forward,) = await rows(forwarding, "forwards")
     assert forward["failed_at"] is None

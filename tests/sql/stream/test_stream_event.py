@@ -1,4 +1,7 @@
-"""A plain insert into messages.stream_event publishes, and does all that publish() does."""
+"""A plain insert into messages.stream_event publishes, and does all that publish() does.
+
+Both write a lone event in a shorter way than others, which leaves no check out.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from notifyq.errors import (
     StreamNotFoundError,
     StreamPausedError,
 )
-from support.database import Notifications, rows, value
+from support.database import Notifications, one_row, rows, value
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
 
 INSERT = "insert into messages.stream_event (stream, message) values ('s', $1)"
+PUBLISH = "select messages.publish('s', $1::jsonb)"
 EVENTS = "select stream, type, key, message, headers from messages.stream_event order by id"
 
 
@@ -35,6 +39,14 @@ async def stream(connection: Connection) -> None:
 
 async def events(connection: Connection) -> list[Any]:
     return [tuple(row) for row in await connection.fetch(EVENTS)]
+
+
+async def room(connection: Connection, stream: str = "s") -> int | None:
+    """Return how long an event may be to be written in the shorter way, without other checks."""
+    found: int | None = await connection.fetchval(
+        "select unchecked_bytes from messages.stream where name = $1", stream
+    )
+    return found
 
 
 async def insert(connection: Connection, **given: Any) -> int:
@@ -66,11 +78,11 @@ async def test_an_inserted_event_equals_a_published_one(connection: Connection) 
 
 @pytest.mark.usefixtures("stream")
 async def test_an_insert_returns_all_of_the_event(connection: Connection) -> None:
-    row = await connection.fetchrow(
+    row = await one_row(
+        connection,
         "insert into messages.stream_event (stream, key, message) values ('s', 'k', '2') "
-        "returning *, created_at between now() and clock_timestamp() as is_now"
+        "returning *, created_at between now() and clock_timestamp() as is_now",
     )
-    assert row is not None
     assert row["is_now"]
     assert dict(row) == {
         "id": row["id"],
@@ -109,24 +121,12 @@ async def test_many_events_of_some_streams_are_one_statement(connection: Connect
 
 
 @pytest.mark.usefixtures("stream")
-async def test_an_error_in_one_row_undoes_all_and_a_rollback_does(connection: Connection) -> None:
+async def test_an_error_in_one_row_undoes_all(connection: Connection) -> None:
     with pytest.raises(StreamNotFoundError):
         await connection.execute(
             "insert into messages.stream_event (stream, message) values ('s', '1'), ('none', '2')"
         )
-    transaction = connection.transaction()
-    await transaction.start()
-    await insert(connection)
-    await transaction.rollback()
     assert await events(connection) == []
-    async with connection.transaction():
-        await insert(connection, message=1)
-        savepoint = connection.transaction()
-        await savepoint.start()
-        await insert(connection, message=2)
-        await savepoint.rollback()
-        await insert(connection, message=3)
-    assert [it[3] for it in await events(connection)] == [1, 3]
 
 
 @pytest.mark.parametrize("suppressed", [False, True])
@@ -196,19 +196,32 @@ async def test_a_function_that_lies_about_its_volatility_is_called_once(
     assert {it[3] for it in await events(connection)} <= {"", 1}
 
 
+INVALID: list[tuple[dict[str, Any], type[DatabaseError]]] = [
+    ({"message": None}, InvalidArgumentError),
+    ({"message": None, "headers": {"a": 1}}, InvalidArgumentError),
+    ({"headers": [1]}, InvalidArgumentError),
+    ({"headers": "x"}, InvalidArgumentError),
+    ({"message": "x" * 5000}, MessageLimitError),
+    ({"headers": {"a": "x" * 5000}}, MessageLimitError),
+    ({"message": "x" * 2500, "headers": {"a": "x" * 2500}}, MessageLimitError),
+]
+OF_INSERT = [
+    ({"stream": "none"}, StreamNotFoundError),
+    ({"stream": None}, StreamNotFoundError),
+    ({"stream": "default"}, InvalidArgumentError),
+]
+OF_PUBLISH = [
+    ({"priority": 1}, InvalidArgumentError),
+    ({"max_attempts": 2}, InvalidArgumentError),
+    ({"dedup_key": "k"}, InvalidArgumentError),
+]
+
+
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("way", "given", "error"),
     [
-        ({"stream": "none"}, StreamNotFoundError),
-        ({"stream": None}, StreamNotFoundError),
-        ({"stream": "default"}, InvalidArgumentError),
-        ({"message": None}, InvalidArgumentError),
-        ({"message": None, "headers": {"a": 1}}, InvalidArgumentError),
-        ({"headers": [1]}, InvalidArgumentError),
-        ({"headers": "x"}, InvalidArgumentError),
-        ({"message": "x" * 5000}, MessageLimitError),
-        ({"headers": {"a": "x" * 5000}}, MessageLimitError),
-        ({"message": "x" * 2500, "headers": {"a": "x" * 2500}}, MessageLimitError),
+        *(("insert", *it) for it in INVALID + OF_INSERT),
+        *(("publish", *it) for it in INVALID + OF_PUBLISH),
     ],
 )
 @pytest.mark.parametrize("suppressed", [False, True])
@@ -216,17 +229,23 @@ async def test_a_function_that_lies_about_its_volatility_is_called_once(
 async def test_an_invalid_event_is_refused(
     connection: Connection,
     connect: Connect,
+    way: str,
     given: dict[str, Any],
     error: type[DatabaseError],
     *,
     suppressed: bool,
 ) -> None:
+    async def put(**given: Any) -> int:
+        if way == "insert":
+            return await insert(connection, **given)
+        return int(await value(connection, "publish", **{"queue": "s", "message": 1, **given}))
+
     if suppressed:
         assert await value(await connect(), "notifyq.suppress_stream", stream="s")
     with pytest.raises(error):
-        await insert(connection, **given)
+        await put(**given)
     assert await events(connection) == []
-    assert await insert(connection, message="x" * 2500, headers={"a": "x" * 1000})
+    assert await put(message="x" * 2500, headers={"a": "x" * 1000})
 
 
 async def test_the_name_of_a_queue_is_an_error_with_a_hint(connection: Connection) -> None:
@@ -236,71 +255,111 @@ async def test_the_name_of_a_queue_is_an_error_with_a_hint(connection: Connectio
     assert caught.value.hint == "insert into messages.message, or call messages.publish()"
 
 
-@pytest.mark.parametrize(
-    ("condition", "message", "error"),
-    [
-        ("select messages.pause_stream('s')", 1, StreamPausedError),
-        (
-            "select messages.alter_stream('s', payload_type => 'integer')",
-            "one",
-            asyncpg.DatatypeMismatchError,
-        ),
-        (
-            """select messages.alter_stream('s', payload_schema => '{"type": "integer"}')""",
-            "one",
-            PayloadError,
-        ),
-    ],
-)
+CONDITIONS = [
+    (
+        "select messages.pause_stream('s')",
+        "select messages.resume_stream('s')",
+        1,
+        StreamPausedError,
+    ),
+    (
+        "select messages.alter_stream('s', payload_type => 'integer')",
+        "update messages.stream set payload_type = null",
+        "one",
+        asyncpg.DatatypeMismatchError,
+    ),
+    (
+        """select messages.alter_stream('s', payload_schema => '{"type": "integer"}')""",
+        "update messages.stream set payload_schema = null",
+        "one",
+        PayloadError,
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "message", "error"), CONDITIONS)
+@pytest.mark.parametrize("statement", [INSERT, PUBLISH], ids=["insert", "publish"])
 @pytest.mark.usefixtures("stream")
 async def test_a_stream_with_conditions_checks_each_event(
-    connection: Connection, condition: str, message: Any, error: type[Exception]
+    connection: Connection,
+    statement: str,
+    before: str,
+    after: str,
+    message: Any,
+    error: type[Exception],
 ) -> None:
-    prepared = await connection.prepare(INSERT)
+    prepared = await connection.prepare(statement)
+    assert await room(connection) == 4096
     for _ in range(7):
         await prepared.fetch(message)
-    await connection.execute(condition)
+    await connection.execute(before)
+    assert await room(connection) is None
     with pytest.raises(error):
         await prepared.fetch(message)
-    assert len(await events(connection)) == 7
+    await connection.execute(after)
+    assert await room(connection) == 4096
+    await prepared.fetch(message)
+    assert len(await events(connection)) == 8
 
 
 @pytest.mark.usefixtures("stream")
-async def test_grants_of_the_stream_are_checked(connection: Connection) -> None:
+async def test_grants_of_the_stream_are_checked_and_those_of_others_cost_it_nothing(
+    connection: Connection,
+) -> None:
+    statements = [INSERT, PUBLISH, "select notifyq.admit_event('s', $1, null)"]
+
+    async def run(role: str, statement: str) -> None:
+        async with connection.transaction():
+            await connection.execute(f"set local role {role}")
+            await connection.fetch(statement, 1)
+
+    await connection.execute("select messages.grant_queue('default', 'notifyq_admin')")
+    assert await room(connection) == 4096
     await connection.execute("select messages.grant_queue('s', 'notifyq_admin')")
-    async with connection.transaction():
-        await connection.execute("set local role notifyq_publisher")
+    assert await room(connection) is None
+    for statement in statements:
         with pytest.raises(QueueDeniedError):
-            async with connection.transaction():
-                await connection.execute(INSERT, 1)
-        with pytest.raises(QueueDeniedError):
-            async with connection.transaction():
-                await connection.fetchval("select notifyq.admit_event('s', '1', null)")
-    async with connection.transaction():
-        await connection.execute("set local role notifyq_admin")
-        await connection.execute(INSERT, 1)
-    assert len(await events(connection)) == 1
+            await run("notifyq_publisher", statement)
+    await run("notifyq_admin", INSERT)
+    await connection.execute("select messages.revoke_queue('s', 'notifyq_admin')")
+    assert await room(connection) == 4096
+    for statement in statements[:2]:
+        await run("notifyq_publisher", statement)
+    assert len(await events(connection)) == 3
+
+
+@pytest.mark.usefixtures("stream")
+async def test_a_stream_whose_name_has_grants_is_created_with_them(connection: Connection) -> None:
+    await connection.execute(
+        "insert into messages.queue_grant values ('t', 'notifyq_admin', now(), true, true)"
+    )
+    await value(connection, "create_stream", name="t")
+    assert await room(connection, "t") is None
+    await connection.execute("truncate messages.queue_grant")
+    assert await room(connection, "t") is not None
 
 
 @pytest.mark.parametrize("notification", ["auto", "always", "off"])
+@pytest.mark.parametrize("statement", [INSERT, PUBLISH], ids=["insert", "publish"])
 @pytest.mark.usefixtures("stream")
-async def test_an_insert_notifies_as_its_stream_does(
-    connection: Connection, connect: Connect, notification: str
+async def test_an_event_notifies_as_its_stream_does(
+    connection: Connection, connect: Connect, notification: str, statement: str
 ) -> None:
     await value(connection, "alter_stream", name="s", notify=notification)
+    assert (await room(connection) is None) == (notification == "always")
     notifications = Notifications(await connect(), "new_event")
     await notifications.listen()
-    await connection.execute(INSERT, 1)
+    await connection.fetch(statement, 1)
     notified = notification != "off"
     assert bool(await notifications.received("new_event")) == notified
     suppressing = await connect()
     assert await value(suppressing, "notifyq.suppress_stream", stream="s") == (
         notification == "auto"
     )
-    await connection.execute(INSERT, 2)
+    await connection.fetch(statement, 2)
     assert bool(await notifications.received("new_event")) == (notification == "always")
     await value(suppressing, "notifyq.unsuppress_streams", streams=["s"])
-    await connection.execute(INSERT, 3)
+    await connection.fetch(statement, 3)
     assert bool(await notifications.received("new_event")) == notified
     assert [it[3] for it in await events(connection)] == [1, 2, 3]
 

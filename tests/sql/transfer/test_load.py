@@ -16,7 +16,7 @@ from notifyq.errors import (
     QueueNotFoundError,
     StagedRowsLostError,
 )
-from support.database import Connect, Connection, Notifications, until_blocked
+from support.database import Connect, Connection, Notifications, one_row, until_blocked
 
 COMMIT = "select * from notifyq.commit_load($1, $2, $3, $4)"
 LIVE = "select queue, message #>> '{}' from messages.message order by id"
@@ -46,10 +46,9 @@ async def begin(connection: Connection, load: str = "l", epoch: int | None = Non
 async def commit(
     connection: Connection, *attempts: tuple[int, int], load: str = "l", epoch: int | None = None
 ) -> tuple[bool, int, int]:
-    row = await connection.fetchrow(
-        COMMIT, load, [a for a, _ in attempts], [n for _, n in attempts], epoch
+    row = await one_row(
+        connection, COMMIT, load, [a for a, _ in attempts], [n for _, n in attempts], epoch
     )
-    assert row
     return row["is_new"], row["published"], row["merged"]
 
 

@@ -14,6 +14,7 @@ from support.database import (
     Connection,
     Notifications,
     claim_one,
+    lock_of,
     rows,
     until_blocked,
     value,
@@ -62,7 +63,7 @@ async def test_a_message_that_comes_again_is_known(
 async def test_a_message_is_known_long_after_it_finished(connection: Connection) -> None:
     await receive(connection, sent("1"))
     message = await claim_one(connection)
-    await value(connection, "finish", id=message["id"], lock_token=message["lock_token"])
+    await value(connection, "finish", **lock_of(message))
     assert await receive(connection, sent("1")) == (0, 0, 1)
     assert not await live(connection)
 

@@ -10,7 +10,15 @@ import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError, LostReceiptsError, QueueNotFoundError
-from support.database import Connect, Connection, Notifications, publish, until_blocked, value
+from support.database import (
+    Connect,
+    Connection,
+    Notifications,
+    one_row,
+    publish,
+    until_blocked,
+    value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,14 +93,10 @@ async def test_each_message_is_received_once_in_order(connection: Connection) ->
     again, merged, known = await receive(connection, ["7", "9", "10"])
     assert (merged, known) == (0, 2)
     assert again[1:] == [ids[1], ids[0]]
-    assert await messages(connection) == [
-        *zip(ids, ["10", "9", "8"], strict=True),
-        (again[0], "7"),
-    ]
+    assert await messages(connection) == [*zip(ids, ["10", "9", "8"], strict=True), (again[0], "7")]
     assert (await receive(connection, ["10"], source="other"))[2] == 0
     assert await receive(connection, []) == ([], 0, 0)
-    row = await connection.fetchrow("select * from messages.message order by id limit 1")
-    assert row is not None
+    row = await one_row(connection, "select * from messages.message order by id limit 1")
     assert (row["type"], row["headers"], row["key"]) == ("t", {"h": 1}, "k")
 
 
@@ -122,9 +126,7 @@ async def test_a_batch_is_one_notification(
     connection: Connection, notifications: Notifications
 ) -> None:
     ids, _, _ = await receive(connection, ["1", "2", "3"])
-    assert [notification.payload for notification in await notifications.received()] == [
-        f"default:{ids[0]}-{ids[2]}"
-    ]
+    assert await notifications.payloads() == [f"default:{ids[0]}-{ids[2]}"]
 
 
 async def test_two_senders_of_the_same_message_publish_it_once(

@@ -100,10 +100,7 @@ async def dump_at_work(programs: Programs, dsn: str, path: Path) -> dict[str, li
         assert await connection.fetch("select * from messages.claim(array['held'], 1)")
         await kill(connection, 3)
         assert await connection.fetchval("select messages.redrive('default', quantity => 1)") == 1
-        async with (
-            at_work(dsn),
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
+        async with at_work(dsn), connection.transaction(isolation="repeatable_read", readonly=True):
             snapshot = await connection.fetchval("select pg_export_snapshot()")
             found = await contents(connection)
             await programs.dump(dsn, path, f"--snapshot={snapshot}")
@@ -146,11 +143,7 @@ async def goes_on(dsn: str) -> None:
 
 @pytest.mark.timeout(90)
 async def test_into_another_database_of_the_server(
-    programs: Programs,
-    database: str,
-    empty_database: str,
-    tmp_path: Path,
-    connection: Connection,
+    programs: Programs, database: str, empty_database: str, tmp_path: Path, connection: Connection
 ) -> None:
     before = await dump_at_work(programs, database, tmp_path / "dump")
     seen = await position(connection)
@@ -259,9 +252,7 @@ async def test_rows_that_come_without_their_origin_are_noticed(
         assert len(dead) == 3
 
 
-async def test_rows_of_the_own_transaction_do_not_count_as_restored(
-    connection: Connection,
-) -> None:
+async def test_rows_of_the_own_transaction_do_not_count_as_restored(connection: Connection) -> None:
     seen = await position(connection)
     async with connection.transaction():
         dead = await kill(connection)

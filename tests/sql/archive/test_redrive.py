@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from support.database import until_blocked
+from support.database import one_row, until_blocked
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection, Notices
@@ -54,12 +54,9 @@ async def test_a_dead_message_is_published_again_as_a_new_one(connection: Connec
     assert await connection.fetchval("select messages.dead_count()") == 0
     assert await connection.fetch("select * from messages.dead_list()") == []
     assert await connection.fetchval("select count(*) from messages.dead_message") == 2
-
-
-async def test_a_message_is_published_again_once(connection: Connection) -> None:
-    dead = await kill(connection)
-    assert len(await connection.fetchval(RETRY, dead)) == 1
-    assert await connection.fetchval(RETRY, dead) is None
+    # Once, and only what is dead.
+    taken = await connection.fetch("select id from messages.take('default', 9)")
+    assert await connection.fetchval(RETRY, [*dead, taken[0]["id"]]) is None
 
 
 async def test_a_message_that_fails_again_is_published_again(connection: Connection) -> None:
@@ -71,14 +68,6 @@ async def test_a_message_that_fails_again_is_published_again(connection: Connect
     listed = await connection.fetch("select id from messages.dead_list()")
     assert [row["id"] for row in listed] == [new]
     assert await connection.fetchval("select messages.redrive()") == 1
-
-
-async def test_messages_that_succeeded_are_not_published_again(connection: Connection) -> None:
-    taken = await connection.fetchval(
-        "with p as (select messages.publish('default', '1') as id) select id from p"
-    )
-    await connection.execute("select messages.take('default')")
-    assert await connection.fetchval(RETRY, [taken]) is None
 
 
 async def test_two_sessions_publish_a_dead_message_once(connect: Connect) -> None:
@@ -123,11 +112,11 @@ async def test_a_refused_message_stays_dead_and_stops_no_other(
     refused = [one for one in await notices.received("WARNING") if "published again" in one]
     assert len(refused) == 2
     assert "1 is not published again: 'default' does not take this message" in refused[0]
-    row = await connection.fetchrow(
+    row = await one_row(
+        connection,
         "select found, done from messages.dead_retry_matching($1)",
         {"until": "2100-01-01T00:00:00Z"},
     )
-    assert row is not None
     assert row["done"] == 1
     assert await connection.fetchval(waiting) == [3, 4, 5, 6]
     assert await connection.fetchval("select messages.dead_count()") == 2
@@ -146,30 +135,12 @@ async def test_two_redrives_share_the_work(connect: Connect) -> None:
     assert await waiting == 2
 
 
-async def test_a_redrive_takes_the_oldest_that_fit(connection: Connection) -> None:
-    await connection.execute("select messages.create_queue('other')")
-    first = await kill(connection, 3)
-    other = await kill(connection, 2, "other")
-    await connection.execute("insert into messages.message (message) values ('0')")
-    await connection.execute(
-        "select messages.finish(c.id, c.lock_token, 'rejected') from messages.claim() as c"
-    )
-    middle = await connection.fetchval(
-        "select archived_at from messages.message_archive where id = $1", other[0]
-    )
+async def test_a_redrive_takes_the_oldest(connection: Connection) -> None:
+    """Its conditions are tested in test_gates.py."""
+    dead = await kill(connection, 3)
     redriven = "select array_agg(archive_id order by archive_id) from notifyq.redrive"
-
-    async def redrive(arguments: str, *values: object) -> int:
-        count: int = await connection.fetchval(f"select messages.redrive({arguments})", *values)
-        return count
-
-    assert await redrive("quantity => 2") == 2
-    assert await connection.fetchval(redriven) == first[:2]
-    assert await redrive("until => $1", middle) == 1
-    assert await redrive("'default', 'failed'") == 0
-    assert await redrive("'default', 'rejected', since => $1", middle) == 1
-    assert await redrive("'other', since => $1", middle) == 2
-    assert await redrive("") == 0
+    assert await connection.fetchval("select messages.redrive(quantity => 2)") == 2
+    assert await connection.fetchval(redriven) == dead[:2]
 
 
 async def test_messages_of_a_dropped_queue_stop_no_others(connection: Connection) -> None:
@@ -215,20 +186,3 @@ async def test_a_record_goes_with_the_day_of_its_dead_message(connection: Connec
     await connection.execute("select messages.maintain()")
     kept = await connection.fetch("select archive_id from notifyq.redrive")
     assert [row["archive_id"] for row in kept] == dead[1:]
-
-
-async def test_only_admins_redrive_and_readers_see_it(connection: Connection) -> None:
-    rights = await connection.fetch(
-        "select r, has_function_privilege(r, 'messages.dead_retry(bigint[])', 'execute') as one, "
-        "has_function_privilege(r, 'messages.redrive(text, messages.message_status, timestamptz, "
-        "timestamptz, integer, text)', 'execute') as slice, "
-        "has_table_privilege(r, 'notifyq.redrive', 'select') as seen "
-        "from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', "
-        "'notifyq_admin']) as r"
-    )
-    assert [tuple(row.values()) for row in rights] == [
-        ("notifyq_publisher", False, False, False),
-        ("notifyq_worker", False, False, False),
-        ("notifyq_reader", False, False, True),
-        ("notifyq_admin", True, True, True),
-    ]
