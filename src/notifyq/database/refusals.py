@@ -30,6 +30,8 @@ A = TypeVar("A")
 
 PAUSE = 1.0
 """Seconds until what was refused is tried again."""
+_QUIET = 60.0
+"""Seconds in which the same refusal of one thing is logged once."""
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -76,23 +78,38 @@ async def halving(
         yield part, answer
 
 
+class _Refused(NamedTuple):
+    kind: type[BaseException]
+    is_logged: bool
+
+
 class Refusals:
-    """Logs a refusal once, and once that it is over."""
+    """Logs a refusal once, and once that it is over; the same of one thing once a minute at most.
+
+    A queue that is full now and then is refused now and then.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._refused: dict[str, type[BaseException]] = {}
+        self._refused: dict[str, _Refused] = {}
+        self._logged: dict[tuple[str, type[BaseException]], float] = {}
 
     def refused(self, what: str, error: BaseException, meanwhile: str) -> None:
         """Record that the server refuses `what`, and log it unless it was refused so before."""
-        if self._refused.get(what) is not type(error):
-            self._refused[what] = type(error)
+        kind = type(error)
+        if what in self._refused and self._refused[what].kind is kind:
+            return
+        now = time.monotonic()
+        is_logged = now - self._logged.get((what, kind), -math.inf) >= _QUIET
+        self._refused[what] = _Refused(kind, is_logged)
+        if is_logged:
+            self._logged[what, kind] = now
             reason = str(error).partition("\n")[0]  # without the hint
             self._log.error("%s: %s; %s", what, reason, meanwhile)
 
     def works(self, what: str) -> None:
         """Record that the server does not refuse it, or no longer."""
-        if self._refused and self._refused.pop(what, None) is not None:
+        if self._refused and (refused := self._refused.pop(what, None)) and refused.is_logged:
             self._log.info("%s: it works again", what)
 
     @contextmanager

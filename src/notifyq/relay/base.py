@@ -91,6 +91,7 @@ class BaseRelay:
         self._wake = Wake()
         self._stops = 0
         self._stalled: dict[str | None, float] = {}
+        self._reported: set[str | None] = set()
         self._failure: BaseException | None = None
         self._patience = Patience("the start", log, source.settings.retry_for)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -164,14 +165,21 @@ class BaseRelay:
         raise NotImplementedError
 
     def _stall(self, source: str | None, error: Exception) -> None:
-        """Report once that the target takes nothing of a source; None: that it is down."""
-        if source not in self._stalled:
-            self._stalled[source] = time.monotonic()
+        """Report once that the target takes nothing of a source; None: that it is down.
+
+        That it is down is known after `hold`; a queue that is full for a shorter time is nothing.
+        """
+        since = self._stalled.setdefault(source, time.monotonic())
+        has_lasted = time.monotonic() - since >= self._settings.hold.total_seconds()
+        if source not in self._reported and (source is None or has_lasted):
+            self._reported.add(source)
             self._telemetry(RelayStalled(relay=self.name, source=source, reason=reason_of(error)))
 
     def _resume(self, source: str | None) -> None:
         """Report that it waits no more, if it did."""
-        if (since := self._stalled.pop(source, None)) is not None:
+        since = self._stalled.pop(source, None)
+        if since is not None and source in self._reported:
+            self._reported.remove(source)
             seconds = time.monotonic() - since
             self._telemetry(RelayResumed(relay=self.name, source=source, seconds=seconds))
 
