@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from notifyq.chaos.checker import judge
 from notifyq.chaos.faults import Fault, catalogue
 from notifyq.chaos.history import Call
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.recovery import percentile, recoveries
 from notifyq.chaos.report import Report, Row
-from notifyq.chaos.results import judge
 from notifyq.chaos.run import Run
 from notifyq.server import wheel_binaries
 
@@ -89,15 +89,15 @@ async def test_the_rig_sees_what_goes_wrong(
     assert collapse.findings == ["the fault did not complete: ZeroDivisionError()"]
     assert theft.findings[0].startswith("lost: message ")
     assert not report.ok
-    again = "notifyq chaos --seed 3 --faults theft --workers 2 --minutes 0.0167"
-    assert report.again(theft) == again
+    again = "theft: again: notifyq chaos --seed 3 --faults theft --workers 2 --minutes 0.0167"
+    assert again in report.remarks()
     assert theft.history == str(tmp_path / "theft")
     assert judge(tmp_path / "theft").lost == 1
 
 
 def test_every_fault_has_a_name_and_a_title() -> None:
     known = catalogue()
-    assert len(known) >= 30
+    assert len(known) >= 26
     assert all(name == fault.name for name, fault in known.items())
     assert all(fault.title for fault in known.values())
 
@@ -149,5 +149,4 @@ def test_a_skipped_fault_breaks_nothing(tmp_path: Path) -> None:
     report = Report(seed=1, workers=2, seconds=3, machine="here", rows=[row])
     report.write(tmp_path)
     assert report.ok
-    assert "skipped: needs root" in (tmp_path / "report.txt").read_text()
     assert "| skipped: needs root |" in (tmp_path / "report.md").read_text()

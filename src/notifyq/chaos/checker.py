@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from notifyq.chaos.evidence import Evidence, may_have_held
-from notifyq.chaos.history import calls
+from notifyq.chaos.final import Final
+from notifyq.chaos.history import calls, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from notifyq.chaos.evidence import Grant
-    from notifyq.chaos.final import Final
     from notifyq.chaos.history import Op
+
+_MOST = 20
+"""Findings that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,18 @@ class CheckResult:
     def ok(self) -> bool:
         """Whether the history is usable and no invariant is violated."""
         return not self.violations
+
+    def findings(self) -> list[str]:
+        """List the violations; of very many only the first, and how many more there are."""
+        texts = [f"{it.invariant}: {it.message}" for it in self.violations]
+        more = len(texts) - _MOST
+        return [*texts[:_MOST], f"and {more} more"] if more > 0 else texts
+
+
+def judge(folder: Path) -> CheckResult:
+    """Check the history in `folder`; raises HistoryError where it is not complete."""
+    final = Final.read(folder)
+    return check(read(folder), final)
 
 
 def check(ops: Iterable[Op], final: Final) -> CheckResult:

@@ -20,15 +20,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.errors import NotifyqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK_FIELDS = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
 """What a claim records of each message."""
-_ALWAYS = ("fault", "drain")
-"""Calls that a brief history records too."""
+BRIEF = "brief"
+"""A file in the folder of a history that leaves out the calls for single messages."""
+
+
+class ChaosError(NotifyqError):
+    """The test rig failed; this proves nothing about the queue."""
 
 
 class HistoryError(ChaosError):
@@ -45,20 +49,20 @@ class History:
     """Writes the history of one process into a file of its own in `folder`, which is created.
 
     `process` is its name, such as `publisher-1`; a restart under the same name gets another file.
-    Written lines survive a kill -9. A brief history leaves out the calls for single messages: after
-    hours they would be too many to check.
+    Written lines survive a kill -9. A brief history has faults and drains only: the calls of hours
+    would be too many to check.
     """
 
-    def __init__(self, folder: str | Path, process: str, *, is_brief: bool = False) -> None:
+    def __init__(self, folder: str | Path, process: str) -> None:
         self._process = process
-        self._is_brief = is_brief
+        self._is_brief = (Path(folder) / BRIEF).exists()
         self._numbers = itertools.count(1)
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._file = _create(Path(folder), process)
 
     def invoke(self, op: str, /, **fields: Any) -> Invoked:
         """Record that a call begins; its end is recorded through the result."""
-        if self._is_brief and op not in _ALWAYS:
+        if self._is_brief and op not in {"fault", "drain"}:
             return Invoked(lambda _type, _fields: None)
         number = next(self._numbers)
         self._write(op, number, "invoke", fields)

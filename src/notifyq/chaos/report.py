@@ -1,4 +1,4 @@
-"""The report of a run: a row for each fault, as text, JSON and Markdown."""
+"""The report of a run: a row for each fault, as a table, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 from notifyq.chaos.recovery import percentile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from notifyq.chaos.checker import CheckResult
 
-COLUMNS = (
-    *("fault", "messages", "lost", "doubled archive", "doubled execution", "unexpected"),
-    *("false acks", "failed publishes", "p50 s", "p99 s", "max s", "figures", "result"),
-)
-"""Columns of the table; the times are recovery times."""
-_FACTS = ("seed", "workers", "seconds", "machine", "ok")
 _COUNTS = (
     *("attempts", "lost", "doubled_archive", "doubled_execution"),
     *("unexpected", "false_acknowledgement"),
 )
+_TIMES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+COLUMNS = (
+    *("fault", "messages", "lost", "doubled archive", "doubled execution", "unexpected"),
+    *("false acks", "failed publishes", *(f"{name} s" for name in _TIMES), "figures", "result"),
+)
+"""Columns of the table; the times are recovery times."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +38,8 @@ class Row:
     result: CheckResult | None = None
     failed_publishes: int = 0
     """Publications without an acknowledgement; some may have succeeded."""
-    recoveries: list[float] = field(default_factory=list)
+    recovery: dict[str, float | None] = field(default_factory=dict)
+    """Percentiles of the recovery times in seconds; None where there was nothing to recover."""
     injections: list[dict[str, Any]] = field(default_factory=list)
     """Each with its name and the choices made by the seed."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -56,31 +56,23 @@ class Row:
         """Whether there are no findings."""
         return not self.findings
 
+    def recovered_in(self, seconds: list[float]) -> None:
+        """Keep the percentiles of these recovery times."""
+        self.recovery = {name: percentile(seconds, share) for name, share in _TIMES.items()}
+
     def cells(self) -> list[str]:
         """The cells of the table."""
         if self.skipped is not None:
             return [self.fault, *[""] * (len(COLUMNS) - 2), f"skipped: {self.skipped}"]
-        counts = [getattr(self.result, name, "") for name in _COUNTS]
-        times = [percentile(self.recoveries, share) for share in (0.5, 0.99, 1)]
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
+        times = [self.recovery.get(name) for name in _TIMES]
         return [
             self.fault,
-            *map(str, counts),
+            *(str(getattr(self.result, name, "")) for name in _COUNTS),
             str(self.failed_publishes),
             *("" if value is None else f"{value:.2f}" for value in times),
-            figures,
+            ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items()),
             "ok" if self.ok else f"{len(self.findings)} broken",
         ]
-
-    def facts(self) -> dict[str, Any]:
-        """The row for JSON."""
-        facts = asdict(self)
-        facts["recovery"] = {
-            name: percentile(self.recoveries, share)
-            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1))
-        }
-        facts["ok"] = self.ok
-        return facts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,33 +91,37 @@ class Report:
         """Whether no fault has findings."""
         return all(row.ok for row in self.rows)
 
-    def again(self, row: Row) -> str:
-        """The command that repeats this fault."""
-        return (
-            f"notifyq chaos --seed {self.seed} --faults {row.fault} "
-            f"--workers {self.workers} --minutes {self.seconds / 60:.3g}"
-        )
+    @property
+    def head(self) -> str:
+        """The seed and the machine, for the first line."""
+        return f"seed {self.seed}; {self.machine}"
+
+    def remarks(self) -> list[str]:
+        """The findings and notes of all faults, and how to repeat those that failed."""
+        lines = []
+        for row in self.rows:
+            texts = [*row.findings, *row.notes]
+            if row.history is not None:
+                texts.append(f"its history is in {row.history}")
+            if not row.ok:
+                texts.append(
+                    f"again: notifyq chaos --seed {self.seed} --faults {row.fault} "
+                    f"--workers {self.workers} --minutes {self.seconds / 60:.3g}"
+                )
+            lines += [f"{row.fault}: {text}" for text in texts]
+        return lines
 
     def write(self, folder: Path) -> None:
-        """Write report.txt, report.json and report.md."""
+        """Write report.json and report.md."""
         folder.mkdir(parents=True, exist_ok=True)
-        cells = [row.cells() for row in self.rows]
-        head = f"seed {self.seed}; {self.machine}"
-        facts = {name: getattr(self, name) for name in _FACTS}
-        rows = [row.facts() for row in self.rows]
-        texts = {
-            "report.txt": "\n".join([head, "", *_aligned([COLUMNS, *cells]), *self._remarks()]),
-            "report.json": json.dumps({**facts, "faults": rows}, indent=2),
-            "report.md": "\n".join([head, "", *_markdown(cells), *self._remarks("- ")]),
-        }
-        for name, text in texts.items():
-            (folder / name).write_text(f"{text}\n", encoding="utf-8")
-
-    def _remarks(self, bullet: str = "") -> list[str]:
-        remarks = [
-            f"{bullet}{row.fault}: {text}" for row in self.rows for text in row.findings + row.notes
-        ]
-        return ["", *remarks] if remarks else []
+        facts = asdict(self)
+        facts["faults"] = [row | {"ok": not row["findings"]} for row in facts.pop("rows")]
+        table = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in self.rows)]
+        lines = [f"| {' | '.join(it.replace('|', '/') for it in row)} |" for row in table]
+        text = "\n".join([self.head, "", *lines, "", *(f"- {it}" for it in self.remarks())])
+        (folder / "report.md").write_text(f"{text.rstrip()}\n", encoding="utf-8")
+        text = json.dumps({**facts, "ok": self.ok}, indent=2)
+        (folder / "report.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def machine(server: str) -> str:
@@ -135,13 +131,3 @@ def machine(server: str) -> str:
         f"PostgreSQL {server}, Python {platform.python_version()}, {os.cpu_count()} cores, "
         f"{platform.system()} {platform.machine()}, load {load}"
     )
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _markdown(rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.errors import ChaosError
-from notifyq.chaos.history import History, calls, read
+from notifyq.chaos.history import ChaosError, History, calls, read
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
@@ -20,7 +19,7 @@ from notifyq.database.pool import Database
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from pathlib import Path
 
     from notifyq.chaos.history import Call
@@ -54,6 +53,7 @@ class Rig:
     workers: list[WorkerProcess]
     load: Load
     notes: list[str] = field(default_factory=list)
+    """Remarks for the report."""
     figures: dict[str, float] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     """Expectations of the fault that were not met, beside those of the checker."""
@@ -70,27 +70,34 @@ class Rig:
         settings = DatabaseSettings.load(pool_size=sessions, connect_timeout=timedelta(seconds=5))
         return Database(self.proxy.dsn, settings=settings, name="notifyq chaos client")
 
-    def note(self, text: str) -> None:
-        """Add a remark to the report."""
-        self.notes.append(text)
-
-    def figure(self, name: str, value: float) -> None:
-        """Add a number to the report; its name contains the unit."""
+    def figure(self, name: str, value: float, *, most: float | None = None) -> None:
+        """Add a number to the report; more than `most` fails the fault. The unit is in its name."""
         self.figures[name] = value
+        if most is not None and value > most:
+            self.findings.append(f"{name}: {value:.4g}, at most {most:.4g} is allowed")
 
-    def require(self, condition: bool, finding: str) -> None:  # noqa: FBT001  as assert takes it
-        """Add a finding to the report, and fail the fault, unless the condition holds."""
-        if not condition:
-            self.findings.append(finding)
+    def peak(self, name: str, value: float, *, most: float | None = None) -> None:
+        """Add the greatest of several numbers, as `figure` does."""
+        if value >= self.figures.get(name, 0):
+            self.figure(name, value, most=most)
 
-    @contextlib.contextmanager
-    def injecting(self, name: str, **fields: Any) -> Iterator[None]:
+    def kill_worker(self, victim: WorkerProcess | None = None) -> None:
+        """Kill a worker, by default a random one, and start the next one in its place."""
+        victim = victim or self.random.choice(self.workers)
+        with self.injecting("worker-kill", victim=victim.name):
+            victim.restart()
+
+    def injecting(self, name: str, **fields: Any) -> AbstractContextManager[None]:
         """Record an injection from its start until it is healed.
 
         With `victim`, the name of a worker's process, recovery lasts from the start to the next
         execution of the messages that it held; with `outage`, from the end to the first claim.
         """
-        call = self.history.invoke("fault", name=name, **fields)
+        return self._recording("fault", name=name, **fields)
+
+    @contextlib.contextmanager
+    def _recording(self, op: str, **fields: Any) -> Iterator[None]:
+        call = self.history.invoke(op, **fields)
         try:
             yield
         except BaseException as error:
@@ -155,29 +162,23 @@ class Rig:
             if not worker.is_alive:
                 if not worker.was_ended:
                     code, words = worker.exit_code, worker.last_words()
-                    self.note(f"{worker.name} ended unexpectedly with {code}: {words}")
+                    self.notes.append(f"{worker.name} ended unexpectedly with {code}: {words}")
                 worker.start()
         await self.load.stop_publishing()
-        drain = self.history.invoke("drain")
-        try:
+        with self._recording("drain"):
             await self.until(self._is_drained, "no message is live", _DRAIN_SECONDS)
             async with self.connection() as connection:
                 dead = await connection.fetchval(sql.DEAD_COUNT, None, None)
             await self.until(
                 lambda: self.load.has_reported(dead), "the watcher reported all dead messages"
             )
-        except ChaosError as error:
-            drain.fail(error=str(error))
-            raise
-        drain.ok()
         await asyncio.gather(*(worker.terminate() for worker in self.workers))
 
     async def backlog(self) -> int:
         """Return the number of live messages."""
         async with self.connection() as connection:
-            queues = await connection.fetch(sql.QUEUE_INFO, None)
-        states = ("waiting", "scheduled", "parked", "locked")
-        return sum(row[state] for row in queues for state in states)
+            count: int = await connection.fetchval("select count(*) from messages.message")
+        return count
 
     async def _is_drained(self) -> bool:
         return await self.backlog() == 0

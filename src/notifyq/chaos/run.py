@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.checker import judge
 from notifyq.chaos.final import read_final
-from notifyq.chaos.kinds import BRIEF
+from notifyq.chaos.history import BRIEF, ChaosError
 from notifyq.chaos.load import Load
 from notifyq.chaos.proxy import Proxy
 from notifyq.chaos.recovery import recoveries
 from notifyq.chaos.report import Report, Row, machine
-from notifyq.chaos.results import counted, findings, judge
 from notifyq.chaos.rig import Rig
 from notifyq.chaos.server import Server, programs
 from notifyq.chaos.workers import WorkerProcess
@@ -81,13 +80,14 @@ class Run:
         return report
 
     async def _one(self, fault: Fault, home: Path) -> Row:
-        row = Row(fault=fault.name, title=fault.title)
-        row.skipped = fault.lacking()
+        row = Row(fault=fault.name, title=fault.title, skipped=fault.lacking())
         if row.skipped is not None:
             return row
         began = time.monotonic()
         history = home / "history" / fault.name
         history.mkdir(parents=True)
+        if fault.is_brief:
+            (history / BRIEF).touch()
         try:
             async with self._serving(fault, home) as server:
                 await self._judge(fault, server, history, row)
@@ -115,26 +115,23 @@ class Run:
                 except ChaosError as error:
                     # The history so far is checked too: it may show the reason.
                     rig.findings.append(str(error))
-            async with rig.connection() as connection:
-                if fault.is_brief:
-                    row.result = await counted(connection, rig.load.published, rig.load.failed)
-                else:
+            if not fault.is_brief:
+                async with rig.connection() as connection:
                     (await read_final(connection)).write(folder)
         history = rig.calls()
         await fault.conclude(rig, history)
         row.injections = [call.fields for call in history if call.op == "fault"]
-        row.recoveries = recoveries(history)
+        row.recovered_in(recoveries(history))
         row.failed_publishes = rig.load.failed
-        row.result = row.result or judge(folder)
-        row.findings += findings(row.result)
+        if not fault.is_brief:
+            row.result = judge(folder)
+            row.findings += row.result.findings()
 
     def _rig(self, fault: Fault, server: Server, proxy: Proxy, folder: Path) -> Rig:
         # With its name, so that a fault makes the same choices alone and among others.
         seed = f"{self.seed}:{fault.name}"
-        numbers = range(1, (fault.workers or self.workers) + 1)
+        numbers = range(1, self.workers + 1)
         variables = {**_WORKERS, **fault.worker_settings}
-        if fault.is_brief:
-            variables[BRIEF] = "1"
         return Rig(
             server=server,
             proxy=proxy,
@@ -142,26 +139,16 @@ class Run:
             random=random.Random(seed),  # noqa: S311  a seed repeats the harm
             seconds=self.seconds,
             workers=[WorkerProcess(number, proxy.dsn, folder, variables) for number in numbers],
-            load=Load(
-                dsn=proxy.dsn,
-                folder=folder,
-                seed=seed,
-                mix=fault.mix,
-                rate=fault.rate,
-                batches=fault.batches,
-                is_brief=fault.is_brief,
-            ),
+            load=Load(proxy.dsn, folder, seed, fault.mix, fault.rate, fault.batches),
         )
 
     @contextlib.asynccontextmanager
     async def _serving(self, fault: Fault, home: Path) -> AsyncIterator[Server]:
         """Give a server with the fault's settings and empty queues."""
         is_own = fault.own_server or fault.synchronous
-        if self._server is None or is_own:
+        if is_own or self._server is None:
             await self._discard()
-            await self._make(fault, home)
-        server = self._server
-        assert server is not None  # noqa: S101  it was made
+        server = self._server = self._server or await self._make(fault, home)
         try:
             await self._prepare(server, fault)
             yield server
@@ -172,13 +159,13 @@ class Run:
             if is_own:
                 await self._discard()
 
-    async def _make(self, fault: Fault, home: Path) -> None:
+    async def _make(self, fault: Fault, home: Path) -> Server:
         self._clusters += 1
         folder = home / f"server-{self._clusters}"
         folder.mkdir()
         self._cluster.callback(shutil.rmtree, folder, ignore_errors=True)
         if fault.own_server:
-            self._cluster.callback(fault.clean_up, folder)
+            self._cluster.callback(fault.clean_up)
             fault.prepare(folder)
         server = Server(folder, self._binaries)
         server.create()
@@ -187,7 +174,7 @@ class Run:
             # With the default settings: pg_cron can only be installed while it is loaded.
             await server.start()
             await self._install(server)
-        self._server = server
+        return server
 
     async def _prepare(self, server: Server, fault: Fault) -> None:
         settings, environment = dict(fault.settings), dict(fault.environment)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.app import App
 from notifyq.chaos.history import LOCK_FIELDS, History, Invoked, digest
-from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
+from notifyq.chaos.kinds import FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.durable.control import Parked
 from notifyq.durable.steps import Steps
 from notifyq.handlers.retries import Reject
 from notifyq.handlers.signature import Transaction
 from notifyq.models.message import Message
-from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
+from notifyq.models.outcome import Failed, Rejected, Released, Success
 from notifyq.queues.claim_client import ClaimClient
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted, log_events
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Iterator, Sequence
 
     from notifyq.database.pool import Database
     from notifyq.handlers.build import HandlerOptions
@@ -41,12 +41,12 @@ class _RecordingClient(ClaimClient):
 
     def __init__(self, database: Database, worker: str, *, history: History) -> None:
         super().__init__(database, worker)
-        self.history = history
+        self._history = history
 
     async def claim(self, queues: Sequence[str], quantity: int, **options: Any) -> list[Message]:
         if self._is_claiming:  # the client claims again to replace what it could not decode
             return await super().claim(queues, quantity, **options)
-        call = self.history.invoke("claim")
+        call = self._history.invoke("claim")
         self._is_claiming = True
         try:
             with _unknown_on_error(call):
@@ -62,8 +62,8 @@ class _RecordingClient(ClaimClient):
         outcome: Success | Rejected | Failed | Released,
         on_settled: OnSettled,
     ) -> None:
-        ops = {Failed: "retry", Released: "release"}
-        call = self._begin(ops.get(type(outcome), "finish"), message, outcome.status)
+        op = {Failed: "retry", Released: "release"}.get(type(outcome), "finish")
+        call = _invoke(self._history, op, message, str(outcome.status))
 
         def record(answer: Answer | BaseException) -> None:
             if isinstance(answer, BaseException):
@@ -74,29 +74,18 @@ class _RecordingClient(ClaimClient):
 
         super().finish(message, outcome, record)
 
-    async def settle(self, message: Message, outcome: Outcome) -> Answer:
-        """Settle a message; `finish` records all outcomes but a failure."""
-        if not isinstance(outcome, Failed):
-            return await super().settle(message, outcome)
-        call = self._begin("retry", message, outcome.status)
-        with _unknown_on_error(call):
-            answer = await super().settle(message, outcome)
-        call.ok(held=bool(answer))
-        return answer
-
     async def release(self, messages: Iterable[Message]) -> set[int]:
         held = list(messages)
-        calls = [self._begin("release", message, "released") for message in held]
+        calls = [_invoke(self._history, "release", message) for message in held]
         with _unknown_on_error(*calls):
             released = await super().release(held)
         for call, message in zip(calls, held, strict=True):
             call.ok(held=message.id in released)
         return released
 
-    def _begin(self, op: str, message: Message, status: str) -> Invoked:
-        return self.history.invoke(
-            op, id=message.id, lock_token=message.lock_token, status=str(status)
-        )
+
+def _invoke(history: History, op: str, message: Message, status: str = "released") -> Invoked:
+    return history.invoke(op, id=message.id, lock_token=message.lock_token, status=status)
 
 
 @contextlib.contextmanager
@@ -114,31 +103,20 @@ class _App(App):
 
     history: History
 
-    def worker(
-        self,
-        *,
-        queues: Sequence[str] | Mapping[str, int] = (),
-        strict: bool = False,
-        streams: Sequence[str] = (),
-        telemetry: TelemetryHandler | None = None,
-        **settings: Any,
-    ) -> Worker:
-        self.history = History(
-            os.environ[FOLDER], os.environ[PROCESS], is_brief=BRIEF in os.environ
-        )
+    def worker(self, *, telemetry: TelemetryHandler = log_events, **options: Any) -> Worker:
+        self.history = History(os.environ[FOLDER], os.environ[PROCESS])
 
         def note(event: TelemetryEvent) -> None:
             if isinstance(event, WorkerStarted):
                 self.history.note("started", worker=event.worker, pid=os.getpid())
-            (telemetry or log_events)(event)
+            telemetry(event)
 
+        of_worker = {"queues", "strict", "streams", "metrics"}
+        settings = {name: value for name, value in options.items() if name not in of_worker}
         return Worker(
             self.database,
             self.registry,
             settings=WorkerSettings.load(**settings),
-            queues=queues,
-            strict=strict,
-            streams=streams,
             telemetry=note,
             claim_client=partial(_RecordingClient, history=self.history),
         )
@@ -208,9 +186,7 @@ async def _write(tx: Transaction, key: str) -> None:
 
 async def _parking(message: Message, waiting: Awaitable[Any]) -> None:
     """Record that the lock is given back where the message is parked."""
-    call = app.history.invoke(
-        "release", id=message.id, lock_token=message.lock_token, status="released"
-    )
+    call = _invoke(app.history, "release", message)
     try:
         await waiting
     except Parked:

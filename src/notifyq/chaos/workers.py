@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import FOLDER, PROCESS
 from notifyq.chaos.server import tied
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _COMMAND = ["-P", "-m", "notifyq", "worker", "notifyq.chaos.work:app", "--log-level", "warning"]
 _START_SECONDS = 30.0
+_STOP_SECONDS = 15.0
 _POLL = 0.01
 """Seconds between two checks of a process."""
 
@@ -31,7 +32,7 @@ class WorkerProcess:
         self._number = number
         self._folder = folder
         self._variables = {**variables, "NOTIFYQ_DSN": dsn, FOLDER: str(folder)}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._started: subprocess.Popen[bytes] | None = None
         self._generation = 0
         self.is_paused = False
         self.was_ended = False
@@ -45,30 +46,32 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """The process id of the current process."""
-        return self._running().pid
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._started is not None and self._started.poll() is None
 
     @property
     def exit_code(self) -> int | None:
         """How the process ended; None while it runs."""
-        return self._running().poll()
+        return self._process.poll()
 
     def start(self) -> None:
         """Start the next process; `started` waits until it claims."""
         self._generation += 1
         self.is_paused = self.was_ended = False
+        # Without settings of notifyq: those of the caller must not apply.
+        clean = {it: value for it, value in os.environ.items() if not it.startswith("NOTIFYQ_")}
         with (self._folder / f"{self.name}.log").open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  the command is our own
+            self._started = subprocess.Popen(  # noqa: S603  the command is our own
                 tied([sys.executable, *_COMMAND]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={**_environment(), **self._variables, PROCESS: self.name},
+                env={**clean, **self._variables, PROCESS: self.name},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the rig only
             )
 
@@ -83,46 +86,44 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
-        process = self._running()
         self.was_ended = True
-        process.kill()
-        process.wait()
+        self._process.kill()
+        self._process.wait()
         self.is_paused = False
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP."""
-        self._running().send_signal(signal.SIGSTOP)
+        self._process.send_signal(signal.SIGSTOP)
         self.is_paused = True
 
     def resume(self) -> None:
         """Continue a paused process."""
-        self._running().send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGCONT)
         self.is_paused = False
 
-    async def terminate(self, seconds: float = 15) -> float:
+    async def terminate(self) -> float:
         """Send SIGTERM and wait for the end; return how many seconds it took.
 
         Raises ChaosError if the process had to be killed.
         """
         began = time.monotonic()
         self.was_ended = True
-        self._running().terminate()
+        self._process.terminate()
         while self.is_alive:
-            if time.monotonic() - began > seconds:
+            if time.monotonic() - began > _STOP_SECONDS:
                 self.kill()
-                raise ChaosError(f"{self.name} did not stop within {seconds:.0f} s of a SIGTERM")
+                raise ChaosError(f"{self.name} did not stop {_STOP_SECONDS:.0f} s after a SIGTERM")
             await asyncio.sleep(_POLL)
         return time.monotonic() - began
 
     def restart(self) -> None:
         """Start the next process; kill the current one if it still runs."""
-        if self.is_alive:
-            self.kill()
+        self.close()
         self.start()
 
     def close(self) -> None:
         """Kill the process if there is one."""
-        if self._process is not None:
+        if self._started is not None:
             self.kill()
 
     def last_words(self) -> str:
@@ -130,12 +131,8 @@ class WorkerProcess:
         text = (self._folder / f"{self.name}.log").read_text(errors="replace")
         return " / ".join(text.splitlines()[-3:]) or "its log is empty"
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
+    @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        if self._started is None:
             raise ChaosError(f"worker {self._number} has not been started")
-        return self._process
-
-
-def _environment() -> dict[str, str]:
-    """The environment without settings of notifyq: those of the caller must not apply."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("NOTIFYQ_")}
+        return self._started

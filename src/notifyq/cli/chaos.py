@@ -100,10 +100,10 @@ def _print_list() -> None:
 
 
 def _check_again(folder: Path) -> None:
-    from notifyq.chaos.results import findings, judge
+    from notifyq.chaos.checker import judge
 
     result = judge(folder)
-    for finding in findings(result):
+    for finding in result.findings():
         out.print(finding)
     if not result.ok:
         raise typer.Exit(1)
@@ -156,13 +156,7 @@ def _kept(output: Path | None) -> Iterator[Path]:
 def _print_report(report: Report) -> None:
     from notifyq.chaos.report import COLUMNS
 
-    out.print(f"seed {report.seed}; {report.machine}")
-    out.print()
+    out.print(f"{report.head}\n")
     print_table(COLUMNS, [row.cells() for row in report.rows], numbers=range(1, 11), spare=_SPARE)
-    for row in report.rows:
-        for text in row.findings + row.notes:
-            out.print(f"{row.fault}: {text}")
-        if row.history is not None:
-            out.print(f"{row.fault}: its history is in {row.history}")
-        if not row.ok:
-            out.print(f"again: {report.again(row)}")
+    for remark in report.remarks():
+        out.print(remark)

@@ -32,77 +32,54 @@ class NetworkCut(Fault):
     # A message that is not found after reconnecting would wait for the poll.
     worker_settings = {"NOTIFYQ_POLL": "30s"}
 
-    async def inject(self, rig: Rig) -> None:
-        for cuts in rig.rounds():
-            with rig.injecting(self.name, outage=True):
-                rig.proxy.is_closed = True
-                rig.proxy.cut()
-                await rig.pause(0, 0.3)
-                rig.proxy.is_closed = False
-            rig.figure("cuts", cuts)
-            await rig.pause(0.5, 1)
+    async def strike(self, rig: Rig) -> None:
+        with rig.injecting(self.name, outage=True):
+            rig.proxy.is_closed = True
+            rig.proxy.cut()
+            await rig.pause(0, 0.3)
+            rig.proxy.is_closed = False
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         """Check that no message waited for the poll."""
-        longest = max(waits(history, since=0), default=0)
-        rig.figure("longest wait s", longest)
-        rig.require(longest < 20, f"a message waited {longest:.1f} s: for the poll")
+        rig.figure("longest wait s", max(waits(history, since=0), default=0), most=20)
 
 
 class HalfOpen(Fault):
     """Open connections carry no traffic, as after a host failure."""
 
     name = "half-open"
-    worker_settings = {
-        "NOTIFYQ_PING": f"{_PING}s",
-        "NOTIFYQ_COMMAND_TIMEOUT": "2s",
-    }
+    worker_settings = {"NOTIFYQ_PING": f"{_PING}s", "NOTIFYQ_COMMAND_TIMEOUT": "2s"}
 
     async def inject(self, rig: Rig) -> None:
         before = set(await rig.server.backends("notifyq worker"))
-        began = time.monotonic()
 
         async def listen_again() -> bool:
             fresh = set(await rig.server.backends("notifyq worker")) - before
             return len(fresh) >= len(rig.workers)
 
-        with rig.injecting(self.name):
-            rig.proxy.blackhole()
-            await rig.until(listen_again, "all workers listen again")
-            seconds = time.monotonic() - began
-        rig.figure("detection s", seconds)
-        bound = _PING + _PING_TIMEOUT
-        # Twice the bound, because the machine is shared.
-        rig.require(
-            seconds < 2 * bound,
-            f"workers listened again after {seconds:.1f} s, ping and timeout are {bound:.0f} s",
-        )
-
         async def are_gone() -> bool:
             return not before & set(await rig.server.backends("notifyq worker"))
 
+        began = time.monotonic()
+        with rig.injecting(self.name):
+            rig.proxy.blackhole()
+            await rig.until(listen_again, "all workers listen again")
+        # Twice the bound, because the machine is shared.
+        rig.figure("detection s", time.monotonic() - began, most=2 * (_PING + _PING_TIMEOUT))
         # Until the server ends the old sessions, their leases suppress notifications.
         await rig.until(are_gone, "the server ended the old sessions")
 
 
 class Partition(Fault):
-    """No traffic either way for longer than a lock."""
+    """No traffic either way for up to 1.6 locks."""
 
     name = "partition"
-    workers = 3
 
-    async def inject(self, rig: Rig) -> None:
-        rounds, seconds = rig.rounds(), []
-        for _ in range(2):
-            seconds.append(rig.random.uniform(0.6, 1.6) * LOCK)
-            with rig.injecting(self.name, outage=True):
-                rig.proxy.hold()
-                await asyncio.sleep(seconds[-1])
-                rig.proxy.resume()
-            await rig.pause(0.5, 1)
-        for _ in rounds:
-            await rig.pause(0.1)
-        rig.figure("longest s", max(seconds))
+    async def strike(self, rig: Rig) -> None:
+        with rig.injecting(self.name, outage=True):
+            rig.proxy.hold()
+            await rig.pause(0.6 * LOCK, 1.6 * LOCK)
+            rig.proxy.resume()
 
 
 class AmbiguousPublish(Fault):
@@ -116,7 +93,6 @@ class AmbiguousPublish(Fault):
 
     async def inject(self, rig: Rig) -> None:
         self._keys: set[str] = set()
-        self._lost = 0
         async with rig.database(self._CLIENTS) as database:
             publisher = Publisher(database)
             with rig.injecting(self.name):
@@ -137,20 +113,17 @@ class AmbiguousPublish(Fault):
         for call in history:
             if call.op == "execute" and call.fields["key"] in self._keys:
                 ids[call.fields["key"]].add(call.fields["id"])
-        doubled = [key for key, found in ids.items() if len(found) > 1]
-        rig.figure("answers lost", self._lost)
         rig.figure("keys", len(self._keys))
-        rig.figure("keys twice", len(doubled))
-        for key in doubled:
-            rig.findings.append(f"key {key} was published as {sorted(ids[key])}")
-        missing = len(self._keys - ids.keys())
-        rig.require(not missing, f"{missing} keys were published and never executed")
+        rig.figure("keys twice", sum(len(found) > 1 for found in ids.values()), most=0)
+        rig.figure("keys never executed", len(self._keys - ids.keys()), most=0)
 
     async def _lose(self, rig: Rig) -> None:
+        lost = 0
         while True:
             rig.proxy.lose_answer_to(b'"key"')
             await rig.proxy.lost.wait()
-            self._lost += 1
+            lost += 1
+            rig.figure("answers lost", lost)
             await rig.pause(0, 0.05)
 
     async def _publish(self, rig: Rig, publisher: Publisher) -> None:

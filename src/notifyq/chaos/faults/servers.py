@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.recovery import recoveries
-from notifyq.chaos.server import Stop, programs
+from notifyq.chaos.server import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +30,11 @@ _TARGET = 2.0
 class _Outage(Fault):
     """A fault that stops the server."""
 
+    between = (1.5, 2.5)
+
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         """Compare the recovery with its target."""
-        found = recoveries(history)
-        if found:
+        if found := recoveries(history):
             rig.figure("slowest to claim s", max(found))
             rig.figure("within 2 s %", 100 * sum(it <= _TARGET for it in found) / len(found))
 
@@ -43,16 +44,13 @@ class BackendKill(_Outage):
 
     name = "backend-kill"
 
-    async def inject(self, rig: Rig) -> None:
-        for _ in rig.rounds():
-            victims = await rig.server.backends()
-            if victims:
-                with rig.injecting(self.name, outage=True), suppress(ProcessLookupError):
-                    os.kill(rig.random.choice(victims), signal.SIGKILL)
-                    # The server may answer until it notices; such an answer must not count.
-                    await asyncio.sleep(0.1)
-                    await rig.server.until_ready()
-            await rig.pause(1.5, 2.5)
+    async def strike(self, rig: Rig) -> None:
+        if victims := await rig.server.backends():
+            with rig.injecting(self.name, outage=True), suppress(ProcessLookupError):
+                os.kill(rig.random.choice(victims), signal.SIGKILL)
+                # The server may answer until it notices; such an answer must not count.
+                await asyncio.sleep(0.1)
+                await rig.server.until_ready()
 
 
 class ServerImmediate(_Outage):
@@ -60,18 +58,11 @@ class ServerImmediate(_Outage):
 
     name = "server-immediate"
 
-    async def inject(self, rig: Rig) -> None:
-        down = 0.0
-        for crashes in rig.rounds():
-            began = time.monotonic()
-            with rig.injecting(self.name, outage=True):
-                await rig.server.stop(Stop.IMMEDIATE)
-                await rig.pause(0.0, 0.5)
-                await rig.server.start()
-            down = max(down, time.monotonic() - began)
-            rig.figure("crashes", crashes)
-            await rig.pause(1.5, 2.5)
-        rig.figure("longest down s", down)
+    async def strike(self, rig: Rig) -> None:
+        with rig.injecting(self.name, outage=True):
+            await rig.server.stop(immediate=True)
+            await rig.pause(0.0, 0.5)
+            await rig.server.start()
 
 
 class Failover(_Outage):
@@ -89,20 +80,19 @@ class Failover(_Outage):
             return
         await rig.pause(rig.seconds / 3)
         with rig.injecting(self.name, outage=True):
-            await old.stop(Stop.IMMEDIATE)
+            await old.stop(immediate=True)
             await new.promote()
             rig.server = new
             rig.proxy.redirect(new.dsn, cut=True)
         await rig.pause(rig.seconds / 3)
         old.demote()
         await old.start()
-        refused = old.logged(_READ_ONLY, *_OF_WORKERS)
-        began = time.monotonic()
+        refused, began = old.logged(_READ_ONLY, *_OF_WORKERS), time.monotonic()
         with rig.injecting("read-only", outage=True):
             rig.proxy.redirect(old.dsn, cut=True)
             await rig.pause(rig.seconds / 3)
             refused = old.logged(_READ_ONLY, *_OF_WORKERS) - refused
-            seconds = time.monotonic() - began
             rig.proxy.redirect(new.dsn, cut=True)
-        rig.figure("read-only errors/s of a worker", refused / seconds / len(rig.workers))
+        rate = refused / (time.monotonic() - began) / len(rig.workers)
+        rig.figure("read-only errors/s of a worker", rate)
         await rig.pause(0.5)

@@ -2,28 +2,82 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import errno
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notifyq.chaos import mount
-from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.faults.base import Fault
+from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from notifyq.chaos.rig import Rig
 
 _MEGABYTES = 256
 _TEXT = 200_000
 """Bytes of text in a message; random, because TOAST compresses."""
+_PATIENCE = 30.0
+"""Seconds until the disk must be full."""
+
+
+class SmallDisk:
+    """A tmpfs of so many megabytes over an empty folder, whose owner and permissions it gets."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        self._folder = folder
+        self._ballast = folder / "ballast"
+        was = folder.stat()
+        options = f"size={megabytes}m,mode={was.st_mode & 0o7777:o},uid={was.st_uid}"
+        _run("mount", "-t", "tmpfs", "-o", f"{options},gid={was.st_gid}", "tmpfs", folder)
+
+    def unmount(self) -> None:
+        """Unmount it if it is mounted, also while files on it are open; its contents are gone."""
+        if self._folder.is_mount():
+            _run("umount", "--lazy", self._folder)
+
+    def fill(self) -> None:
+        """Fill all free space."""
+        with self._ballast.open("ab", buffering=0) as ballast:
+            try:
+                while True:
+                    ballast.write(bytes(64 * 1024))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+    def relieve(self) -> None:
+        """Free what `fill()` took."""
+        self._ballast.unlink(missing_ok=True)
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise OSError(done.stderr.strip() or f"{command[0]}: exit code {done.returncode}")
+
+
+@cache
+def lacking() -> str | None:
+    """Return why this process cannot mount a file system; None if it can."""
+    if not sys.platform.startswith("linux"):
+        return "needs Linux"
+    if os.geteuid() != 0:
+        return "needs root, to mount a small disk"
+    with tempfile.TemporaryDirectory(prefix="notifyq-chaos-") as folder:
+        try:
+            SmallDisk(Path(folder), 1).unmount()
+        except OSError as error:
+            return f"cannot mount a small disk: {error}"
+    return None
 
 
 class DiskFull(Fault):
@@ -32,17 +86,15 @@ class DiskFull(Fault):
     name = "disk-full"
     own_server = True
     settings = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
-
-    def __init__(self) -> None:
-        self._disk: mount.SmallDisk | None = None
+    _disk: SmallDisk | None = None
 
     def lacking(self) -> str | None:
-        return mount.lacking()
+        return lacking()
 
     def prepare(self, folder: Path) -> None:
-        self._mount(folder)
+        self._disk = SmallDisk(folder, _MEGABYTES)
 
-    def clean_up(self, folder: Path) -> None:
+    def clean_up(self) -> None:
         if self._disk is not None:
             self._disk.unmount()
 
@@ -62,45 +114,36 @@ class DiskFull(Fault):
                 except ChaosError:
                     # It stopped: recovery needs space, too.
                     await rig.server.start()
-            rig.figure("s to recover", await self._publish_again(rig, publisher, began))
+            await rig.until(
+                lambda: self._publish(rig, publisher), "a publication succeeds on the freed disk"
+            )
+            rig.figure("s to recover", time.monotonic() - began)
         rig.figure("refused as 53100", rig.server.logged("53100"))
-        rig.figure("crashes", _count(rig.server.log, "PANIC:"))
 
-    def _mount(self, folder: Path) -> mount.SmallDisk:
-        self._disk = mount.SmallDisk(folder, _MEGABYTES)
-        self._disk.mount()
-        return self._disk
-
-    async def _find_disk(self, rig: Rig) -> mount.SmallDisk:
+    async def _find_disk(self, rig: Rig) -> SmallDisk:
         if self._disk is None:
             raise ChaosError(f"{rig.server.folder} is not on a small disk")
         return self._disk
 
-    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, publisher: Publisher) -> None:
+    async def _exhaust(self, rig: Rig, disk: SmallDisk, publisher: Publisher) -> None:
         """Publish until the server refuses for lack of space."""
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + _PATIENCE
         while time.monotonic() < give_up:
             disk.fill()
-            message = payload(rig.random, "quick")
-            message["text"] = rig.random.randbytes(_TEXT // 2).hex()
-            try:
-                await send(rig.history, publisher, "quick", [message])
-            except FAILURES:
+            if not await self._write(rig, publisher):
                 return
         rig.findings.append("the disk never became full for the server")
 
-    async def _publish_again(self, rig: Rig, publisher: Publisher, began: float) -> float:
-        give_up = began + 30
-        while time.monotonic() < give_up:
-            try:
-                await send(rig.history, publisher, "quick", [payload(rig.random, "quick")])
-            except FAILURES:
-                await asyncio.sleep(0.05)
-            else:
-                break
-        else:
-            rig.findings.append("no publication succeeded after the disk was freed")
-        return time.monotonic() - began
+    async def _write(self, rig: Rig, publisher: Publisher) -> bool:
+        return await self._publish(rig, publisher, text=rig.random.randbytes(_TEXT // 2).hex())
+
+    async def _publish(self, rig: Rig, publisher: Publisher, **fields: str) -> bool:
+        try:
+            message = payload(rig.random, "quick") | fields
+            await send(rig.history, publisher, "quick", [message])
+        except FAILURES:
+            return False
+        return True
 
 
 class WalFull(DiskFull):
@@ -111,13 +154,13 @@ class WalFull(DiskFull):
     def prepare(self, folder: Path) -> None:
         """Mount nothing yet: the log exists once the cluster does."""
 
-    async def _find_disk(self, rig: Rig) -> mount.SmallDisk:
+    async def _find_disk(self, rig: Rig) -> SmallDisk:
         """Move the log to a small disk."""
         log, target = rig.server.data / "pg_wal", rig.server.folder / "wal"
         owner = log.stat()
         target.mkdir(mode=0o700)
         os.chown(target, owner.st_uid, owner.st_gid)
-        disk = self._mount(target)
+        self._disk = SmallDisk(target, _MEGABYTES)
         with rig.injecting("server-restart"):
             await rig.server.stop()
             shutil.copytree(log, target, dirs_exist_ok=True)
@@ -126,19 +169,15 @@ class WalFull(DiskFull):
             shutil.rmtree(log)
             log.symlink_to(target)
             await rig.server.start()
-        return disk
+        return self._disk
 
-    async def _exhaust(self, rig: Rig, disk: mount.SmallDisk, publisher: Publisher) -> None:
-        """Switch segments of the log until there is no space for another."""
-        give_up = time.monotonic() + 30
-        with contextlib.suppress(*FAILURES):
-            while time.monotonic() < give_up:
-                disk.fill()
-                await send(rig.history, publisher, "quick", [payload(rig.random, "quick")])
-                async with rig.connection() as owner:
-                    await owner.execute("select pg_switch_wal()")
-            rig.findings.append("the disk never became full for the server")
-
-
-def _count(log: Path, marker: str) -> int:
-    return log.read_text(encoding="utf-8", errors="replace").count(marker)
+    async def _write(self, rig: Rig, publisher: Publisher) -> bool:
+        """Switch the segment of the log, which needs another one."""
+        if not await self._publish(rig, publisher):
+            return False
+        try:
+            async with rig.connection() as owner:
+                await owner.execute("select pg_switch_wal()")
+        except FAILURES:
+            return False
+        return True

@@ -1,19 +1,35 @@
-"""Faults of workers: killed, stopped, paused, and slower than their locks."""
+"""Faults of workers: killed, stopped, paused, slower than their locks, and a long run."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import LOCK
-from notifyq.chaos.recovery import percentile, recoveries
+from notifyq.chaos.recovery import recoveries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
+
+
+class WorkerKill(Fault):
+    """SIGKILL of a random worker every 0.5 to 1 s."""
+
+    name = "worker-kill"
+
+    async def strike(self, rig: Rig) -> None:
+        rig.kill_worker()
+
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        """Compare the recovery with the lock duration; pg_cron alone would take up to a minute."""
+        if found := recoveries(history):
+            rig.figure("slowest past the lock s", max(found) - LOCK, most=10)
 
 
 _EFFECTS = """
@@ -29,27 +45,6 @@ select count(*) as effects, count(*) - count(distinct e.key) as doubled,
   (select count(*) from messages.parked()) as parked
 from public.chaos_effect as e
 """
-
-
-class WorkerKill(Fault):
-    """SIGKILL of a random worker every 0.5 to 1 s."""
-
-    name = "worker-kill"
-
-    async def inject(self, rig: Rig) -> None:
-        for kills in rig.rounds():
-            worker = rig.random.choice(rig.workers)
-            with rig.injecting(self.name, victim=worker.name):
-                worker.kill()
-                worker.start()
-            rig.figure("kills", kills)
-            await rig.pause(0.5, 1.0)
-
-    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Compare the recovery with the lock duration."""
-        slowest = percentile(recoveries(history), 0.99)
-        if slowest is not None:
-            rig.figure("p99 past the lock s", slowest - LOCK)
 
 
 class StepsKill(WorkerKill):
@@ -71,9 +66,17 @@ class StepsKill(WorkerKill):
             [row] = await connection.fetch(_EFFECTS)
         rig.figure("steps", row["effects"])
         rig.figure("parked", sum(call.op == "release" and call.outcome == "ok" for call in history))
-        rig.require(row["doubled"] == 0, f"{row['doubled']} steps had their effect twice")
-        rig.require(row["missing"] == 0, f"{row['missing']} messages succeeded without their step")
-        rig.require(row["parked"] == 0, f"{row['parked']} messages are still parked")
+        rig.figure("effects beyond the first of a step", row["doubled"], most=0)
+        rig.figure("successes without their step", row["missing"], most=0)
+        rig.figure("messages still parked", row["parked"], most=0)
+
+
+class NoCron(WorkerKill):
+    """pg_cron is not loaded, and workers are killed."""
+
+    name = "no-cron"
+    settings = {"shared_preload_libraries": ""}
+    mix = {"slow": 1, "quick": 1}
 
 
 class WorkerStop(Fault):
@@ -84,19 +87,14 @@ class WorkerStop(Fault):
     rate = 60
     worker_settings = {"NOTIFYQ_GRACE": "200ms"}
 
-    async def inject(self, rig: Rig) -> None:
-        slowest = 0.0
-        for _ in rig.rounds():
-            worker = rig.random.choice(rig.workers)
-            with rig.injecting(self.name, worker=worker.name):
-                slowest = max(slowest, await worker.terminate())
-            code = worker.exit_code
-            worker.start()
-            # A worker that still starts has no signal handler yet.
-            await worker.started()
-            rig.require(code == 0, f"a worker ended with {code} after a SIGTERM")
-            await rig.pause(0.5, 1.0)
-        rig.figure("drain s", slowest)
+    async def strike(self, rig: Rig) -> None:
+        worker = rig.random.choice(rig.workers)
+        with rig.injecting(self.name, worker=worker.name):
+            rig.peak("drain s", await worker.terminate())
+        rig.peak("exit code", abs(worker.exit_code or 0), most=0)
+        worker.start()
+        # A worker that still starts has no signal handler yet.
+        await worker.started()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         """Check that a released message does not count an attempt."""
@@ -110,8 +108,7 @@ class WorkerStop(Fault):
                 used[call.fields["id"]] -= 1
                 released += 1
         rig.figure("released", released)
-        rig.figure("attempts burned", burned)
-        rig.require(burned == 0, f"{burned} attempts were counted for released messages")
+        rig.figure("attempts counted for released messages", burned, most=0)
 
 
 class WorkerPause(Fault):
@@ -119,20 +116,18 @@ class WorkerPause(Fault):
 
     name = "worker-pause"
     mix = {"slow": 4, "quick": 4}
+    between = (0.2, 0.5)
 
-    async def inject(self, rig: Rig) -> None:
-        for _ in rig.rounds():
-            worker = rig.random.choice(rig.workers)
-            with rig.injecting(self.name, victim=worker.name):
-                worker.pause()
-                await rig.pause(LOCK + 1.0, LOCK + 1.5)
-                worker.resume()
-            await rig.pause(0.2, 0.5)
+    async def strike(self, rig: Rig) -> None:
+        worker = rig.random.choice(rig.workers)
+        with rig.injecting(self.name, victim=worker.name):
+            worker.pause()
+            await rig.pause(LOCK + 1.0, LOCK + 1.5)
+            worker.resume()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         """Count the calls under expired locks."""
-        refused = sum(call.fields.get("held") is False for call in history)
-        rig.figure("stale refused", refused)
+        rig.figure("stale refused", sum(call.fields.get("held") is False for call in history))
 
 
 class HandlerSlow(Fault):
@@ -142,16 +137,104 @@ class HandlerSlow(Fault):
     mix = {"quick": 60, "outlive": 3, "blocking": 1, "thread": 3}
     rate = 60
 
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        """Count the locks that expired: the listening session extends those of a blocked loop."""
+        expired = (
+            call.op == "retry" and call.fields["status"] == "lock_expired" for call in history
+        )
+        rig.figure("locks expired", sum(expired))
+
+
+_BURST = 10_000
+_SPARE = 4.0
+"""Megabytes that a size may grow in addition to 25 %."""
+_LEAST = 480.0
+"""Shortest run, in seconds, whose sizes are checked: autovacuum runs once a minute."""
+_SIZES = """
+select pg_table_size('messages.message') / 1e6 as "table",
+  pg_indexes_size('messages.message') / 1e6 as indexes
+"""
+_COUNTS = """
+select c.archived - c.ids as doubled, c.beyond, l.live, l.both, c.ids + l.live - l.both as messages
+from (
+  select count(*) as archived, count(distinct a.id) as ids,
+    count(*) filter (
+      where a.attempts > coalesce(a.max_attempts, q.max_attempts)
+    ) as beyond
+  from messages.message_archive as a
+  join messages.queue as q on q.name = a.queue
+) as c,
+(
+  select count(*) as live, count(*) filter (
+    where exists (select from messages.message_archive as a where a.id = m.id)
+  ) as both
+  from messages.message as m
+) as l
+"""
+
+
+class Soak(Fault):
+    """Half the drain rate and a kill every 10 s; memory and tables must not grow."""
+
+    name = "soak"
+    by_default = False
+    mix = {"quick": 60, "slow": 1, "flaky": 1}
+    is_brief = True
+    batches = (1, 10, 100)
+
     async def inject(self, rig: Rig) -> None:
-        with rig.injecting(self.name):
-            await rig.pause(rig.seconds)
+        rig.load.rate = await self._drain_rate(rig) / 2
+        rig.figure("messages/s", rig.load.rate)
+        # The last worker is never killed: it shows how much memory a worker uses.
+        *victims, witness = rig.workers
+        sizes: list[dict[str, float]] = []
+        for _ in rig.rounds():
+            rig.kill_worker(rig.random.choice(victims))
+            await rig.pause(min(10.0, rig.seconds / 8))
+            async with rig.connection() as connection:
+                [row] = await connection.fetch(_SIZES)
+            tables = {name: float(size) for name, size in row.items()}
+            sizes.append({"worker": _resident(witness.pid), **tables})
+        quarter = len(sizes) // 4
+        for name in sizes[0]:
+            before = max(size[name] for size in sizes[quarter : 2 * quarter])
+            rig.figure(f"{name} MB in the second quarter", before)
+            rig.figure(
+                f"{name} MB in the last quarter",
+                max(size[name] for size in sizes[-quarter:]),
+                most=1.25 * before + _SPARE if rig.seconds >= _LEAST else None,
+            )
+        if rig.seconds < _LEAST:
+            rig.notes.append(f"sizes are only checked from {_LEAST / 60:.0f} minutes on")
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count the locks that expired.
+        """Compare the published messages with the two tables by counts alone."""
+        async with rig.connection() as connection:
+            [row] = await connection.fetch(_COUNTS)
+        beyond = row["messages"] - rig.load.published
+        rig.figure("messages", row["messages"])
+        # A run without an acknowledged message proves nothing.
+        rig.figure("nothing acknowledged", rig.load.published == 0, most=0)
+        rig.figure("lost", -min(beyond, 0), most=0)
+        rig.figure("unexpected", max(beyond - rig.load.failed, 0), most=0)
+        for name in ("doubled", "beyond", "live", "both"):
+            rig.figure(name, row[name], most=0)
 
-        The listening session extends the locks of a blocked event loop.
-        """
-        rig.figure(
-            "locks expired",
-            sum(call.op == "retry" and call.fields["status"] == "lock_expired" for call in history),
-        )
+    async def _drain_rate(self, rig: Rig) -> float:
+        """Return the messages a second that the workers handle from a backlog."""
+        rig.load.rate = 1.0  # negligible beside the burst
+        await rig.load.burst("quick", _BURST)
+        began = time.monotonic()
+
+        async def is_drained() -> bool:
+            return await rig.backlog() < _BURST // 100
+
+        await rig.until(is_drained, "the first messages are handled", 120)
+        return _BURST / (time.monotonic() - began)
+
+
+def _resident(pid: int) -> float:
+    """Return the resident megabytes of a process; 0 where there is no /proc."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:"))
