@@ -238,6 +238,6 @@ class Simulation:
         self, process: str, op: str, type_: str, call: int | None, fields: dict[str, Any]
     ) -> Op:
         self._seconds += 0.001
-        line = Op(self._seconds, process, op, type_, call, fields, f"{process}.jsonl")
+        line = Op(self._seconds, process, op, type_, call, fields)
         self.ops.append(line)
         return line

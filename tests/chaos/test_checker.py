@@ -67,7 +67,7 @@ class Script:
 
     def _line(self, op: str, type_: str, call: int | None, by: str, fields: Any) -> None:
         at = float(len(self.ops))
-        self.ops.append(Op(at, by, op, type_, call, fields, f"{by}.jsonl"))
+        self.ops.append(Op(at, by, op, type_, call, fields))
 
 
 def instant(seconds: int) -> str:
@@ -163,9 +163,7 @@ def test_an_archived_token_that_is_not_the_last_breaks_i3(script: Script) -> Non
     assert check(script.ops, final(row(3))).ok
 
 
-def test_a_token_that_was_not_granted_breaks_i3_if_all_claims_are_known(
-    script: Script,
-) -> None:
+def test_a_token_that_was_not_granted_breaks_i3_if_all_claims_are_known(script: Script) -> None:
     script.claim(1, 0, 10)
     assert broken(check(script.ops, final(row(2)))) == ["I3"]
     script("claim", None)
@@ -236,9 +234,7 @@ def test_a_lock_that_may_have_been_given_up_excuses_the_next(
     assert ("I5" not in broken(check(script.ops, final(row(3))))) is excused
 
 
-def test_a_lock_that_is_given_up_after_the_next_was_granted_excuses_nothing(
-    script: Script,
-) -> None:
+def test_a_lock_that_is_given_up_after_the_next_was_granted_excuses_nothing(script: Script) -> None:
     script.claim(1, 0, 10)
     script.claim(3, 5, 15)
     script.settle("release", 1, held=None)
@@ -252,7 +248,7 @@ def test_a_stepped_clock_excuses_overlapping_locks(script: Script, index: int) -
     assert broken(check(script.ops, final(row(3)))) == ["I5"]
     for shift, type_ in ((-0.5, "invoke"), (0.5, "ok")):
         at = script.ops[index].at + shift
-        script.ops.append(Op(at, "rig", "clock", type_, 1, {}, "rig.jsonl"))
+        script.ops.append(Op(at, "rig", "clock", type_, 1, {}))
     assert check(script.ops, final(row(3))).ok
 
 

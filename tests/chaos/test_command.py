@@ -113,8 +113,7 @@ def test_a_run_reports_and_leaves_nothing(folder: Path) -> None:
     assert [row["result"][name] for name in ("lost", "unexpected", "doubled_archive")] == [0] * 3
     assert row["figures"]["times"] == len(row["injections"]) >= 3
     assert row["recovery"]["max"] is not None
-    assert "| worker-kill | " in (output / "report.md").read_text()
-    assert report["machine"] in (output / "report.md").read_text()
+    assert report["machine"] in out
 
     assert not at_work(folder)
     assert list(folder.iterdir()) == [output]

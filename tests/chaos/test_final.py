@@ -44,10 +44,7 @@ async def test_live_and_archived_messages_are_read_with_their_keys(
 
 @pytest.mark.parametrize("error", [ValueError, RecursionError])
 async def test_a_payload_that_cannot_be_decoded_has_no_key_and_no_digest(
-    connection: Connection,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[Exception],
+    connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def refuse(_: str) -> None:
         raise error

@@ -48,9 +48,8 @@ def digest(message: Any) -> str:
 class History:
     """Writes the history of one process into a file of its own in `folder`, which is created.
 
-    `process` is its name, such as `publisher-1`; a restart under the same name gets another file.
-    Written lines survive a kill -9. A brief history has faults and drains only: the calls of hours
-    would be too many to check.
+    `process` is its name, such as `publisher-1`, and new. Written lines survive a kill -9. A brief
+    history has faults and drains only: the calls of hours would be too many to check.
     """
 
     def __init__(self, folder: str | Path, process: str) -> None:
@@ -58,7 +57,8 @@ class History:
         self._is_brief = (Path(folder) / BRIEF).exists()
         self._numbers = itertools.count(1)
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._file = _create(Path(folder), process)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        self._file = os.open(Path(folder) / f"{process}.jsonl", flags, 0o644)
 
     def invoke(self, op: str, /, **fields: Any) -> Invoked:
         """Record that a call begins; its end is recorded through the result."""
@@ -123,9 +123,8 @@ class Op:
     type: str
     """`invoke`, `ok`, `fail` or `unknown`."""
     call: int | None
-    """Its number within `file`, the same at start and end; None for a note."""
+    """Its number within the process, the same at start and end; None for a note."""
     fields: dict[str, Any]
-    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,32 +159,23 @@ def read(folder: str | Path) -> list[Op]:
 
 def calls(ops: Iterable[Op]) -> list[Call]:
     """Join each start with its end; in the order of the starts."""
-    found: dict[tuple[object, ...], Call] = {}
+    found: dict[tuple[str, int], Call] = {}
     for index, op in enumerate(ops):
-        key = (op.file, op.process, op.call)
         if op.call is None:
-            found["note", index] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
-        elif op.type == "invoke":
-            if key in found:
+            found["", index] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
+            continue
+        start = found.get((op.process, op.call))
+        if op.type == "invoke":
+            if start is not None:
                 raise HistoryError(f"{op.process}: call {op.call} begins twice")
-            found[key] = Call(op.op, op.process, op.at, None, "unknown", op.fields)
+            call = Call(op.op, op.process, op.at, None, "unknown", op.fields)
         else:
-            start = found.get(key)
             if start is None or start.ended is not None or start.op != op.op:
                 raise HistoryError(f"{op.process}: call {op.call} ends without a start")
             fields = start.fields | op.fields
-            found[key] = Call(op.op, op.process, start.began, op.at, op.type, fields)
+            call = Call(op.op, op.process, start.began, op.at, op.type, fields)
+        found[op.process, op.call] = call
     return list(found.values())
-
-
-def _create(folder: Path, process: str) -> int:
-    for number in itertools.count(1):
-        file = folder / (f"{process}.jsonl" if number == 1 else f"{process}.{number}.jsonl")
-        try:
-            return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
-            continue
-    raise AssertionError
 
 
 def _plain(value: Any) -> str:
@@ -198,16 +188,15 @@ _BROKEN = (ValueError, KeyError, TypeError)
 def _read_file(file: Path) -> list[Op]:
     *whole, rest = file.read_bytes().split(b"\n")
     try:
-        ops = [_parse(line, file) for line in whole]
+        ops = [_parse(line) for line in whole]
     except _BROKEN as error:
         raise HistoryError(f"{file.name} has a broken line: {error}") from error
     with suppress(*_BROKEN):
         if rest:
-            ops.append(_parse(rest, file))
+            ops.append(_parse(rest))
     return ops
 
 
-def _parse(line: bytes, file: Path) -> Op:
+def _parse(line: bytes) -> Op:
     fields = json.loads(line)
-    common = {name: fields.pop(name) for name in ("at", "process", "op", "type", "call")}
-    return Op(**common, fields=fields, file=file.name)
+    return Op(*(fields.pop(name) for name in ("at", "process", "op", "type", "call")), fields)

@@ -105,15 +105,6 @@ class Load:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def burst(self, kind: str, number: int) -> None:
-        """Publish so many messages at once."""
-
-        async def publish(database: Database, history: History, chance: random.Random) -> None:
-            payloads = [payload(chance, kind) for _ in range(number)]
-            await self._send(history, Publisher(database), kind, payloads)
-
-        await self._as("burst", publish)
-
     def has_reported(self, dead: int) -> bool:
         """Whether the watcher has reported so many; raises the error that ended it, if any."""
         if self._watching.done():

@@ -21,8 +21,9 @@ def recoveries(history: Sequence[Call]) -> list[float]:
     for fault in (call for call in history if call.op == "fault"):
         if victim := fault.fields.get("victim"):
             found += _taken_over(history, victim, fault.began)
-        elif fault.fields.get("outage") and fault.ended is not None:
-            found += _resumed(history, fault.ended)
+        elif fault.fields.get("outage") and (at := fault.ended) is not None:
+            claims = [c.ended - at for c in history if c.messages and c.ended is not None]
+            found += sorted(it for it in claims if it > 0)[:1]
     return found
 
 
@@ -60,8 +61,3 @@ def _taken_over(history: Sequence[Call], victim: str, at: float) -> list[float]:
         if call.op == "execute" and call.began > at and call.process != victim:
             again.setdefault(call.fields["id"], call.began)
     return [again[number] - at for number in sorted(held & again.keys())]
-
-
-def _resumed(history: Sequence[Call], at: float) -> list[float]:
-    ends = [c.ended for c in history if c.messages and c.ended is not None and c.ended > at]
-    return [min(ends) - at] if ends else []

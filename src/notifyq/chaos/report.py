@@ -1,4 +1,4 @@
-"""The report of a run: a row for each fault, as a table, JSON and Markdown."""
+"""The report of a run: a row for each fault, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ class Row:
     """The result of one fault."""
 
     fault: str
-    title: str
     seconds: float = 0
     """From the start of its workers to the result."""
     result: CheckResult | None = None
@@ -84,22 +83,17 @@ class Report:
     seconds: float
     """How long each fault lasted."""
     machine: str
-    rows: list[Row] = field(default_factory=list)
+    faults: list[Row] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether no fault has findings."""
-        return all(row.ok for row in self.rows)
-
-    @property
-    def head(self) -> str:
-        """The seed and the machine, for the first line."""
-        return f"seed {self.seed}; {self.machine}"
+        return all(row.ok for row in self.faults)
 
     def remarks(self) -> list[str]:
         """The findings and notes of all faults, and how to repeat those that failed."""
         lines = []
-        for row in self.rows:
+        for row in self.faults:
             texts = [*row.findings, *row.notes]
             if row.history is not None:
                 texts.append(f"its history is in {row.history}")
@@ -112,16 +106,10 @@ class Report:
         return lines
 
     def write(self, folder: Path) -> None:
-        """Write report.json and report.md."""
+        """Write report.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        facts = asdict(self)
-        facts["faults"] = [row | {"ok": not row["findings"]} for row in facts.pop("rows")]
-        table = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells() for row in self.rows)]
-        lines = [f"| {' | '.join(it.replace('|', '/') for it in row)} |" for row in table]
-        text = "\n".join([self.head, "", *lines, "", *(f"- {it}" for it in self.remarks())])
-        (folder / "report.md").write_text(f"{text.rstrip()}\n", encoding="utf-8")
-        text = json.dumps({**facts, "ok": self.ok}, indent=2)
-        (folder / "report.json").write_text(f"{text}\n", encoding="utf-8")
+        facts = asdict(self) | {"ok": self.ok}
+        (folder / "report.json").write_text(f"{json.dumps(facts, indent=2)}\n", encoding="utf-8")
 
 
 def machine(server: str) -> str:

@@ -15,6 +15,7 @@ from notifyq.chaos.history import ChaosError, History, calls, read
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     import random
@@ -65,16 +66,19 @@ class Rig:
         """Open a session of the superuser that does not use the proxy."""
         return self.server.connection()
 
-    def database(self, sessions: int = 1) -> Database:
-        """Return a database for clients of the fault, through the proxy."""
+    @contextlib.asynccontextmanager
+    async def publisher(self, sessions: int = 1) -> AsyncIterator[Publisher]:
+        """Give a publisher for clients of the fault, through the proxy."""
         settings = DatabaseSettings.load(pool_size=sessions, connect_timeout=timedelta(seconds=5))
-        return Database(self.proxy.dsn, settings=settings, name="notifyq chaos client")
+        async with Database(self.proxy.dsn, settings=settings) as database:
+            yield Publisher(database)
 
     def figure(self, name: str, value: float, *, most: float | None = None) -> None:
         """Add a number to the report; more than `most` fails the fault. The unit is in its name."""
         self.figures[name] = value
-        if most is not None and value > most:
-            self.findings.append(f"{name}: {value:.4g}, at most {most:.4g} is allowed")
+        finding = f"{name}: at most {most} is allowed"
+        if most is not None and value > most and finding not in self.findings:
+            self.findings.append(finding)
 
     def peak(self, name: str, value: float, *, most: float | None = None) -> None:
         """Add the greatest of several numbers, as `figure` does."""
@@ -106,10 +110,7 @@ class Rig:
         call.ok()
 
     async def until(
-        self,
-        condition: Callable[[], bool | Awaitable[bool]],
-        what: str,
-        seconds: float = 30,
+        self, condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30
     ) -> None:
         """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
         give_up = time.monotonic() + seconds

@@ -73,14 +73,14 @@ class Run:
             try:
                 for fault in self.faults:
                     row = await self._one(fault, home)
-                    report.rows.append(row)
+                    report.faults.append(row)
                     self.report(row)
             finally:
                 await self._discard()
         return report
 
     async def _one(self, fault: Fault, home: Path) -> Row:
-        row = Row(fault=fault.name, title=fault.title, skipped=fault.lacking())
+        row = Row(fault=fault.name, skipped=fault.lacking())
         if row.skipped is not None:
             return row
         began = time.monotonic()

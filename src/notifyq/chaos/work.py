@@ -141,10 +141,6 @@ class _App(App):
         call.ok()
 
 
-class FlakyError(Exception):
-    """Raised by the handler of flaky messages."""
-
-
 app = _App()
 _policy: HandlerOptions = {
     "lock_duration": LOCK,
@@ -157,17 +153,30 @@ _outlived: HandlerOptions = {**_short, "heartbeat": False}
 
 
 async def handle(payload: dict[str, Any], message: Message) -> dict[str, Any]:
-    """Sleep, and fail the first attempts of a flaky message."""
+    """Take a while; reject, or fail the first attempts of a flaky message."""
     with app.executing(payload, message) as seconds:
-        await asyncio.sleep(seconds)
+        if message.queue == "blocking":
+            time.sleep(seconds)  # noqa: ASYNC251  this kind exists to block the loop
+        else:
+            await asyncio.sleep(seconds)
+        if message.queue == "reject":
+            raise Reject("this kind is always rejected")
         if message.attempts <= payload["fails"]:
-            raise FlakyError(f"attempt {message.attempts}")
+            raise RuntimeError(f"attempt {message.attempts} fails")
     return {"token": message.lock_token}
 
 
-for _kind in ("quick", "slow", "flaky", "storm"):
+for _kind in ("quick", "slow", "flaky", "storm", "reject"):
     app.handler(_kind, **_policy)(handle)
+app.handler("blocking", **_short)(handle)
 app.handler("outlive", **_outlived)(handle)
+
+
+@app.handler("thread", **_short)
+def block(payload: dict[str, Any], message: Message) -> None:
+    """Block a thread for longer than the lock."""
+    with app.executing(payload, message) as seconds:
+        time.sleep(seconds)
 
 
 @app.handler("steps", **_policy)
@@ -196,24 +205,3 @@ async def _parking(message: Message, waiting: Awaitable[Any]) -> None:
         call.unknown(error=repr(error))
         raise
     call.fail(error="it goes on")
-
-
-@app.handler("reject", **_policy)
-async def reject(payload: dict[str, Any], message: Message) -> None:
-    """Reject the message."""
-    with app.executing(payload, message):
-        raise Reject("this kind is always rejected")
-
-
-@app.handler("blocking", **_short)
-async def blocking(payload: dict[str, Any], message: Message) -> None:
-    """Block the event loop for longer than the lock."""
-    with app.executing(payload, message) as seconds:
-        time.sleep(seconds)  # noqa: ASYNC251  this kind exists to block the loop
-
-
-@app.handler("thread", **_short)
-def thread(payload: dict[str, Any], message: Message) -> None:
-    """Block a thread for longer than the lock."""
-    with app.executing(payload, message) as seconds:
-        time.sleep(seconds)

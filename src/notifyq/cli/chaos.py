@@ -77,7 +77,7 @@ def _choose(names: str | None) -> list[Fault]:
 
     known = catalogue()
     if names is None:
-        return [fault() for fault in known.values() if fault.by_default]
+        return [fault() for fault in known.values() if not fault.is_brief]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in known:
@@ -93,7 +93,7 @@ def _print_list() -> None:
     from notifyq.chaos.faults import catalogue
 
     rows = [
-        (fault.name, fault.title, "" if fault.by_default else "by name only", fault().lacking())
+        (fault.name, fault.title, "by name only" if fault.is_brief else "", fault().lacking())
         for fault in catalogue().values()
     ]
     print_table(["fault", "what happens", "", "cannot be done here"], rows)
@@ -156,7 +156,7 @@ def _kept(output: Path | None) -> Iterator[Path]:
 def _print_report(report: Report) -> None:
     from notifyq.chaos.report import COLUMNS
 
-    out.print(f"{report.head}\n")
-    print_table(COLUMNS, [row.cells() for row in report.rows], numbers=range(1, 11), spare=_SPARE)
+    out.print(f"seed {report.seed}; {report.machine}\n")
+    print_table(COLUMNS, [row.cells() for row in report.faults], numbers=range(1, 11), spare=_SPARE)
     for remark in report.remarks():
         out.print(remark)

@@ -9,14 +9,8 @@ from notifyq.chaos.faults.base import Fault
 __all__ = ["Fault", "catalogue"]
 
 _MODULES = (
-    "workers",
-    "sessions",
-    "servers",
-    "network",
-    "notifications",
-    "abuse",
-    "clock",
-    "storage",
+    *("workers", "sessions", "servers", "network"),
+    *("notifications", "abuse", "clock", "storage"),
 )
 
 

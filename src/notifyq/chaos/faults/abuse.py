@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
 
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.chaos.recovery import waits
-from notifyq.chaos.server import session
 from notifyq.models.payload import Json
-from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
     from notifyq.database.pool import Connection
+    from notifyq.queues.publisher import Publisher
 
 
 class Poison(Fault):
@@ -35,8 +32,7 @@ class Poison(Fault):
 
     async def inject(self, rig: Rig) -> None:
         self._planted: set[int] = set()
-        async with rig.database() as database, rig.connection() as owner:
-            publisher = Publisher(database)
+        async with rig.publisher() as publisher, rig.connection() as owner:
             # The triggers would refuse bombs; an older schema without limits accepted them.
             await owner.execute("set session_replication_role = replica")
             with rig.injecting(self.name):
@@ -100,91 +96,59 @@ class Hostile(Fault):
 
     name = "hostile"
 
-    _NAME = "mallory"
     _FLOOD = 5000
     """Notifications a second."""
-    _EXTRA_CLAIMS = 120
-    """More claims a second of a worker because of the flood; its own limit is 100."""
+    _MOST_CLAIMS = 120
+    """Claims a second of a worker that find nothing in the flood; its own limit is 100."""
 
     async def inject(self, rig: Rig) -> None:
         async with rig.connection() as owner:
-            await owner.execute("alter system set track_functions = 'pl'")
-            await owner.execute("select pg_reload_conf()")
+            await owner.execute("create role mallory")
             try:
-                calm, _ = await self._claims_a_second(rig, owner, 1.5)
-                async with self._hostile_role(rig, owner) as mallory:
+                async with rig.connection() as mallory:
+                    await mallory.execute("set role mallory")
                     with rig.injecting(self.name):
-                        flood = asyncio.create_task(self._flood(mallory))
-                        flooded, handled = await self._claims_a_second(rig, owner, rig.seconds)
-                        flood.cancel()
-                        await asyncio.wait({flood})
-                        await self._hold_keys(rig, owner, mallory)
+                        self._flooded = await self._flood(rig, mallory)
+                        self._held = await self._hold_keys(rig, owner, mallory)
             finally:
-                await owner.execute("alter system reset track_functions")
-                await owner.execute("select pg_reload_conf()")
-        rig.figure("claims/s before", calm)
-        rig.figure("claims/s in the flood", flooded)
-        # Messages that a claim would find together may take a claim each in the flood.
-        extra = (flooded - calm - handled) / len(rig.workers)
-        rig.figure("empty claims/s of a worker", extra, most=self._EXTRA_CLAIMS)
+                await owner.execute("drop role mallory")
 
-    @asynccontextmanager
-    async def _hostile_role(self, rig: Rig, owner: Connection) -> AsyncIterator[Connection]:
-        password = rig.random.randbytes(8).hex()
-        await owner.execute(f"create role {self._NAME} login password '{password}'")
-        try:
-            address = urlsplit(rig.server.dsn)
-            netloc = f"{self._NAME}:{password}@{address.netloc.rpartition('@')[2]}"
-            async with session(urlunsplit(address._replace(netloc=netloc)), "mallory") as mallory:
-                yield mallory
-        finally:
-            await owner.execute(f"drop role {self._NAME}")
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        """Check that the flood caused few claims, and that messages waited for a poll at most."""
+        began, ended = self._flooded
+        empty = [c for c in history if c.op == "claim" and c.outcome == "ok" and not c.messages]
+        rate = sum(began <= call.began < ended for call in empty) / (ended - began)
+        rig.figure("empty claims/s of a worker", rate / len(rig.workers), most=self._MOST_CLAIMS)
+        rig.figure("wait s without keys", max(waits(history, *self._held), default=0), most=10)
 
-    async def _claims_a_second(
-        self, rig: Rig, owner: Connection, seconds: float
-    ) -> tuple[float, float]:
-        """Return claims and archived messages a second."""
-        [before], began = await owner.fetch(_CLAIMS), time.monotonic()
-        await rig.pause(seconds)
-        [after], lasted = await owner.fetch(_CLAIMS), time.monotonic() - began
-        return (after[0] - before[0]) / lasted, (after[1] - before[1]) / lasted
-
-    async def _flood(self, mallory: Connection) -> None:
-        portion, number = self._FLOOD // 20, 0
-        while True:
+    async def _flood(self, rig: Rig, mallory: Connection) -> tuple[float, float]:
+        began, portion = time.monotonic(), self._FLOOD // 20
+        for number in rig.rounds():
             due = time.monotonic() + 1 / 20
             await mallory.execute(
                 "select pg_notify('new_message', 'quick:' || n) "
                 "from generate_series($1::int, $2) as n",
-                number,
-                number + portion,
+                number * portion,
+                number * portion + portion,
             )
-            number += portion
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+        return began, time.monotonic()
 
-    async def _hold_keys(self, rig: Rig, owner: Connection, mallory: Connection) -> None:
+    async def _hold_keys(
+        self, rig: Rig, owner: Connection, mallory: Connection
+    ) -> tuple[float, float]:
         """Take every advisory lock of the schema: any role can take any of them."""
         await mallory.execute(_TAKE_KEYS)
         began = time.monotonic()
         await rig.pause(2)
-        self._held = (began, time.monotonic())
         # Returns null while a worker runs maintenance.
         await rig.until(
             lambda: owner.fetchval("select messages.maintain() is not null"),
             "maintenance runs while another role holds every advisory lock",
         )
-
-    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Check that messages waited for a poll at most while the role held all locks."""
-        rig.figure("wait s without keys", max(waits(history, *self._held), default=0), most=10)
+        return began, time.monotonic()
 
 
-_CLAIMS = """
-select coalesce(sum(f.calls), 0)::bigint, (select count(*) from messages.message_archive)
-from pg_stat_user_functions as f
-where f.schemaname = 'messages'
-  and f.funcname = 'claim'
-"""
 # The keys of suppression leases and slots, which any role can compute, and those of maintenance.
 _TAKE_KEYS = """
 select pg_try_advisory_lock(hashtextextended(q, 7305427004)),

@@ -19,8 +19,6 @@ class Fault:
     """Its name for --faults, such as worker-kill."""
     title: ClassVar[str]
     """The first line of its docstring, for lists."""
-    by_default: ClassVar[bool] = True
-    """Whether it runs when no faults are named."""
     settings: ClassVar[Mapping[str, str]] = {}
     """Settings of the server, over those of the rig."""
     environment: ClassVar[Mapping[str, str]] = {}
@@ -34,7 +32,7 @@ class Fault:
     mix: ClassVar[Mapping[str, int]] = {"quick": 12, "slow": 3, "flaky": 3, "reject": 1}
     """Weights of the kinds of published messages; see chaos/work.py."""
     is_brief: ClassVar[bool] = False
-    """Whether it checks by itself, because a history of each message would be too long."""
+    """Whether it runs only if it is named, and checks by counts: its history would be too long."""
     batches: ClassVar[Sequence[int]] = (1, 1, 1, 1, 1, 1, 1, 5)
     """Batch sizes of the publishers, chosen at random."""
     rate: ClassVar[float] = 80

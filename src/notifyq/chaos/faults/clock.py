@@ -27,12 +27,9 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  POSIX shared memory of Linux
 
 def library() -> Path | None:
     """Return libfaketime for programs with threads, if it is installed."""
-    if not sys.platform.startswith("linux"):
-        return None
-    folders = [*Path("/usr/lib").glob("*/faketime")]
-    folders += [Path(it) / "faketime" for it in ("/usr/lib", "/usr/lib64", "/usr/local/lib")]
-    files = [folder / "libfaketimeMT.so.1" for folder in folders]
-    return next((file for file in files if file.is_file()), None)
+    folders = ("lib*/faketime", "lib*/*/faketime", "local/lib/faketime")
+    found = (it for at in folders for it in Path("/usr").glob(f"{at}/libfaketimeMT.so.1"))
+    return next(found, None) if sys.platform == "linux" else None
 
 
 class Clock:

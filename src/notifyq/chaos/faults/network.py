@@ -12,13 +12,13 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.chaos.recovery import waits
-from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
+    from notifyq.queues.publisher import Publisher
 
 _PING = 1.0
 _PING_TIMEOUT = 5.0
@@ -93,8 +93,7 @@ class AmbiguousPublish(Fault):
 
     async def inject(self, rig: Rig) -> None:
         self._keys: set[str] = set()
-        async with rig.database(self._CLIENTS) as database:
-            publisher = Publisher(database)
+        async with rig.publisher(self._CLIENTS) as publisher:
             with rig.injecting(self.name):
                 loser = asyncio.create_task(self._lose(rig))
                 try:

@@ -118,6 +118,8 @@ class NotifyFull(Fault):
 
 
 _WORKER, _BLOCKED = "notifyq worker", "blocked listener"
+_LONGEST = {_WORKER: 5.0}
+"""Seconds that a session of this name may hold a snapshot."""
 _SNAPSHOTS = """
 select a.application_name, a.pid, a.backend_xmin::text
 from pg_stat_activity as a
@@ -135,7 +137,6 @@ class BlockedListener(Fault):
 
     async def inject(self, rig: Rig) -> None:
         held: dict[tuple[str, int, str], float] = {}
-        longest = dict.fromkeys((_WORKER, _BLOCKED), 0.0)
         rounds = rig.rounds()
         with rig.injecting(self.name):
             async with (
@@ -144,16 +145,14 @@ class BlockedListener(Fault):
                 rig.connection() as notifier,
             ):
                 # Without a snapshot of the blocked session the query below proves nothing.
-                while next(rounds, None) or not longest[_BLOCKED]:
+                while next(rounds, None) or not rig.figures.get(f"snapshot of a {_BLOCKED} s"):
                     await notify(notifier, sql.NEW_MESSAGE, 2)
                     now = time.monotonic()
                     rows = await observer.fetch(_SNAPSHOTS, [_WORKER, _BLOCKED])
                     held = {it: held.get(it, now) for it in map(tuple, rows)}
-                    for (name, _, _), since in held.items():
-                        longest[name] = max(longest[name], now - since)
+                    for (name, *_), since in held.items():
+                        rig.peak(f"snapshot of a {name} s", now - since, most=_LONGEST.get(name))
                     await rig.pause(0.1)
-        rig.figure("longest snapshot s", longest[_WORKER], most=5)
-        rig.figure("of a blocked session", longest[_BLOCKED])
 
 
 @asynccontextmanager

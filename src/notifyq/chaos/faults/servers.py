@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
 
-_READ_ONLY = "25006"
-"""The SQLSTATE of a write to a standby."""
-_OF_WORKERS = ("notifyq", "notifyq worker")
-"""The names of a worker's sessions."""
 _TARGET = 2.0
 """Seconds from the server's first answer to the first claim."""
 
@@ -87,12 +82,8 @@ class Failover(_Outage):
         await rig.pause(rig.seconds / 3)
         old.demote()
         await old.start()
-        refused, began = old.logged(_READ_ONLY, *_OF_WORKERS), time.monotonic()
         with rig.injecting("read-only", outage=True):
             rig.proxy.redirect(old.dsn, cut=True)
             await rig.pause(rig.seconds / 3)
-            refused = old.logged(_READ_ONLY, *_OF_WORKERS) - refused
             rig.proxy.redirect(new.dsn, cut=True)
-        rate = refused / (time.monotonic() - began) / len(rig.workers)
-        rig.figure("read-only errors/s of a worker", rate)
         await rig.pause(0.5)

@@ -17,10 +17,10 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.load import FAILURES, send
-from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from notifyq.chaos.rig import Rig
+    from notifyq.queues.publisher import Publisher
 
 _MEGABYTES = 256
 _TEXT = 200_000
@@ -100,8 +100,7 @@ class DiskFull(Fault):
 
     async def inject(self, rig: Rig) -> None:
         disk = await self._find_disk(rig)
-        async with rig.database() as database:
-            publisher = Publisher(database)
+        async with rig.publisher() as publisher:
             with rig.injecting(self.name, outage=True):
                 await self._exhaust(rig, disk, publisher)
                 for _ in rig.rounds():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,7 +144,6 @@ class HandlerSlow(Fault):
         rig.figure("locks expired", sum(expired))
 
 
-_BURST = 10_000
 _SPARE = 4.0
 """Megabytes that a size may grow in addition to 25 %."""
 _LEAST = 480.0
@@ -174,17 +172,15 @@ from (
 
 
 class Soak(Fault):
-    """Half the drain rate and a kill every 10 s; memory and tables must not grow."""
+    """500 messages a second and a kill every 10 s; memory and tables must not grow."""
 
     name = "soak"
-    by_default = False
     mix = {"quick": 60, "slow": 1, "flaky": 1}
     is_brief = True
     batches = (1, 10, 100)
+    rate = 500
 
     async def inject(self, rig: Rig) -> None:
-        rig.load.rate = await self._drain_rate(rig) / 2
-        rig.figure("messages/s", rig.load.rate)
         # The last worker is never killed: it shows how much memory a worker uses.
         *victims, witness = rig.workers
         sizes: list[dict[str, float]] = []
@@ -219,18 +215,6 @@ class Soak(Fault):
         rig.figure("unexpected", max(beyond - rig.load.failed, 0), most=0)
         for name in ("doubled", "beyond", "live", "both"):
             rig.figure(name, row[name], most=0)
-
-    async def _drain_rate(self, rig: Rig) -> float:
-        """Return the messages a second that the workers handle from a backlog."""
-        rig.load.rate = 1.0  # negligible beside the burst
-        await rig.load.burst("quick", _BURST)
-        began = time.monotonic()
-
-        async def is_drained() -> bool:
-            return await rig.backlog() < _BURST // 100
-
-        await rig.until(is_drained, "the first messages are handled", 120)
-        return _BURST / (time.monotonic() - began)
 
 
 def _resident(pid: int) -> float:
