@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from notifyq.chaos.faults import clock, notifications, storage
+from notifyq.chaos.faults import machine, network
 from support.database import Connection, until
 
-needs_clock = pytest.mark.skipif(clock.library() is None, reason="needs libfaketime")
-needs_mount = pytest.mark.skipif(storage.lacking() is not None, reason=str(storage.lacking()))
+needs_clock = pytest.mark.skipif(machine.library() is None, reason="needs libfaketime")
+needs_mount = pytest.mark.skipif(machine.lacking() is not None, reason=str(machine.lacking()))
 
 _CLOCKS = """
 import sys, time
@@ -25,7 +25,7 @@ for _ in sys.stdin:
 def test_a_step_changes_the_calendar_of_a_running_process_and_nothing_else(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    steered = clock.Clock(tmp_path / f"notifyq-test-clock-{os.getpid()}")
+    steered = machine.Clock(tmp_path / f"notifyq-test-clock-{os.getpid()}")
     request.addfinalizer(steered.remove)
     steered.make()
     with subprocess.Popen(
@@ -57,7 +57,7 @@ def test_a_step_changes_the_calendar_of_a_running_process_and_nothing_else(
 def test_a_small_disk_is_full_until_it_is_relieved(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir(mode=0o751)
-    disk = storage.SmallDisk(folder, 4)
+    disk = machine.SmallDisk(folder, 4)
     try:
         assert folder.is_mount()
         assert folder.stat().st_mode & 0o777 == 0o751
@@ -77,14 +77,14 @@ def test_a_small_disk_is_full_until_it_is_relieved(tmp_path: Path) -> None:
 async def test_a_listener_in_a_transaction_keeps_notifications_in_the_queue(
     database: str, connection: Connection
 ) -> None:
-    before = await notifications.usage(connection)
-    async with notifications.hoarder(database):
-        await notifications.notify(connection, "hoarded", 2)
-        assert await notifications.usage(connection) > before
+    before = await network.usage(connection)
+    async with network.hoarder(database):
+        await network.notify(connection, "hoarded", 2)
+        assert await network.usage(connection) > before
 
     async def is_free() -> bool:
         # A session that notifies takes away what all others have read.
         await connection.execute("notify hoarded")
-        return await notifications.usage(connection) <= before
+        return await network.usage(connection) <= before
 
     await until(is_free, "the queue is empty")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from notifyq.chaos.faults.workers import Soak, StepsKill
+from notifyq.chaos.faults.processes import Soak, StepsKill
 from notifyq.chaos.load import Load
 from notifyq.chaos.rig import Rig
 from support.database import publish, rows

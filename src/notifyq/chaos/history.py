@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import time
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.errors import NotifyqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 LOCK_FIELDS = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
 """What a claim records of each message."""
@@ -178,6 +179,56 @@ def calls(ops: Iterable[Op]) -> list[Call]:
     return list(found.values())
 
 
+def recoveries(history: Sequence[Call]) -> list[float]:
+    """Seconds until work continued, for each message that a victim held and for each outage.
+
+    A victim's messages: from the start of the fault to their next execution. An outage: from the
+    server's first answer to the first messages that a worker claims.
+    """
+    found: list[float] = []
+    for fault in (call for call in history if call.op == "fault"):
+        if victim := fault.fields.get("victim"):
+            found += _taken_over(history, victim, fault.began)
+        elif fault.fields.get("outage") and (at := fault.ended) is not None:
+            claims = [c.ended - at for c in history if c.messages and c.ended is not None]
+            found += sorted(it for it in claims if it > 0)[:1]
+    return found
+
+
+def waits(history: Iterable[Call], since: float, until: float = float("inf")) -> list[float]:
+    """Seconds from each acknowledgement in this time to the first claim of the message."""
+    claimed: dict[int, float] = {}
+    published: dict[int, float] = {}
+    for call in history:
+        if call.ended is None or call.outcome != "ok":
+            continue
+        for message in call.messages:
+            claimed.setdefault(message["id"], call.ended)
+        if call.op == "publish" and since <= call.ended < until:
+            published[call.fields["id"]] = call.ended
+    return [max(0.0, claimed[it] - published[it]) for it in published.keys() & claimed.keys()]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _taken_over(history: Sequence[Call], victim: str, at: float) -> list[float]:
+    held: set[int] = set()
+    for call in history:
+        if call.process != victim or call.ended is None or call.ended > at:
+            continue
+        held |= {message["id"] for message in call.messages}
+        if call.op in {"finish", "release", "retry"}:
+            held.discard(call.fields["id"])
+    again: dict[int, float] = {}
+    for call in history:
+        if call.op == "execute" and call.began > at and call.process != victim:
+            again.setdefault(call.fields["id"], call.began)
+    return [again[number] - at for number in sorted(held & again.keys())]
+
+
 def _plain(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
@@ -199,4 +250,5 @@ def _read_file(file: Path) -> list[Op]:
 
 def _parse(line: bytes) -> Op:
     fields = json.loads(line)
-    return Op(*(fields.pop(name) for name in ("at", "process", "op", "type", "call")), fields)
+    common = {name: fields.pop(name) for name in ("at", "process", "op", "type", "call")}
+    return Op(**common, fields=fields)

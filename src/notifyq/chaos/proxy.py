@@ -16,8 +16,6 @@ class NotificationFilter:
     """Parses the server's messages and can drop notifications."""
 
     def __init__(self) -> None:
-        self.seen = 0
-        """Notifications so far, dropped or not."""
         self._requests = 0
         self._is_encrypted = False
         self._head = b""
@@ -58,9 +56,7 @@ class NotificationFilter:
             return b""
         self._head = b""
         self._left = int.from_bytes(head[1:]) - 4
-        is_notification = head[0] == _NOTIFICATION
-        self.seen += is_notification
-        self._drops = drop and is_notification
+        self._drops = drop and head[0] == _NOTIFICATION
         return b"" if self._drops else head
 
 
@@ -79,8 +75,6 @@ class Proxy:
         """Whether new connections are cut at once."""
         self.drops_notifications = False
         """Whether notifications are dropped; an encrypted connection passes them."""
-        self.notifications = 0
-        """Notifications from the server, dropped or not."""
         self._blackholed: set[asyncio.StreamWriter] = set()
         self._is_open = asyncio.Event()
         self._is_open.set()
@@ -200,9 +194,7 @@ class Proxy:
                 if is_doomed:
                     self.lost.set()
                     return
-                before = notifications.seen
                 data = notifications.pass_on(data, drop=self.drops_notifications)
-                self.notifications += notifications.seen - before
                 await self._pass(writer, data)
 
         directions = [asyncio.create_task(forward()), asyncio.create_task(backward())]

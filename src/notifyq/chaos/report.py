@@ -8,8 +8,6 @@ import platform
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.recovery import percentile
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,12 +17,11 @@ _COUNTS = (
     *("attempts", "lost", "doubled_archive", "doubled_execution"),
     *("unexpected", "false_acknowledgement"),
 )
-_TIMES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 COLUMNS = (
     *("fault", "messages", "lost", "doubled archive", "doubled execution", "unexpected"),
-    *("false acks", "failed publishes", *(f"{name} s" for name in _TIMES), "figures", "result"),
+    *("false acks", "failed publishes", "figures", "result"),
 )
-"""Columns of the table; the times are recovery times."""
+"""Columns of the table."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,8 +34,6 @@ class Row:
     result: CheckResult | None = None
     failed_publishes: int = 0
     """Publications without an acknowledgement; some may have succeeded."""
-    recovery: dict[str, float | None] = field(default_factory=dict)
-    """Percentiles of the recovery times in seconds; None where there was nothing to recover."""
     injections: list[dict[str, Any]] = field(default_factory=list)
     """Each with its name and the choices made by the seed."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -55,20 +50,14 @@ class Row:
         """Whether there are no findings."""
         return not self.findings
 
-    def recovered_in(self, seconds: list[float]) -> None:
-        """Keep the percentiles of these recovery times."""
-        self.recovery = {name: percentile(seconds, share) for name, share in _TIMES.items()}
-
     def cells(self) -> list[str]:
         """The cells of the table."""
         if self.skipped is not None:
             return [self.fault, *[""] * (len(COLUMNS) - 2), f"skipped: {self.skipped}"]
-        times = [self.recovery.get(name) for name in _TIMES]
         return [
             self.fault,
             *(str(getattr(self.result, name, "")) for name in _COUNTS),
             str(self.failed_publishes),
-            *("" if value is None else f"{value:.2f}" for value in times),
             ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items()),
             "ok" if self.ok else f"{len(self.findings)} broken",
         ]

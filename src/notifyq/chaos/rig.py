@@ -153,13 +153,11 @@ class Rig:
             self.history.close()
 
     async def settle(self) -> None:
-        """Resume or restart workers, drain the queues, and stop the workers.
+        """Restart workers that ended, drain the queues, and stop the workers.
 
         Raises ChaosError if messages stay live or a worker does not stop.
         """
         for worker in self.workers:
-            if worker.is_paused:
-                worker.resume()
             if not worker.is_alive:
                 if not worker.was_ended:
                     code, words = worker.exit_code, worker.last_words()

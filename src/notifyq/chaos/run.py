@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from notifyq.chaos.checker import judge
 from notifyq.chaos.final import read_final
-from notifyq.chaos.history import BRIEF, ChaosError
+from notifyq.chaos.history import BRIEF, ChaosError, percentile, recoveries
 from notifyq.chaos.load import Load
 from notifyq.chaos.proxy import Proxy
-from notifyq.chaos.recovery import recoveries
 from notifyq.chaos.report import Report, Row, machine
 from notifyq.chaos.rig import Rig
 from notifyq.chaos.server import Server, programs
@@ -121,7 +120,9 @@ class Run:
         history = rig.calls()
         await fault.conclude(rig, history)
         row.injections = [call.fields for call in history if call.op == "fault"]
-        row.recovered_in(recoveries(history))
+        if found := recoveries(history):
+            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1)):
+                rig.figure(f"recovery {name} s", percentile(found, share))
         row.failed_publishes = rig.load.failed
         if not fault.is_brief:
             row.result = judge(folder)
@@ -164,16 +165,15 @@ class Run:
         folder = home / f"server-{self._clusters}"
         folder.mkdir()
         self._cluster.callback(shutil.rmtree, folder, ignore_errors=True)
-        if fault.own_server:
-            self._cluster.callback(fault.clean_up)
-            fault.prepare(folder)
+        self._cluster.callback(fault.clean_up)
+        fault.prepare(folder)
         server = Server(folder, self._binaries)
         server.create()
         self._cluster.push_async_callback(server.close)
-        if not fault.own_server:
-            # With the default settings: pg_cron can only be installed while it is loaded.
-            await server.start()
-            await self._install(server)
+        # With the default settings: pg_cron can only be installed while it is loaded.
+        await server.start()
+        async with server.connection() as connection:
+            await install(connection)
         return server
 
     async def _prepare(self, server: Server, fault: Fault) -> None:
@@ -182,16 +182,10 @@ class Run:
             await server.stop()
             server.settings, server.environment = settings, environment
             await server.start()
-        if fault.own_server:
-            await self._install(server)
         async with server.connection() as connection:
             await connection.execute(_EMPTY)
         if fault.synchronous:
             await server.add_standby(server.folder.with_name(f"standby-{self._clusters}"))
-
-    async def _install(self, server: Server) -> None:
-        async with server.connection() as connection:
-            await install(connection)
 
     async def _discard(self) -> None:
         self._server = None

@@ -34,7 +34,6 @@ class WorkerProcess:
         self._variables = {**variables, "NOTIFYQ_DSN": dsn, FOLDER: str(folder)}
         self._started: subprocess.Popen[bytes] | None = None
         self._generation = 0
-        self.is_paused = False
         self.was_ended = False
         """Whether the rig killed the process or sent it a SIGTERM."""
 
@@ -61,7 +60,7 @@ class WorkerProcess:
     def start(self) -> None:
         """Start the next process; `started` waits until it claims."""
         self._generation += 1
-        self.is_paused = self.was_ended = False
+        self.was_ended = False
         # Without settings of notifyq: those of the caller must not apply.
         clean = {it: value for it, value in os.environ.items() if not it.startswith("NOTIFYQ_")}
         with (self._folder / f"{self.name}.log").open("wb") as log:
@@ -89,17 +88,14 @@ class WorkerProcess:
         self.was_ended = True
         self._process.kill()
         self._process.wait()
-        self.is_paused = False
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
-        self.is_paused = True
 
     def resume(self) -> None:
         """Continue a paused process."""
         self._process.send_signal(signal.SIGCONT)
-        self.is_paused = False
 
     async def terminate(self) -> float:
         """Send SIGTERM and wait for the end; return how many seconds it took.

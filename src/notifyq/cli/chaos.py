@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Imported when it is called: every other command would wait for these modules, a worker too.
 
-_SPARE = (11, 8, 9, 10, 7, 6)
+_SPARE = (8, 7, 6)
 """Columns of the report that a narrow terminal drops first; the files have them."""
 _SHORTEST = 3.0
 """Least seconds of a fault: a shorter one than a lock proves nothing."""
@@ -157,6 +157,6 @@ def _print_report(report: Report) -> None:
     from notifyq.chaos.report import COLUMNS
 
     out.print(f"seed {report.seed}; {report.machine}\n")
-    print_table(COLUMNS, [row.cells() for row in report.faults], numbers=range(1, 11), spare=_SPARE)
+    print_table(COLUMNS, [row.cells() for row in report.faults], numbers=range(1, 8), spare=_SPARE)
     for remark in report.remarks():
         out.print(remark)

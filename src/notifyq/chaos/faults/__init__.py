@@ -8,10 +8,7 @@ from notifyq.chaos.faults.base import Fault
 
 __all__ = ["Fault", "catalogue"]
 
-_MODULES = (
-    *("workers", "sessions", "servers", "network"),
-    *("notifications", "abuse", "clock", "storage"),
-)
+_MODULES = ("processes", "sessions", "network", "machine")
 
 
 def catalogue() -> dict[str, type[Fault]]:

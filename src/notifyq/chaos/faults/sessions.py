@@ -1,14 +1,15 @@
-"""Faults by sessions: many of them reap, finish, release and cancel at once, or lock the table."""
+"""Faults by sessions: many of them settle at once, lock tables, flood notifications, hold keys."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.history import LOCK_FIELDS
+from notifyq.chaos.history import LOCK_FIELDS, waits
 from notifyq.chaos.kinds import LOCK
 from notifyq.database import statements as sql
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Connection
 
     Step = Callable[["Client"], Awaitable[None]]
+
 
 _QUEUES = ["storm", "quick"]
 _REAP = "select messages.reap(quantity => 50)"
@@ -126,7 +128,6 @@ class _Sessions(Fault):
                 await step(client)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count deadlocks."""
         after = await self._statistics(rig)
         deadlocks, commits = (now - before for now, before in zip(after, self._before, strict=True))
         rig.figure("transactions", commits)
@@ -200,7 +201,6 @@ class Timeouts(Fault):
             await rig.pause(0.1, 1)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Check that a refused claim locked nothing: each attempt belongs to an answered claim."""
         claims = Counter(message["id"] for call in history for message in call.messages)
         leaked = {
             call.fields["id"]
@@ -211,3 +211,72 @@ class Timeouts(Fault):
 
     def _refusals(self, rig: Rig) -> int:
         return rig.server.logged("55P03") + rig.server.logged("57014")
+
+
+class Hostile(Fault):
+    """A role without grants floods notifications and takes every advisory lock."""
+
+    name = "hostile"
+
+    _FLOOD = 5000
+    """Notifications a second."""
+    _MOST_CLAIMS = 120
+    """Claims a second of a worker that find nothing in the flood; its own limit is 100."""
+
+    async def inject(self, rig: Rig) -> None:
+        async with rig.connection() as owner:
+            await owner.execute("create role mallory")
+            try:
+                async with rig.connection() as mallory:
+                    await mallory.execute("set role mallory")
+                    with rig.injecting(self.name):
+                        self._flooded = await self._flood(rig, mallory)
+                        self._held = await self._hold_keys(rig, owner, mallory)
+            finally:
+                await owner.execute("drop role mallory")
+
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        began, ended = self._flooded
+        empty = [c for c in history if c.op == "claim" and c.outcome == "ok" and not c.messages]
+        rate = sum(began <= call.began < ended for call in empty) / (ended - began)
+        rig.figure("empty claims/s of a worker", rate / len(rig.workers), most=self._MOST_CLAIMS)
+        rig.figure("wait s without keys", max(waits(history, *self._held), default=0), most=10)
+
+    async def _flood(self, rig: Rig, mallory: Connection) -> tuple[float, float]:
+        began, portion = time.monotonic(), self._FLOOD // 20
+        for number in rig.rounds():
+            due = time.monotonic() + 1 / 20
+            await mallory.execute(
+                "select pg_notify('new_message', 'quick:' || n) "
+                "from generate_series($1::int, $2) as n",
+                number * portion,
+                number * portion + portion,
+            )
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+        return began, time.monotonic()
+
+    async def _hold_keys(
+        self, rig: Rig, owner: Connection, mallory: Connection
+    ) -> tuple[float, float]:
+        """Take every advisory lock of the schema: any role can take any of them."""
+        await mallory.execute(_TAKE_KEYS)
+        began = time.monotonic()
+        await rig.pause(2)
+        # Returns null while a worker runs maintenance.
+        await rig.until(
+            lambda: owner.fetchval("select messages.maintain() is not null"),
+            "maintenance runs while another role holds every advisory lock",
+        )
+        return began, time.monotonic()
+
+
+# The keys of suppression leases and slots, which any role can compute, and those of maintenance.
+_TAKE_KEYS = """
+select pg_try_advisory_lock(hashtextextended(q, 7305427004)),
+  (
+    select count(pg_try_advisory_lock(hashtextextended(q, 7305427100 + p)))
+    from generate_series(1, 4) as p
+  )
+from unnest('{quick,slow,flaky,reject}'::text[]) as q;
+select count(pg_try_advisory_lock(k)) from generate_series(7305427000, 7305427010) as k;
+"""

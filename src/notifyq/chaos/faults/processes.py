@@ -1,14 +1,20 @@
-"""Faults of workers: killed, stopped, paused, slower than their locks, and a long run."""
+"""Faults of processes: killed, stopped, paused and slow workers, backends and servers."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.kinds import LOCK
-from notifyq.chaos.recovery import recoveries
+from notifyq.chaos.history import recoveries
+from notifyq.chaos.kinds import LOCK, payload
+from notifyq.chaos.load import send
+from notifyq.chaos.server import programs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +32,6 @@ class WorkerKill(Fault):
         rig.kill_worker()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Compare the recovery with the lock duration; pg_cron alone would take up to a minute."""
         if found := recoveries(history):
             rig.figure("slowest past the lock s", max(found) - LOCK, most=10)
 
@@ -60,7 +65,6 @@ class StepsKill(WorkerKill):
         await super().inject(rig)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Check that each step has had its effect once."""
         async with rig.connection() as connection:
             [row] = await connection.fetch(_EFFECTS)
         rig.figure("steps", row["effects"])
@@ -96,7 +100,6 @@ class WorkerStop(Fault):
         await worker.started()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Check that a released message does not count an attempt."""
         used: Counter[int] = Counter()
         released = burned = 0
         for call in history:
@@ -125,7 +128,6 @@ class WorkerPause(Fault):
             worker.resume()
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count the calls under expired locks."""
         rig.figure("stale refused", sum(call.fields.get("held") is False for call in history))
 
 
@@ -137,7 +139,6 @@ class HandlerSlow(Fault):
     rate = 60
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Count the locks that expired: the listening session extends those of a blocked loop."""
         expired = (
             call.op == "retry" and call.fields["status"] == "lock_expired" for call in history
         )
@@ -204,7 +205,6 @@ class Soak(Fault):
             rig.notes.append(f"sizes are only checked from {_LEAST / 60:.0f} minutes on")
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        """Compare the published messages with the two tables by counts alone."""
         async with rig.connection() as connection:
             [row] = await connection.fetch(_COUNTS)
         beyond = row["messages"] - rig.load.published
@@ -222,3 +222,90 @@ def _resident(pid: int) -> float:
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:"))
+
+
+class Poison(Fault):
+    """A message that kills its worker each time it is handled."""
+
+    name = "poison"
+
+    _MOST_ATTEMPTS = 2
+    """Of the queue `thread`."""
+
+    async def inject(self, rig: Rig) -> None:
+        async with rig.publisher() as publisher:
+            with rig.injecting(self.name):
+                fatal = payload(rig.random, "thread") | {"milliseconds": 700}
+                [self._fatal] = await send(rig.history, publisher, "thread", [fatal])
+                for _ in range(self._MOST_ATTEMPTS):
+                    await rig.until(lambda: self._is_running(rig), "the fatal message is executed")
+                    name = self._executions(rig.calls())[-1].process
+                    rig.kill_worker(next(it for it in rig.workers if it.name == name))
+                await rig.pause(rig.seconds)
+
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        rig.figure("attempts", len(self._executions(history)), most=self._MOST_ATTEMPTS)
+
+    def _executions(self, history: Sequence[Call]) -> list[Call]:
+        return [it for it in history if it.op == "execute" and it.fields["id"] == self._fatal]
+
+    def _is_running(self, rig: Rig) -> bool:
+        found = self._executions(rig.calls())
+        living = {worker.name for worker in rig.workers}
+        return bool(found) and found[-1].ended is None and found[-1].process in living
+
+
+class BackendKill(Fault):
+    """SIGKILL of a random backend every 2 s; the server restarts all backends."""
+
+    name = "backend-kill"
+    between = (1.5, 2.5)
+
+    async def strike(self, rig: Rig) -> None:
+        if victims := await rig.server.backends():
+            with rig.injecting(self.name, outage=True), suppress(ProcessLookupError):
+                os.kill(rig.random.choice(victims), signal.SIGKILL)
+                # The server may answer until it notices; such an answer must not count.
+                await asyncio.sleep(0.1)
+                await rig.server.until_ready()
+
+
+class ServerImmediate(BackendKill):
+    """pg_ctl stop -m immediate and start, repeatedly."""
+
+    name = "server-immediate"
+
+    async def strike(self, rig: Rig) -> None:
+        with rig.injecting(self.name, outage=True):
+            await rig.server.stop(immediate=True)
+            await rig.pause(0.0, 0.5)
+            await rig.server.start()
+
+
+class Failover(Fault):
+    """Crash of the primary, promotion of its synchronous standby; the old one read-only."""
+
+    name = "failover"
+    synchronous = True
+
+    def lacking(self) -> str | None:
+        return None if (programs() / "pg_basebackup").exists() else "needs pg_basebackup"
+
+    async def inject(self, rig: Rig) -> None:
+        old, new = rig.server, rig.server.standby
+        if new is None:
+            return
+        await rig.pause(rig.seconds / 3)
+        with rig.injecting(self.name, outage=True):
+            await old.stop(immediate=True)
+            await new.promote()
+            rig.server = new
+            rig.proxy.redirect(new.dsn, cut=True)
+        await rig.pause(rig.seconds / 3)
+        old.demote()
+        await old.start()
+        with rig.injecting("read-only", outage=True):
+            rig.proxy.redirect(old.dsn, cut=True)
+            await rig.pause(rig.seconds / 3)
+            rig.proxy.redirect(new.dsn, cut=True)
+        await rig.pause(0.5)
