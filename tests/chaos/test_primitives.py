@@ -1,4 +1,4 @@
-"""The parts of faults: clocks that step, full disks, full notification queues."""
+"""The parts of faults: clocks that step, and full disks."""
 
 import os
 import subprocess
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notifyq.chaos.faults import machine, network
-from support.database import Connection, until
+from notifyq.chaos.faults import machine
 
 needs_clock = pytest.mark.skipif(machine.library() is None, reason="needs libfaketime")
 needs_mount = pytest.mark.skipif(machine.lacking() is not None, reason=str(machine.lacking()))
@@ -72,19 +71,3 @@ def test_a_small_disk_is_full_until_it_is_relieved(tmp_path: Path) -> None:
     with open_file:
         assert not folder.is_mount()
     assert not list(folder.iterdir())
-
-
-async def test_a_listener_in_a_transaction_keeps_notifications_in_the_queue(
-    database: str, connection: Connection
-) -> None:
-    before = await network.usage(connection)
-    async with network.hoarder(database):
-        await network.notify(connection, "hoarded", 2)
-        assert await network.usage(connection) > before
-
-    async def is_free() -> bool:
-        # A session that notifies takes away what all others have read.
-        await connection.execute("notify hoarded")
-        return await network.usage(connection) <= before
-
-    await until(is_free, "the queue is empty")

@@ -13,8 +13,7 @@ from notifyq.chaos.checker import judge
 from notifyq.chaos.faults import Fault, catalogue
 from notifyq.chaos.history import Call, percentile, recoveries
 from notifyq.chaos.kinds import payload
-from notifyq.chaos.report import Report, Row
-from notifyq.chaos.run import Run
+from notifyq.chaos.run import Report, Row, Run
 from notifyq.server import wheel_binaries
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from notifyq.chaos.faults import Fault
-    from notifyq.chaos.report import Report, Row
-    from notifyq.chaos.run import Run
+    from notifyq.chaos.run import Report, Row, Run
 
 # Imported when it is called: every other command would wait for these modules, a worker too.
 
@@ -154,7 +153,7 @@ def _kept(output: Path | None) -> Iterator[Path]:
 
 
 def _print_report(report: Report) -> None:
-    from notifyq.chaos.report import COLUMNS
+    from notifyq.chaos.run import COLUMNS
 
     out.print(f"seed {report.seed}; {report.machine}\n")
     print_table(COLUMNS, [row.cells() for row in report.faults], numbers=range(1, 8), spare=_SPARE)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from notifyq.queues.publisher import Publisher
 
 
-_HOUR = 3600
-_BACK = 300
 _SETTLES = 1.1
 """Seconds until all processes see a step: they read the file once a second."""
 _MEMORY = Path("/dev/shm")  # noqa: S108  POSIX shared memory of Linux
@@ -127,7 +125,7 @@ class ClockWorker(_Clocked):
     async def inject(self, rig: Rig) -> None:
         with rig.injecting(self.name):
             for _ in rig.rounds():
-                await self.step(rig, rig.random.choice((-_HOUR, 0, _HOUR)))
+                await self.step(rig, rig.random.choice((-3600, 0, 3600)))
             await self.step(rig, 0)
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
@@ -143,7 +141,7 @@ class ClockServer(_Clocked):
 
     async def inject(self, rig: Rig) -> None:
         with rig.injecting(self.name):
-            await self.step(rig, -_BACK)
+            await self.step(rig, -300)
             # Its messages must be claimed again, at the latest after the clock is correct.
             rig.kill_worker()
             await rig.pause(rig.seconds)
@@ -153,8 +151,6 @@ class ClockServer(_Clocked):
 _MEGABYTES = 256
 _TEXT = 200_000
 """Bytes of text in a message; random, because TOAST compresses."""
-_PATIENCE = 30.0
-"""Seconds until the disk must be full."""
 
 
 class SmallDisk:
@@ -254,12 +250,12 @@ class DiskFull(Fault):
 
     async def _exhaust(self, rig: Rig, disk: SmallDisk, publisher: Publisher) -> None:
         """Publish until the server refuses for lack of space."""
-        give_up = time.monotonic() + _PATIENCE
-        while time.monotonic() < give_up:
+
+        async def is_full() -> bool:
             disk.fill()
-            if not await self._write(rig, publisher):
-                return
-        rig.findings.append("the disk never became full for the server")
+            return not await self._write(rig, publisher)
+
+        await rig.until(is_full, "the disk is full for the server")
 
     async def _write(self, rig: Rig, publisher: Publisher) -> bool:
         return await self._publish(rig, publisher, text=rig.random.randbytes(_TEXT // 2).hex())

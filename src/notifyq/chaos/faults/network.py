@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from notifyq.database import statements as sql
 from notifyq.server.binaries import version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
     from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
@@ -161,21 +160,6 @@ async def notify(connection: Connection, channel: str, megabytes: float) -> None
     )
 
 
-async def usage(connection: Connection) -> float:
-    """Return the share of the notification queue that is used."""
-    share: float = await connection.fetchval("select pg_notification_queue_usage()")
-    return share
-
-
-@asynccontextmanager
-async def hoarder(dsn: str) -> AsyncIterator[None]:
-    """Hold a session that listens in an open transaction: the queue keeps all notifications."""
-    async with session(dsn, "hoarder") as connection:
-        await connection.execute("listen hoarded")
-        await connection.execute("begin; select")
-        yield
-
-
 class NoNotifications(Fault):
     """No notification arrives, as behind a pooler in transaction mode."""
 
@@ -223,7 +207,10 @@ class NotifyFull(Fault):
     async def inject(self, rig: Rig) -> None:
         failed = rig.load.failed
         with rig.injecting(self.name):
-            async with hoarder(rig.server.dsn), rig.connection() as connection:
+            async with rig.connection() as hoarder, rig.connection() as connection:
+                # A listener in an open transaction: the queue keeps all notifications.
+                await hoarder.execute("listen hoarded")
+                await hoarder.execute("begin; select")
                 size = 0.25
                 while size > 0.005:
                     try:
@@ -232,7 +219,8 @@ class NotifyFull(Fault):
                         if error.sqlstate != "54000":
                             raise
                         size /= 2
-                rig.figure("queue", await usage(connection))
+                used = await connection.fetchval("select pg_notification_queue_usage()")
+                rig.figure("free share of the queue", 1 - used, most=0.1)
                 await rig.pause(rig.seconds)
         rig.figure("refused publishers", rig.load.failed - failed, most=0)
 
@@ -260,10 +248,13 @@ class BlockedListener(Fault):
         rounds = rig.rounds()
         with rig.injecting(self.name):
             async with (
-                _blocked_listener(rig.server.dsn),
+                Proxy(rig.server.dsn) as proxy,
+                session(proxy.dsn, _BLOCKED) as blocked,
                 rig.connection() as observer,
                 rig.connection() as notifier,
             ):
+                await blocked.execute(f"listen {sql.NEW_MESSAGE}")
+                proxy.hold()
                 # Without a snapshot of the blocked session the query below proves nothing.
                 while next(rounds, None) or not rig.figures.get(f"snapshot of a {_BLOCKED} s"):
                     await notify(notifier, sql.NEW_MESSAGE, 2)
@@ -273,12 +264,3 @@ class BlockedListener(Fault):
                     for (name, *_), since in held.items():
                         rig.peak(f"snapshot of a {name} s", now - since, most=_LONGEST.get(name))
                     await rig.pause(0.1)
-
-
-@asynccontextmanager
-async def _blocked_listener(dsn: str) -> AsyncIterator[None]:
-    """Hold a session that listens and never reads."""
-    async with Proxy(dsn) as proxy, session(proxy.dsn, _BLOCKED) as connection:
-        await connection.execute(f"listen {sql.NEW_MESSAGE}")
-        proxy.hold()
-        yield

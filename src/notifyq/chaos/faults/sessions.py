@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 _QUEUES = ["storm", "quick"]
 _REAP = "select messages.reap(quantity => 50)"
-_STATISTICS = """
-select s.deadlocks, s.xact_commit from pg_stat_database as s where s.datname = current_database()
-"""
 _ABOUT_OVER = timedelta(milliseconds=100)
 """A lock that expires about when its holder finishes."""
 
@@ -104,21 +101,34 @@ async def _cancel(client: Client) -> None:
     await client.rig.pause(0, 0.05)
 
 
-class _Sessions(Fault):
+class _Unfailing(Fault):
+    """A fault under which no call may fail with a certain SQLSTATE."""
+
+    never: str
+
+    async def inject(self, rig: Rig) -> None:
+        self._before = rig.server.logged(self.never)
+        with rig.injecting(self.name):
+            await self.strike(rig)
+
+    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
+        rig.figure(f"errors {self.never}", rig.server.logged(self.never) - self._before, most=0)
+
+
+class _Sessions(_Unfailing):
     """A fault made of concurrent sessions, which must not deadlock."""
 
     mix = {"storm": 6, "quick": 2, "slow": 1}
     rate = 250
     # Finds a deadlock at once.
     settings = {"deadlock_timeout": "20ms"}
+    never = "40P01"
     steps: Sequence[Step] = ()
 
-    async def inject(self, rig: Rig) -> None:
-        self._before = await self._statistics(rig)
-        with rig.injecting(self.name):
-            async with asyncio.TaskGroup() as group:
-                for number, step in enumerate(self.steps, 1):
-                    group.create_task(self._repeat(rig, number, step))
+    async def strike(self, rig: Rig) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, step in enumerate(self.steps, 1):
+                group.create_task(self._repeat(rig, number, step))
 
     async def _repeat(self, rig: Rig, number: int, step: Step) -> None:
         """Repeat a step in a session of its own until the fault ends."""
@@ -126,18 +136,6 @@ class _Sessions(Fault):
             client = Client(rig, connection, number)
             for _ in rig.rounds():
                 await step(client)
-
-    async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        after = await self._statistics(rig)
-        deadlocks, commits = (now - before for now, before in zip(after, self._before, strict=True))
-        rig.figure("transactions", commits)
-        rig.figure("deadlocks", deadlocks, most=0)
-        rig.figure("stale refused", sum(call.fields.get("held") is False for call in history))
-
-    async def _statistics(self, rig: Rig) -> list[int]:
-        async with rig.connection() as connection:
-            [row] = await connection.fetch(_STATISTICS)
-        return list(row)
 
 
 class Reapers(_Sessions):
@@ -159,18 +157,17 @@ class Deadlocks(_Sessions):
         await super().inject(rig)
 
 
-class Serializable(Fault):
+class Serializable(_Unfailing):
     """default_transaction_isolation is serializable."""
 
     name = "serializable"
     # Without pg_cron, whose sessions do not set the isolation level.
     settings = {"default_transaction_isolation": "serializable", "shared_preload_libraries": ""}
+    never = "40001"
     rate = 200
 
-    async def inject(self, rig: Rig) -> None:
-        before = rig.server.logged("40001")
-        await self.strike(rig)
-        rig.figure("calls that failed with 40001", rig.server.logged("40001") - before, most=0)
+    async def strike(self, rig: Rig) -> None:
+        await rig.pause(rig.seconds)
 
 
 class Timeouts(Fault):
