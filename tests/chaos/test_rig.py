@@ -14,6 +14,7 @@ from notifyq.chaos.faults import Fault, catalogue
 from notifyq.chaos.history import Call, percentile, recoveries
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.run import Report, Row, Run
+from notifyq.chaos.server import until
 from notifyq.server import wheel_binaries
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Theft(Fault):
     async def inject(self, rig: Rig) -> None:
         """Wait for one, and take it."""
         async with rig.connection() as connection:
-            await rig.until(
+            await until(
                 lambda: connection.fetchval("select exists (select from messages.message_archive)"),
                 "a message is archived",
             )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.history import ChaosError, History, calls, read
+from notifyq.chaos.history import History, calls, read
+from notifyq.chaos.server import until
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
@@ -19,7 +19,7 @@ from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from pathlib import Path
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from notifyq.chaos.workers import WorkerProcess
     from notifyq.database.pool import Connection
 
-_POLL = 0.02
-"""Seconds between two checks of a condition."""
 _DRAIN_SECONDS = 60.0
 _WARM_SECONDS = 0.5
 """How long messages are published before the fault."""
@@ -109,21 +107,6 @@ class Rig:
             raise
         call.ok()
 
-    async def until(
-        self, condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30
-    ) -> None:
-        """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
-        give_up = time.monotonic() + seconds
-        while True:
-            held = condition()
-            if inspect.isawaitable(held):
-                held = await held
-            if held:
-                return
-            if time.monotonic() > give_up:
-                raise ChaosError(f"after {seconds:.0f} s still not true: {what}")
-            await asyncio.sleep(_POLL)
-
     async def pause(self, least: float, most: float | None = None) -> None:
         """Wait for a random time between the two."""
         await asyncio.sleep(least if most is None else self.random.uniform(least, most))
@@ -160,15 +143,15 @@ class Rig:
         for worker in self.workers:
             if not worker.is_alive:
                 if not worker.was_ended:
-                    code, words = worker.exit_code, worker.last_words()
+                    code, words = worker.process.returncode, worker.last_words()
                     self.notes.append(f"{worker.name} ended unexpectedly with {code}: {words}")
                 worker.start()
         await self.load.stop_publishing()
         with self._recording("drain"):
-            await self.until(self._is_drained, "no message is live", _DRAIN_SECONDS)
+            await until(self._is_drained, "no message is live", _DRAIN_SECONDS)
             async with self.connection() as connection:
                 dead = await connection.fetchval(sql.DEAD_COUNT, None, None)
-            await self.until(
+            await until(
                 lambda: self.load.has_reported(dead), "the watcher reported all dead messages"
             )
         await asyncio.gather(*(worker.terminate() for worker in self.workers))

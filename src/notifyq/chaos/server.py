@@ -27,7 +27,7 @@ from notifyq.server.launch import Account, Tie, launcher
 from notifyq.server.postmaster import Postmaster, create_data, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from notifyq.database.pool import Connection
@@ -45,9 +45,22 @@ _SETTINGS = {
     # `Server.logged` counts SQLSTATEs in the log.
     "log_line_prefix": "%m [%p] %e %a ",
 }
-_START_SECONDS = 60.0
-_POLL = 0.01
-"""Seconds between two checks of a server that starts or stops."""
+_POLL = 0.02
+"""Seconds between two checks of a condition."""
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30
+) -> None:
+    """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
+    give_up = time.monotonic() + seconds
+    while True:
+        held = condition()
+        if held if isinstance(held, bool) else await held:
+            return
+        if time.monotonic() > give_up:
+            raise ChaosError(f"after {seconds:.0f} s still not true: {what}")
+        await asyncio.sleep(_POLL)
 
 
 def tied(command: Sequence[str | Path], account: Account | None = None) -> list[str]:
@@ -133,11 +146,18 @@ class Server:
 
     async def until_ready(self) -> None:
         """Wait until the server answers, while it starts or recovers from a crash."""
-        give_up = time.monotonic() + _START_SECONDS
-        while not await self._answers():
-            if not self._files.in_use or time.monotonic() > give_up:
+
+        async def answers() -> bool:
+            if not self._files.in_use:
                 raise ChaosError(f"the server did not start: {self._last_words()}")
-            await asyncio.sleep(_POLL)
+            try:
+                async with self.connection() as connection:
+                    await connection.execute("select 1")
+            except (DatabaseUnavailableError, asyncpg.PostgresError, OSError):
+                return False
+            return True
+
+        await until(answers, "the server answers", 60)
 
     async def stop(self, *, immediate: bool = False) -> None:
         """Stop the server as `pg_ctl stop -m fast` does, or -m immediate; wait until it ended."""
@@ -214,14 +234,6 @@ class Server:
         )
         if done.returncode:
             raise ChaosError(f"the standby cannot be made: {done.stderr.strip()}")
-
-    async def _answers(self) -> bool:
-        try:
-            async with self.connection() as connection:
-                await connection.execute("select 1")
-        except (DatabaseUnavailableError, asyncpg.PostgresError, OSError):
-            return False
-        return True
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

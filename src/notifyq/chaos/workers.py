@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -12,27 +11,25 @@ from typing import TYPE_CHECKING
 
 from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import FOLDER, PROCESS
-from notifyq.chaos.server import tied
+from notifyq.chaos.server import tied, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _COMMAND = ["-P", "-m", "notifyq", "worker", "notifyq.chaos.work:app", "--log-level", "warning"]
-_START_SECONDS = 30.0
-_STOP_SECONDS = 15.0
-_POLL = 0.01
-"""Seconds between two checks of a process."""
 
 
 class WorkerProcess:
     """One of the workers of a run: its current process, and after a restart the next one."""
 
+    process: subprocess.Popen[bytes]
+    """The current process; after `start`."""
+
     def __init__(self, number: int, dsn: str, folder: Path, variables: Mapping[str, str]) -> None:
         self._number = number
         self._folder = folder
         self._variables = {**variables, "NOTIFYQ_DSN": dsn, FOLDER: str(folder)}
-        self._started: subprocess.Popen[bytes] | None = None
         self._generation = 0
         self.was_ended = False
         """Whether the rig killed the process or sent it a SIGTERM."""
@@ -43,19 +40,9 @@ class WorkerProcess:
         return f"worker-{self._number}.{self._generation}"
 
     @property
-    def pid(self) -> int:
-        """The process id of the current process."""
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
-        return self._started is not None and self._started.poll() is None
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the process ended; None while it runs."""
-        return self._process.poll()
+        return self.process.poll() is None
 
     def start(self) -> None:
         """Start the next process; `started` waits until it claims."""
@@ -64,7 +51,7 @@ class WorkerProcess:
         # Without settings of notifyq: those of the caller must not apply.
         clean = {it: value for it, value in os.environ.items() if not it.startswith("NOTIFYQ_")}
         with (self._folder / f"{self.name}.log").open("wb") as log:
-            self._started = subprocess.Popen(  # noqa: S603  the command is our own
+            self.process = subprocess.Popen(  # noqa: S603  the command is our own
                 tied([sys.executable, *_COMMAND]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -77,25 +64,27 @@ class WorkerProcess:
     async def started(self) -> None:
         """Wait until the worker claims."""
         file = self._folder / f"{self.name}.jsonl"
-        give_up = time.monotonic() + _START_SECONDS
-        while not (file.exists() and b'"op": "started"' in file.read_bytes()):
-            if not self.is_alive or time.monotonic() > give_up:
+
+        def claims() -> bool:
+            if not self.is_alive:
                 raise ChaosError(f"{self.name} did not start: {self.last_words()}")
-            await asyncio.sleep(_POLL)
+            return file.exists() and b'"op": "started"' in file.read_bytes()
+
+        await until(claims, f"{self.name} claims")
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
         self.was_ended = True
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP."""
-        self._process.send_signal(signal.SIGSTOP)
+        self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continue a paused process."""
-        self._process.send_signal(signal.SIGCONT)
+        self.process.send_signal(signal.SIGCONT)
 
     async def terminate(self) -> float:
         """Send SIGTERM and wait for the end; return how many seconds it took.
@@ -104,12 +93,12 @@ class WorkerProcess:
         """
         began = time.monotonic()
         self.was_ended = True
-        self._process.terminate()
-        while self.is_alive:
-            if time.monotonic() - began > _STOP_SECONDS:
-                self.kill()
-                raise ChaosError(f"{self.name} did not stop {_STOP_SECONDS:.0f} s after a SIGTERM")
-            await asyncio.sleep(_POLL)
+        self.process.terminate()
+        try:
+            await until(lambda: not self.is_alive, f"{self.name} ended after a SIGTERM", 15)
+        except ChaosError:
+            self.kill()
+            raise
         return time.monotonic() - began
 
     def restart(self) -> None:
@@ -119,16 +108,10 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Kill the process if there is one."""
-        if self._started is not None:
+        if hasattr(self, "process"):
             self.kill()
 
     def last_words(self) -> str:
         """The last lines of the process's log."""
         text = (self._folder / f"{self.name}.log").read_text(errors="replace")
         return " / ".join(text.splitlines()[-3:]) or "its log is empty"
-
-    @property
-    def _process(self) -> subprocess.Popen[bytes]:
-        if self._started is None:
-            raise ChaosError(f"worker {self._number} has not been started")
-        return self._started

@@ -19,6 +19,7 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.load import FAILURES, send
+from notifyq.chaos.server import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -237,7 +238,7 @@ class DiskFull(Fault):
                 except ChaosError:
                     # It stopped: recovery needs space, too.
                     await rig.server.start()
-            await rig.until(
+            await until(
                 lambda: self._publish(rig, publisher), "a publication succeeds on the freed disk"
             )
             rig.figure("s to recover", time.monotonic() - began)
@@ -255,7 +256,7 @@ class DiskFull(Fault):
             disk.fill()
             return not await self._write(rig, publisher)
 
-        await rig.until(is_full, "the disk is full for the server")
+        await until(is_full, "the disk is full for the server")
 
     async def _write(self, rig: Rig, publisher: Publisher) -> bool:
         return await self._publish(rig, publisher, text=rig.random.randbytes(_TEXT // 2).hex())

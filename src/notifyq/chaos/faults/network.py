@@ -15,7 +15,7 @@ from notifyq.chaos.history import waits
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.chaos.proxy import Proxy
-from notifyq.chaos.server import programs, session
+from notifyq.chaos.server import programs, session, until
 from notifyq.database import statements as sql
 from notifyq.server.binaries import version
 
@@ -70,11 +70,11 @@ class HalfOpen(Fault):
         began = time.monotonic()
         with rig.injecting(self.name):
             rig.proxy.blackhole()
-            await rig.until(listen_again, "all workers listen again")
+            await until(listen_again, "all workers listen again")
         # Twice the bound, because the machine is shared.
         rig.figure("detection s", time.monotonic() - began, most=2 * (_PING + _PING_TIMEOUT))
         # Until the server ends the old sessions, their leases suppress notifications.
-        await rig.until(are_gone, "the server ended the old sessions")
+        await until(are_gone, "the server ended the old sessions")
 
 
 class Partition(Fault):
@@ -172,7 +172,7 @@ class NoNotifications(Fault):
             rig.proxy.drops_notifications = True
             began = time.monotonic()
             rig.proxy.cut()
-            await rig.until(
+            await until(
                 lambda: self._warnings(rig) >= len(rig.workers), "all workers report the loss"
             )
             self._since = time.monotonic()

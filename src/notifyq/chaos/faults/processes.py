@@ -14,7 +14,7 @@ from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.history import recoveries
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.load import send
-from notifyq.chaos.server import programs
+from notifyq.chaos.server import programs, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,7 @@ class WorkerKill(Fault):
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
         if found := recoveries(history):
-            rig.figure("slowest past the lock s", max(found) - LOCK, most=10)
+            rig.figure("slowest past the lock s", max(found) - LOCK, most=20)
 
 
 _EFFECTS = """
@@ -94,7 +94,7 @@ class WorkerStop(Fault):
         worker = rig.random.choice(rig.workers)
         with rig.injecting(self.name, worker=worker.name):
             rig.peak("drain s", await worker.terminate())
-        rig.peak("exit code", abs(worker.exit_code or 0), most=0)
+        rig.peak("exit code", abs(worker.process.returncode), most=0)
         worker.start()
         # A worker that still starts has no signal handler yet.
         await worker.started()
@@ -184,7 +184,7 @@ class Soak(Fault):
             await rig.pause(min(10.0, rig.seconds / 8))
             async with rig.connection() as connection:
                 table = await connection.fetchval(_SIZE)
-            sizes.append({"worker": _resident(witness.pid), "table": table})
+            sizes.append({"worker": _resident(witness.process.pid), "table": table})
         quarter = len(sizes) // 4
         for name in sizes[0]:
             before = max(size[name] for size in sizes[quarter : 2 * quarter])
@@ -231,7 +231,7 @@ class Poison(Fault):
                 fatal = payload(rig.random, "thread") | {"milliseconds": 700}
                 [self._fatal] = await send(rig.history, publisher, "thread", [fatal])
                 for _ in range(self._MOST_ATTEMPTS):
-                    await rig.until(lambda: self._is_running(rig), "the fatal message is executed")
+                    await until(lambda: self._is_running(rig), "the fatal message is executed")
                     name = self._executions(rig.calls())[-1].process
                     rig.kill_worker(next(it for it in rig.workers if it.name == name))
                 await rig.pause(rig.seconds)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.chaos.faults.base import Fault
 from notifyq.chaos.history import LOCK_FIELDS, waits
 from notifyq.chaos.kinds import LOCK
+from notifyq.chaos.server import until
 from notifyq.database import statements as sql
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Hostile(Fault):
         began = time.monotonic()
         await rig.pause(2)
         # Returns null while a worker runs maintenance.
-        await rig.until(
+        await until(
             lambda: owner.fetchval("select messages.maintain() is not null"),
             "maintenance runs while another role holds every advisory lock",
         )
