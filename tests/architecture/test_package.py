@@ -27,14 +27,15 @@ SQL_FILES = {
 }
 
 
-def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+def run(*command: str | Path, cwd: Path, code: int = 0, **variables: str) -> str:
+    """Run it; return what it printed, or the error that goes with the code."""
     environment = {**os.environ, **variables}
     environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    assert done.returncode == code, f"{command}: {done.stdout}{done.stderr}"
+    return done.stderr if code else done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_wheel_has_the_sql_files_and_only_the_package(built: Path) -> None:
     info = f"notifyq-{notifyq.__version__}.dist-info/"
     assert all(name.startswith(("notifyq/", "pyspark_notifyq.py", info)) for name in wheel)
     assert f"{info}licenses/LICENSE" in wheel
-    assert not [name for name in wheel if "__pycache__" in name]
+    assert not [name for name in wheel if "__pycache__" in name or "bench/" in name]
 
 
 @pytest.mark.timeout(120)
@@ -118,6 +119,8 @@ async def test_the_wheel_works_away_from_the_repository(
     )
     assert Path(where.strip()).is_relative_to(folder)
     assert run(command, "--version", cwd=tmp_path) == f"notifyq {notifyq.__version__}\n"
+    [refusal] = run(command, "bench", cwd=tmp_path, code=1).splitlines()
+    assert "run it in a checkout of the repository" in refusal
     output = run(command, "init", cwd=tmp_path, NOTIFYQ_DSN=empty_database)
     assert output.startswith("schema messages version")
     planned = run(command, "migrate", "--dry-run", cwd=tmp_path, NOTIFYQ_DSN=empty_database)

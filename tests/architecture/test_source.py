@@ -45,7 +45,7 @@ _HOMES = (
 )
 
 # The base class of all faults documents these methods.
-_OF_FAULTS = {"inject", "lacking", "prepare", "clean_up"}
+_OF_FAULTS = {"inject", "strike", "conclude", "lacking", "prepare", "clean_up"}
 
 
 def name(path: Path) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -35,15 +35,8 @@ MAX_ATTEMPTS = 3
 _ROUNDS = 8
 
 
-@dataclass(frozen=True)
-class Lock:
-    """A message as a claim handed it out."""
-
-    id: int
-    lock_token: int
-    attempts: int
-    payload: dict[str, Any]
-    lock_expires_at: datetime
+class Lock(SimpleNamespace):
+    """A message as a claim handed it out: a row of messages.claim()."""
 
 
 class Client:
@@ -88,19 +81,13 @@ class Client:
     def claimed(self, call: Invoked, found: list[asyncpg.Record]) -> list[Lock]:
         """Record what a committed claim granted."""
         call.ok(messages=[{name: row[name] for name in LOCK_FIELDS} for row in found])
-        return [
-            Lock(
-                row["id"], row["lock_token"], row["attempts"], row["message"],
-                row["lock_expires_at"],
-            )
-            for row in found
-        ]  # fmt: skip
+        return [Lock(**row) for row in found]
 
     def execute(self, lock: Lock) -> None:
         """Do what a handler does: nothing, but seen."""
         self._history.invoke(
             "execute", id=lock.id, lock_token=lock.lock_token, attempts=lock.attempts,
-            key=lock.payload.get("key"), digest=digest(lock.payload),
+            key=lock.message.get("key"), digest=digest(lock.message),
             lock_expires_at=lock.lock_expires_at,
         ).ok()  # fmt: skip
 

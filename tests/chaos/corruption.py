@@ -74,7 +74,7 @@ def an_ending_is_another(ops: list[Op], final: Final) -> Broken:
 def a_token_is_granted_twice(ops: list[Op], final: Final) -> Broken:
     for index, message in claimed(ops):
         op = ops[index]
-        twin = Op(op.at, "second", "claim", "ok", 1, {"messages": [message]}, "second.jsonl")
+        twin = Op(op.at, "second", "claim", "ok", 1, {"messages": [message]})
         start = replace(twin, type="invoke", fields={})
         yield [*ops[: index + 1], start, twin, *ops[index + 1 :]], final
 
@@ -128,7 +128,7 @@ def a_message_waits_beyond_the_deadline(ops: list[Op], final: Final) -> Broken:
     for index, message in claimed(ops):
         if message["id"] in known and message["lock_token"] == 1:
             at = ops[index].at - 0.0001
-            note = Op(at, "rig", "deadline", "ok", None, {}, "rig.jsonl")
+            note = Op(at, "rig", "deadline", "ok", None, {})
             yield [*ops[:index], note, *ops[index:]], final
 
 

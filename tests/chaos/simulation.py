@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,19 +24,8 @@ class Message:
     token: int = 0
     attempts: int = 0
     expires_at: datetime | None = None
-
-
-@dataclass(frozen=True)
-class Lock:
-    """A lock as a claim returned it; the client keeps it even after it expired."""
-
-    id: int
-    token: int
-    attempts: int
-    key: str
-    digest: str
-    process: str
-    expires_at: datetime
+    process: str = ""
+    """The client that claimed it last."""
 
 
 class Simulation:
@@ -49,7 +38,8 @@ class Simulation:
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
-        self.locks: list[Lock] = []
+        self.locks: list[Message] = []
+        """Copies of claimed messages; a client keeps one even after its lock expired."""
         self._live: dict[int, Message] = {}
         self._archive: list[Row] = []
         self._seconds = 0.0
@@ -98,16 +88,12 @@ class Simulation:
                 {
                     "id": message.id, "lock_token": message.token, "attempts": message.attempts,
                     "locked_at": self._clock.isoformat(),
-                    "lock_expires_at": message.expires_at.isoformat(),
+                    "lock_expires_at": _text(message.expires_at),
                 }
             )  # fmt: skip
+            message.process = process
             if answer == "ok":
-                self.locks.append(
-                    Lock(
-                        message.id, message.token, message.attempts, message.key, message.digest,
-                        process, message.expires_at,
-                    )
-                )  # fmt: skip
+                self.locks.append(replace(message))
         self._end(call, answer, **({"messages": claims} if answer == "ok" else {}))
 
     def claim_unanswered(self, choice: int) -> None:
@@ -121,7 +107,7 @@ class Simulation:
         lock = ready[choice % len(ready)]
         call = self._invoke(
             lock.process, "execute", id=lock.id, lock_token=lock.token, attempts=lock.attempts,
-            key=lock.key, digest=lock.digest, lock_expires_at=lock.expires_at.isoformat(),
+            key=lock.key, digest=lock.digest, lock_expires_at=_text(lock.expires_at),
         )  # fmt: skip
         self._end(call, ("ok", "fail", "")[choice % 3])
 
@@ -130,7 +116,7 @@ class Simulation:
             call = self._settling("extend", lock)
             if message := self._held(lock):
                 message.expires_at = self._clock + timedelta(seconds=1 + choice % 20)
-                self._end(call, "ok", held=True, lock_expires_at=message.expires_at.isoformat())
+                self._end(call, "ok", held=True, lock_expires_at=_text(message.expires_at))
             else:
                 self._end(call, "ok", held=False)
 
@@ -193,11 +179,11 @@ class Simulation:
     def _all(self, op: str) -> list[Op]:
         return [line for line in self.ops if line.op == op and line.type == "invoke"]
 
-    def _some_lock(self, choice: int) -> Lock | None:
+    def _some_lock(self, choice: int) -> Message | None:
         # The latest first: mostly it still holds.
         return self.locks[-1 - (choice // 3) % len(self.locks)] if self.locks else None
 
-    def _held(self, lock: Lock) -> Message | None:
+    def _held(self, lock: Message) -> Message | None:
         message = self._live.get(lock.id)
         return message if message and message.expires_at and message.token == lock.token else None
 
@@ -220,7 +206,7 @@ class Simulation:
         else:
             self._requeue(message)
 
-    def _settling(self, op: str, lock: Lock, **fields: Any) -> Op:
+    def _settling(self, op: str, lock: Message, **fields: Any) -> Op:
         return self._invoke(lock.process, op, id=lock.id, lock_token=lock.token, **fields)
 
     def _invoke(self, process: str, op: str, **fields: Any) -> Op:
@@ -238,6 +224,11 @@ class Simulation:
         self, process: str, op: str, type_: str, call: int | None, fields: dict[str, Any]
     ) -> Op:
         self._seconds += 0.001
-        line = Op(self._seconds, process, op, type_, call, fields, f"{process}.jsonl")
+        line = Op(self._seconds, process, op, type_, call, fields)
         self.ops.append(line)
         return line
+
+
+def _text(instant: datetime | None) -> str:
+    assert instant is not None
+    return instant.isoformat()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import assume, given, settings
@@ -67,7 +67,10 @@ class Script:
 
     def _line(self, op: str, type_: str, call: int | None, by: str, fields: Any) -> None:
         at = float(len(self.ops))
-        self.ops.append(Op(at, by, op, type_, call, fields, f"{by}.jsonl"))
+        self.ops.append(Op(at, by, op, type_, call, fields))
+
+
+Step: TypeAlias = Callable[[Script], None]
 
 
 def instant(seconds: int) -> str:
@@ -99,17 +102,15 @@ def test_a_handled_message_is_no_violation(script: Script) -> None:
     script.claim(1, 0, 10)
     script.execute(1)
     script.finish(1)
-    result = check(script.ops, final(row()))
-    assert result.ok
-    assert result == CheckResult(attempts=1, acknowledged=1)
+    assert check(script.ops, final(row())) == CheckResult(attempts=1, acknowledged=1)
 
 
-def test_an_acknowledged_message_that_is_nowhere_is_lost(script: Script) -> None:
+def test_the_counts_of_a_result(script: Script) -> None:
     script.publish(2)
     script.claim(1, 0, 10)
-    result = check(script.ops, final(row()))
-    assert broken(result) == ["lost"]
+    result = check(script.ops, final(row(), row()))
     assert (result.attempts, result.acknowledged, result.lost) == (2, 2, 1)
+    assert (broken(result), result.doubled_archive) == (["I2", "lost"], 1)
 
 
 @pytest.mark.parametrize("end", ["unknown", None])
@@ -126,9 +127,8 @@ def test_without_an_answer_a_message_may_be_there_or_not(script: Script, end: st
 def test_each_try_of_a_publication_explains_one_message(script: Script) -> None:
     for end in ("unknown", "fail"):
         script.publish(2, end, key="k2")
-    script.claim(1, 0, 10)
-    script.claim(1, 0, 10, id_=2)
-    script.claim(1, 0, 10, id_=3)
+    for id_ in (1, 2, 3):
+        script.claim(1, 0, 10, id_=id_)
     result = check(script.ops, final(row(), row(id_=2), row(id_=3, key="k2", digest="d2")))
     assert broken(result) == ["unexpected"]
     assert (result.recovered, result.unexpected) == (1, 1)
@@ -139,173 +139,141 @@ def test_what_was_refused_or_never_published_is_unexpected(script: Script) -> No
     script.execute(1)
     script.execute(1, id_=3)
     result = check(script.ops, final(row(), row(id_=2)))
-    assert broken(result) == ["unexpected"]
-    assert result.unexpected == 2
+    assert (broken(result), result.unexpected) == (["unexpected"], 2)
 
 
-def test_a_message_in_both_tables_breaks_i1(script: Script) -> None:
-    script.claim(1, 0, 10)
-    result = check(script.ops, final(row(), live=(row(status=None, state="locked"),)))
-    assert broken(result) == ["I1", "unusable"]
+def locks(at: int, *, until: int = 10, then: Step | None = None, last: Step | None = None) -> Step:
+    """Message 1 is locked under token 1, later under token 3; `then` between, `last` after."""
+
+    def steps(s: Script) -> None:
+        s.claim(1, 0, until)
+        (then or nothing)(s)
+        s.claim(3, at, at + 10)
+        (last or nothing)(s)
+
+    return steps
 
 
-def test_two_archived_rows_of_a_message_break_i2(script: Script) -> None:
-    script.claim(1, 0, 10)
-    result = check(script.ops, final(row(), row(status="lock_expired")))
-    assert broken(result) == ["I2"]
-    assert result.doubled_archive == 1
+def settle(op: str, *, held: bool | None, token: int = 1, **fields: Any) -> Step:
+    return lambda s: s.settle(op, token, held=held, **({"status": "success"} | fields))
 
 
-def test_an_archived_token_that_is_not_the_last_breaks_i3(script: Script) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 20, 30)
-    assert broken(check(script.ops, final(row(1)))) == ["I3"]
-    assert check(script.ops, final(row(3))).ok
+def nothing(_: Script) -> None:
+    pass
 
 
-def test_a_token_that_was_not_granted_breaks_i3_if_all_claims_are_known(
-    script: Script,
-) -> None:
-    script.claim(1, 0, 10)
-    assert broken(check(script.ops, final(row(2)))) == ["I3"]
-    script("claim", None)
-    assert check(script.ops, final(row(2))).ok
+def executed(at: int, end: str | None) -> Step:
+    """Two executions of a worker whose claims are not recorded."""
+
+    def steps(s: Script) -> None:
+        s.execute(1, end, locked_at=instant(0), lock_expires_at=instant(10))
+        s.execute(3, locked_at=instant(at), lock_expires_at=instant(at + 10))
+
+    return steps
 
 
-@pytest.mark.parametrize(("op", "invariant"), [("release", "I3"), ("extend", "I5")])
-def test_a_call_under_a_token_that_was_followed_by_another_must_be_refused(
-    script: Script, op: str, invariant: str
-) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 20, 30)
-    script.settle(op, 1, held=False)
-    assert check(script.ops, final(row(3))).ok
-    script.settle(op, 1, held=True)
-    assert broken(check(script.ops, final(row(3)))) == [invariant]
+def then(*steps: Step) -> Step:
+    def each(s: Script) -> None:
+        for step in steps:
+            step(s)
+
+    return each
 
 
-def test_a_token_that_falls_or_comes_twice_breaks_i4(script: Script) -> None:
-    script.claim(3, 0, 10)
-    script.claim(1, 20, 30)
-    assert broken(check(script.ops, final(row(3)))) == ["I4"]
-    script.ops[-1].fields["messages"][0]["lock_token"] = 3
-    assert broken(check(script.ops, final(row(3)))) == ["I4"]
+def claim(token: int, at: int) -> Step:
+    return lambda s: s.claim(token, at, at + 10)
 
 
-def test_two_locks_that_stand_together_break_i5(script: Script) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 9, 19)
-    assert broken(check(script.ops, final(row(3)))) == ["I5"]
-    script.ops[-1].fields["messages"][0]["locked_at"] = instant(10)
-    assert check(script.ops, final(row(3))).ok
+def execute(**fields: Any) -> Step:
+    return lambda s: s.execute(1, **fields)
 
 
-def test_an_extension_that_was_confirmed_prolongs_a_lock(script: Script) -> None:
-    script.claim(1, 0, 10)
-    script.settle("extend", 1, held=True, lock_expires_at=instant(20))
-    script.claim(3, 15, 25)
-    assert broken(check(script.ops, final(row(3)))) == ["I5"]
-    script.ops[5] = replace(script.ops[5], type="unknown")
-    assert check(script.ops, final(row(3))).ok
+one = claim(1, 0)
+UNKNOWN_CLAIM: Step = lambda s: s("claim", None)  # noqa: E731
+EXTENDED = settle("extend", held=True, lock_expires_at=instant(20))
+LAST = final(row(3))
+BOTH = final(row(), live=(row(status=None, state="locked"),))
+WAITING = final(row(), live=(row(0, id_=2, status=None, state="waiting"),))
+CASES: dict[str, tuple[Step, Final, str]] = {
+    "in both tables": (one, BOTH, "I1 unusable"),
+    "two archived rows": (one, final(row(), row(status="lock_expired")), "I2"),
+    "an archived token that is not the last": (locks(20), final(row(1)), "I3"),
+    "the last token": (locks(20), LAST, ""),
+    "a token that was not granted": (one, final(row(2)), "I3"),
+    "the same, and a claim is unknown": (then(one, UNKNOWN_CLAIM), final(row(2)), ""),
+    "a release after the next grant": (locks(20, last=settle("release", held=True)), LAST, "I3"),
+    "an extension after the next": (locks(20, last=settle("extend", held=True)), LAST, "I5"),
+    "a release is refused": (locks(20, last=settle("release", held=False)), LAST, ""),
+    "an extension is refused": (locks(20, last=settle("extend", held=False)), LAST, ""),
+    "a token falls": (then(claim(3, 0), claim(1, 20)), LAST, "I4"),
+    "a token comes twice": (then(claim(3, 0), claim(3, 20)), LAST, "I4"),
+    "two locks stand together": (locks(9), LAST, "I5"),
+    "one follows the other": (locks(10), LAST, ""),
+    "an extension prolongs a lock": (locks(15, then=EXTENDED), LAST, "I5"),
+    "an unknown extension": (locks(15, then=settle("extend", held=None)), LAST, ""),
+    "an extension shortens a lock": (locks(20, until=60, then=EXTENDED), LAST, ""),
+    "given up once": (
+        locks(20, then=then(settle("release", held=True), settle("retry", held=False))), LAST, "",
+    ),
+    "given up twice": (
+        locks(20, then=then(settle("release", held=True), settle("retry", held=True))), LAST, "I3",
+    ),
+    "given up too late": (locks(5, last=settle("release", held=None)), LAST, "I5"),
+    "a clock at another time": (
+        then(lambda s: s.note("clock"), locks(5), lambda s: s.note("clock")), LAST, "I5",
+    ),
+    "it may settle after its handler": (executed(5, "fail"), LAST, ""),
+    "a killed worker leaves its lock": (executed(4, None), LAST, "I5"),
+    "until it expires": (executed(10, None), LAST, ""),
+    "a lock is used twice": (then(execute(), execute()), final(row()), "I5"),
+    "a claim too many": (locks(20), final(row(3), most=1), "I6"),
+    "the same, perhaps released": (
+        locks(20, last=settle("release", held=None)), final(row(3), most=1), "",
+    ),
+    "an attempt too many": (
+        locks(20, last=settle("release", held=None)), final(row(3, attempts=2), most=1), "I6",
+    ),
+    "another payload": (
+        execute(digest="another"), final(row(digest="another")), "I7",
+    ),
+    "the same payload": (execute(digest="d1"), final(row(digest="d1")), ""),
+    "it lost its key": (one, final(row(key=None)), ""),
+    "it cannot be decoded": (one, final(row(key=None, digest=None)), ""),
+    "it lost its key and changed": (one, final(row(key=None, digest="another")), "I7"),
+    "a failed drain": (
+        then(lambda s: s.publish(2), one, lambda s: s("drain", "fail")), WAITING, "I9 unusable",
+    ),
+}  # fmt: skip
+for op in ("release", "retry", "finish"):
+    for held in (True, None):
+        step = locks(5, then=settle(op, held=held))
+        # What was finished must be archived, which is another violation.
+        CASES[f"{op} {held} excuses the next"] = (step, LAST, "" if op != "finish" else "not I5")
+    CASES[f"a refused {op} excuses nothing"] = (locks(5, then=settle(op, held=False)), LAST, "I5")
 
 
-def test_an_extension_may_also_shorten_a_lock(script: Script) -> None:
-    script.claim(1, 0, 60)
-    script.settle("extend", 1, held=True, lock_expires_at=instant(20))
-    script.claim(3, 20, 30)
-    assert check(script.ops, final(row(3))).ok
+@pytest.mark.parametrize(("steps", "found", "expected"), CASES.values(), ids=CASES)
+def test_what_a_history_violates(script: Script, steps: Step, found: Final, expected: str) -> None:
+    steps(script)
+    violated = broken(check(script.ops, found))
+    if expected == "not I5":
+        assert "I5" not in violated
+    else:
+        assert violated == expected.split()
 
 
-@pytest.mark.parametrize("is_settled_twice", [False, True])
-def test_a_lock_is_given_up_once(script: Script, is_settled_twice: bool) -> None:
-    script.claim(1, 0, 10)
-    script.settle("release", 1, held=True)
-    script.settle("retry", 1, held=is_settled_twice)
-    script.claim(3, 20, 30)
-    assert broken(check(script.ops, final(row(3)))) == (["I3"] if is_settled_twice else [])
-
-
-@pytest.mark.parametrize("op", ["release", "retry", "finish"])
-@pytest.mark.parametrize(("held", "excused"), [(True, True), (None, True), (False, False)])
-def test_a_lock_that_may_have_been_given_up_excuses_the_next(
-    script: Script, op: str, held: bool | None, excused: bool
-) -> None:
-    script.claim(1, 0, 10)
-    script.settle(op, 1, held=held, status="success")
-    script.claim(3, 5, 15)
-    assert ("I5" not in broken(check(script.ops, final(row(3))))) is excused
-
-
-def test_a_lock_that_is_given_up_after_the_next_was_granted_excuses_nothing(
-    script: Script,
-) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 5, 15)
-    script.settle("release", 1, held=None)
-    assert broken(check(script.ops, final(row(3)))) == ["I5"]
+def test_executions_beyond_the_first_are_counted(script: Script) -> None:
+    executed(5, "fail")(script)
+    assert check(script.ops, LAST).doubled_execution == 1
 
 
 @pytest.mark.parametrize("index", [2, 3, 4])
 def test_a_stepped_clock_excuses_overlapping_locks(script: Script, index: int) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 5, 15)
-    assert broken(check(script.ops, final(row(3)))) == ["I5"]
+    locks(5)(script)
     for shift, type_ in ((-0.5, "invoke"), (0.5, "ok")):
         at = script.ops[index].at + shift
-        script.ops.append(Op(at, "rig", "clock", type_, 1, {}, "rig.jsonl"))
-    assert check(script.ops, final(row(3))).ok
-
-
-def test_a_clock_stepped_at_another_time_excuses_nothing(script: Script) -> None:
-    script.note("clock")
-    script.claim(1, 0, 10)
-    script.claim(3, 5, 15)
-    script.note("clock")
-    assert broken(check(script.ops, final(row(3)))) == ["I5"]
-
-
-def test_a_worker_without_recorded_claims_may_settle_after_its_handler(script: Script) -> None:
-    script.execute(1, "fail", locked_at=instant(0), lock_expires_at=instant(10))
-    script.execute(3, locked_at=instant(5), lock_expires_at=instant(15))
-    result = check(script.ops, final(row(3)))
-    assert result.ok
-    assert result.doubled_execution == 1
-
-
-@pytest.mark.parametrize("start", [4, 10])
-def test_a_killed_worker_leaves_its_lock_to_expire(script: Script, start: int) -> None:
-    script.execute(1, None, locked_at=instant(0), lock_expires_at=instant(10))
-    script.execute(3, locked_at=instant(start), lock_expires_at=instant(25))
-    assert broken(check(script.ops, final(row(3)))) == (["I5"] if start < 10 else [])
-
-
-def test_one_lock_is_used_once(script: Script) -> None:
-    script.execute(1)
-    script.execute(1)
-    assert broken(check(script.ops, final(row()))) == ["I5"]
-
-
-def test_a_claim_too_many_breaks_i6_even_if_it_was_not_counted(script: Script) -> None:
-    script.claim(1, 0, 10)
-    script.claim(3, 20, 30)
-    assert broken(check(script.ops, final(row(3), most=1))) == ["I6"]
-    script.settle("release", 1, held=None)
-    assert check(script.ops, final(row(3), most=1)).ok
-    assert broken(check(script.ops, final(row(3, attempts=2), most=1))) == ["I6"]
-
-
-@pytest.mark.parametrize("digest", ["d1", "another"])
-def test_a_payload_that_changed_breaks_i7(script: Script, digest: str) -> None:
-    script.execute(1, digest=digest)
-    expected = [] if digest == "d1" else ["I7"]
-    assert broken(check(script.ops, final(row(digest=digest)))) == expected
-
-
-def test_a_payload_that_lost_its_key_is_still_known_by_its_id(script: Script) -> None:
-    script.claim(1, 0, 10)
-    assert broken(check(script.ops, final(row(key=None)))) == []
-    assert broken(check(script.ops, final(row(key=None, digest=None)))) == []
-    assert broken(check(script.ops, final(row(key=None, digest="another")))) == ["I7"]
+        script.ops.append(Op(at, "rig", "clock", type_, 1, {}))
+    assert check(script.ops, LAST).ok
 
 
 def test_each_message_dead_after_the_watcher_began_is_reported() -> None:
@@ -314,49 +282,34 @@ def test_each_message_dead_after_the_watcher_began_is_reported() -> None:
     script.note("watch")
     script.publish(2)
     script.note("watch")
-    script.claim(1, 0, 10)
-    script.claim(1, 0, 10, id_=2)
+    for id_ in (1, 2):
+        script.claim(1, 0, 10, id_=id_)
     rows = (row(status="failed"), row(id_=2, status="rejected"))
     assert broken(check(script.ops, final(*rows))) == ["I8"]
-    script.note("dead", id=2)
-    assert check(script.ops, final(*rows)).ok
-    script.note("dead", id=1)
-    assert check(script.ops, final(*rows)).ok
+    for id_ in (2, 1):
+        script.note("dead", id=id_)
+        assert check(script.ops, final(*rows)).ok
     assert broken(check(script.ops, final(row(), rows[1]))) == ["I8"]
 
 
 def test_a_message_that_is_not_claimed_before_the_deadline_breaks_i9(script: Script) -> None:
     script.publish(2)
-    script.claim(1, 0, 10)
+    one(script)
     script.note("deadline")
     script.publish(3)
-    script.claim(1, 0, 10, id_=2)
-    script.claim(1, 0, 10, id_=3)
+    for id_ in (2, 3):
+        script.claim(1, 0, 10, id_=id_)
     result = check(script.ops, final(row(), row(id_=2), row(id_=3)))
-    assert [(it.invariant, it.message) for it in result.violations] == [
-        ("I9", "message 2 was not claimed until the deadline")
-    ]
-
-
-def test_a_failed_drain_with_waiting_messages_breaks_i9(script: Script) -> None:
-    script.publish(2)
-    script.claim(1, 0, 10)
-    script("drain", "fail")
-    waiting = row(0, id_=2, status=None, state="waiting")
-    assert broken(check(script.ops, final(row(), live=(waiting,)))) == ["I9", "unusable"]
+    assert result.findings() == ["I9: message 2 was not claimed until the deadline"]
 
 
 @pytest.mark.parametrize("held", [True, False, None])
-@pytest.mark.parametrize(
-    "found",
-    [row(), row(status="lock_expired"), row(2), None],
-    ids=["same", "status", "token", "none"],
-)
+@pytest.mark.parametrize("found", [row(), row(status="lock_expired"), row(2), None])
 def test_a_finish_that_was_confirmed_is_in_the_archive(
     script: Script, held: bool | None, found: Row | None
 ) -> None:
-    script("claim", None)
-    script.claim(1, 0, 10)
+    UNKNOWN_CLAIM(script)
+    one(script)
     script.finish(1, held=held)
     result = check(script.ops, final(*([found] if found else [])))
     is_false = bool(held) and found != row()
@@ -365,26 +318,23 @@ def test_a_finish_that_was_confirmed_is_in_the_archive(
 
 
 def test_a_history_that_proves_nothing_is_no_success(script: Script) -> None:
-    assert [it.message for it in check([], final()).violations] == ["the history is empty"]
     unanswered = Script()
     unanswered.publish(1, "unknown")
-    assert [it.message for it in check(unanswered.ops, final()).violations] == [
-        "no message was acknowledged"
-    ]
-    assert [it.message for it in check(script.ops, final(row(0))).violations] == [
-        "no message was claimed or executed"
-    ]
+    for ops, found, reason in (
+        ([], final(), "the history is empty"),
+        (unanswered.ops, final(), "no message was acknowledged"),
+        (script.ops, final(row(0)), "no message was claimed or executed"),
+    ):
+        assert check(ops, found).findings() == [f"unusable: {reason}"]
 
 
 @pytest.mark.parametrize("end", ["fail", "unknown", None])
 @pytest.mark.parametrize("op", ["fault", "drain"])
 def test_a_run_that_broke_off_is_no_success(script: Script, op: str, end: str | None) -> None:
-    script.claim(1, 0, 10)
+    one(script)
     script(op, end, name="worker-kill")
-    result = check(script.ops, final(row()))
-    assert [(it.invariant, it.message) for it in result.violations] == [
-        ("unusable", f"{op} worker-kill did not complete")
-    ]
+    found = check(script.ops, final(row())).findings()
+    assert found == [f"unusable: {op} worker-kill did not complete"]
 
 
 def simulate(actions: list[tuple[str, int]]) -> Simulation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import History
 from notifyq.cli import main as cli
 from notifyq.server import wheel_binaries
-from support.database import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,16 +37,6 @@ def folder() -> Iterator[Path]:
     path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*NOTIFYQ, "chaos", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(TMPDIR=str(folder), **programs()),
-    )
 
 
 def at_work(folder: Path) -> list[int]:
@@ -101,39 +89,27 @@ def test_an_unknown_fault_is_refused(chaos: Chaos, faults: str, reason: str) -> 
 def test_a_run_reports_and_leaves_nothing(folder: Path) -> None:
     output = folder / "output"
     options = ["--faults", "worker-kill", "--minutes", "0", "--seed", "5"]
-    process = start(folder, *options, "--output", str(output))
-    out, err = process.communicate()
-    assert process.returncode == 0, out + err
-    assert err.startswith("seed 5\n")
+    done = subprocess.run(
+        [*NOTIFYQ, "chaos", *options, "--output", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(TMPDIR=str(folder), **programs()),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("seed 5\n")
 
     report = json.loads((output / "report.json").read_text())
     assert (report["seed"], report["ok"]) == (5, True)
     [row] = report["faults"]
     assert row["result"]["attempts"] == row["result"]["acknowledged"] > 50
     assert [row["result"][name] for name in ("lost", "unexpected", "doubled_archive")] == [0] * 3
-    assert row["figures"]["kills"] == len(row["injections"]) >= 3
-    assert row["recovery"]["max"] is not None
-    assert "| worker-kill | " in (output / "report.md").read_text()
-    assert report["machine"] in (output / "report.txt").read_text()
+    assert row["figures"]["times"] == len(row["injections"]) >= 3
+    assert row["figures"]["recovery max s"] > 0
+    assert report["machine"] in done.stdout
 
     assert not at_work(folder)
     assert list(folder.iterdir()) == [output]
-
-
-@pytest.mark.timeout(120)
-async def test_an_interrupted_run_leaves_nothing(folder: Path) -> None:
-    process = start(folder, "--faults", "worker-pause", "--minutes", "5")
-
-    async def is_at_work() -> bool:
-        assert process.poll() is None
-        return any(folder.glob("*/history/worker-pause/worker-*.jsonl"))
-
-    await until(is_at_work, "a worker writes its history", 60)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate()
-    assert process.returncode == 143, err
-    assert not at_work(folder)
-    assert list(folder.iterdir()) == []
 
 
 def test_a_kept_history_is_checked_again(chaos: Chaos, tmp_path: Path) -> None:

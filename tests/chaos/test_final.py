@@ -22,7 +22,7 @@ async def test_live_and_archived_messages_are_read_with_their_keys(
 ) -> None:
     payload = {"key": "a", "text": "ü"}
     await value(connection, "alter_queue", name="default", max_attempts=4)
-    first = await value(connection, "publish", queue="default", message=payload, dedup_key="once")
+    first = await value(connection, "publish", queue="default", message=payload)
     message = await claim_one(connection)
     await value(connection, "finish", id=first, lock_token=message["lock_token"], status="failed")
     (second,) = await publish(connection, 1)
@@ -33,7 +33,7 @@ async def test_live_and_archived_messages_are_read_with_their_keys(
     assert found.archive == [
         Row(
             id=first, queue="default", lock_token=1, attempts=1, key="a",
-            digest=digest(payload), dedup_key="once", status="failed",
+            digest=digest(payload), status="failed",
         )
     ]  # fmt: skip
     assert found.live == [
@@ -44,10 +44,7 @@ async def test_live_and_archived_messages_are_read_with_their_keys(
 
 @pytest.mark.parametrize("error", [ValueError, RecursionError])
 async def test_a_payload_that_cannot_be_decoded_has_no_key_and_no_digest(
-    connection: Connection,
-    database: str,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[Exception],
+    connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def refuse(_: str) -> None:
         raise error

@@ -69,13 +69,6 @@ def test_the_lines_of_all_processes_are_in_the_order_of_time(tmp_path: Path) -> 
     assert ops == sorted(ops, key=attrgetter("at"))
 
 
-def test_a_process_that_is_started_again_has_calls_of_its_own(tmp_path: Path) -> None:
-    for id_ in (1, 2):
-        with History(tmp_path, "w") as history:
-            history.invoke("finish", id=id_).ok(held=True)
-    assert [it.fields["id"] for it in calls(read(tmp_path))] == [1, 2]
-
-
 def test_threads_do_not_mix_their_calls(tmp_path: Path) -> None:
     with History(tmp_path, "w") as history:
 

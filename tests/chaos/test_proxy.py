@@ -20,7 +20,6 @@ def test_notifications_are_taken_out_wherever_the_stream_is_cut(size: int) -> No
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
     passed = b"".join(notifications.pass_on(piece, drop=True) for piece in pieces)
     assert passed == _ROW + _READY + _ROW
-    assert notifications.seen == 2
 
 
 def test_without_drop_all_messages_pass() -> None:
@@ -29,7 +28,6 @@ def test_without_drop_all_messages_pass() -> None:
         notifications.pass_on(_ROW + _NOTIFICATION + _READY, drop=False)
         == _ROW + _NOTIFICATION + _READY
     )
-    assert notifications.seen == 1
 
 
 @pytest.mark.parametrize(
@@ -52,12 +50,12 @@ async def test_the_proxy_drops_notifications_and_no_rows(
         # Notifications arrive before the answer to a later query.
         rows = await listener.fetch("select repeat('A', 1000) from generate_series(1, 200)")
         assert {row[0] for row in rows} == {"A" * 1000}
-        assert (received, proxy.notifications) == ([], 1)
+        assert received == []
         proxy.drops_notifications = False
         await connection.execute("select pg_notify('notification', 'received')")
         await listener.fetchval("select 1")
         await asyncio.sleep(0)
-        assert (received, proxy.notifications) == (["received"], 2)
+        assert received == ["received"]
 
 
 async def test_what_is_held_back_comes_later_and_is_whole(

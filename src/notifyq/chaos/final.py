@@ -17,14 +17,9 @@ if TYPE_CHECKING:
     import asyncpg
 
 # Read from the tables: a function that hid a row from clients would hide it from the checker too.
-_LIVE = """
-select id, queue, state, null as status, false as is_cancelled, lock_token, attempts,
-  dedup_key, message
-from messages.message
-"""
+_LIVE = "select id, queue, lock_token, attempts, message, state from messages.message"
 _ARCHIVED = """
-select id, queue, null as state, status, cancelled_by is not null as is_cancelled, lock_token,
-  attempts, dedup_key, message
+select id, queue, lock_token, attempts, message, status, cancelled_by is not null as is_cancelled
 from messages.message_archive
 """
 _FILE = "final.json"
@@ -42,7 +37,6 @@ class Row:
     """Identifies its publication; None if the payload has no key or cannot be decoded."""
     digest: str | None = None
     """That of the payload; None if it cannot be decoded."""
-    dedup_key: str | None = None
     status: str | None = None
     """Its status in the archive; None while it is live."""
     state: str | None = None
@@ -68,11 +62,8 @@ class Final:
         """Read what `write` wrote; raises HistoryError where there is nothing to read."""
         try:
             kept = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-            return cls(
-                live=[Row(**row) for row in kept["live"]],
-                archive=[Row(**row) for row in kept["archive"]],
-                max_attempts=kept["max_attempts"],
-            )
+            live, archive = ([Row(**row) for row in kept[name]] for name in ("live", "archive"))
+            return cls(live=live, archive=archive, max_attempts=kept["max_attempts"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HistoryError(f"{folder} has no complete history: {error}") from error
 
@@ -83,24 +74,17 @@ async def read_final(connection: asyncpg.Connection[asyncpg.Record]) -> Final:
         live = [_row(row) async for row in connection.cursor(_LIVE)]
         archive = [_row(row) async for row in connection.cursor(_ARCHIVED)]
         queues = await connection.fetch(sql.QUEUE_INFO, None)
-    return Final(
-        live=live,
-        archive=archive,
-        max_attempts={row["queue"]: row["max_attempts"] for row in queues},
-    )
+    most = {row["queue"]: row["max_attempts"] for row in queues}
+    return Final(live=live, archive=archive, max_attempts=most)
 
 
 def _row(row: asyncpg.Record) -> Row:
     fields = dict(row)
-    key, fingerprint = _identify(fields.pop("message"))
-    return Row(**fields, key=key, digest=fingerprint)
-
-
-def _identify(message: Any) -> tuple[str | None, str | None]:
+    message: Any = fields.pop("message")
     try:
         # The driver returns text unless the connection has a codec for jsonb.
         payload = decode(message) if isinstance(message, str) else message
         key = payload.get("key") if isinstance(payload, dict) else None
-        return key, digest(payload)
+        return Row(**fields, key=key, digest=digest(payload))
     except (ValueError, RecursionError):
-        return None, None
+        return Row(**fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import time
 from contextlib import suppress
@@ -20,15 +21,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.errors import NotifyqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 LOCK_FIELDS = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
 """What a claim records of each message."""
-_ALWAYS = ("fault", "drain")
-"""Calls that a brief history records too."""
+BRIEF = "brief"
+"""A file in the folder of a history that leaves out the calls for single messages."""
+
+
+class ChaosError(NotifyqError):
+    """The test rig failed; this proves nothing about the queue."""
 
 
 class HistoryError(ChaosError):
@@ -44,21 +49,21 @@ def digest(message: Any) -> str:
 class History:
     """Writes the history of one process into a file of its own in `folder`, which is created.
 
-    `process` is its name, such as `publisher-1`; a restart under the same name gets another file.
-    Written lines survive a kill -9. A brief history leaves out the calls for single messages: after
-    hours they would be too many to check.
+    `process` is its name, such as `publisher-1`, and new. Written lines survive a kill -9. A brief
+    history has faults and drains only: the calls of hours would be too many to check.
     """
 
-    def __init__(self, folder: str | Path, process: str, *, is_brief: bool = False) -> None:
+    def __init__(self, folder: str | Path, process: str) -> None:
         self._process = process
-        self._is_brief = is_brief
+        self._is_brief = (Path(folder) / BRIEF).exists()
         self._numbers = itertools.count(1)
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self._file = _create(Path(folder), process)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        self._file = os.open(Path(folder) / f"{process}.jsonl", flags, 0o644)
 
     def invoke(self, op: str, /, **fields: Any) -> Invoked:
         """Record that a call begins; its end is recorded through the result."""
-        if self._is_brief and op not in _ALWAYS:
+        if self._is_brief and op not in {"fault", "drain"}:
             return Invoked(lambda _type, _fields: None)
         number = next(self._numbers)
         self._write(op, number, "invoke", fields)
@@ -119,9 +124,8 @@ class Op:
     type: str
     """`invoke`, `ok`, `fail` or `unknown`."""
     call: int | None
-    """Its number within `file`, the same at start and end; None for a note."""
+    """Its number within the process, the same at start and end; None for a note."""
     fields: dict[str, Any]
-    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,32 +160,73 @@ def read(folder: str | Path) -> list[Op]:
 
 def calls(ops: Iterable[Op]) -> list[Call]:
     """Join each start with its end; in the order of the starts."""
-    found: dict[tuple[object, ...], Call] = {}
+    found: dict[tuple[str, int], Call] = {}
     for index, op in enumerate(ops):
-        key = (op.file, op.process, op.call)
         if op.call is None:
-            found["note", index] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
-        elif op.type == "invoke":
-            if key in found:
+            found["", index] = Call(op.op, op.process, op.at, op.at, op.type, op.fields)
+            continue
+        start = found.get((op.process, op.call))
+        if op.type == "invoke":
+            if start is not None:
                 raise HistoryError(f"{op.process}: call {op.call} begins twice")
-            found[key] = Call(op.op, op.process, op.at, None, "unknown", op.fields)
+            call = Call(op.op, op.process, op.at, None, "unknown", op.fields)
         else:
-            start = found.get(key)
             if start is None or start.ended is not None or start.op != op.op:
                 raise HistoryError(f"{op.process}: call {op.call} ends without a start")
             fields = start.fields | op.fields
-            found[key] = Call(op.op, op.process, start.began, op.at, op.type, fields)
+            call = Call(op.op, op.process, start.began, op.at, op.type, fields)
+        found[op.process, op.call] = call
     return list(found.values())
 
 
-def _create(folder: Path, process: str) -> int:
-    for number in itertools.count(1):
-        file = folder / (f"{process}.jsonl" if number == 1 else f"{process}.{number}.jsonl")
-        try:
-            return os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-        except FileExistsError:
+def recoveries(history: Sequence[Call]) -> list[float]:
+    """Seconds until work continued, for each message that a victim held and for each outage.
+
+    A victim's messages: from the start of the fault to their next execution. An outage: from the
+    server's first answer to the first messages that a worker claims.
+    """
+    found: list[float] = []
+    for fault in (call for call in history if call.op == "fault"):
+        if victim := fault.fields.get("victim"):
+            found += _taken_over(history, victim, fault.began)
+        elif fault.fields.get("outage") and (at := fault.ended) is not None:
+            claims = [c.ended - at for c in history if c.messages and c.ended is not None]
+            found += sorted(it for it in claims if it > 0)[:1]
+    return found
+
+
+def waits(history: Iterable[Call], since: float, until: float = float("inf")) -> list[float]:
+    """Seconds from each acknowledgement in this time to the first claim of the message."""
+    claimed: dict[int, float] = {}
+    published: dict[int, float] = {}
+    for call in history:
+        if call.ended is None or call.outcome != "ok":
             continue
-    raise AssertionError
+        for message in call.messages:
+            claimed.setdefault(message["id"], call.ended)
+        if call.op == "publish" and since <= call.ended < until:
+            published[call.fields["id"]] = call.ended
+    return [max(0.0, claimed[it] - published[it]) for it in published.keys() & claimed.keys()]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _taken_over(history: Sequence[Call], victim: str, at: float) -> list[float]:
+    held: set[int] = set()
+    for call in history:
+        if call.process != victim or call.ended is None or call.ended > at:
+            continue
+        held |= {message["id"] for message in call.messages}
+        if call.op in {"finish", "release", "retry"}:
+            held.discard(call.fields["id"])
+    again: dict[int, float] = {}
+    for call in history:
+        if call.op == "execute" and call.began > at and call.process != victim:
+            again.setdefault(call.fields["id"], call.began)
+    return [again[number] - at for number in sorted(held & again.keys())]
 
 
 def _plain(value: Any) -> str:
@@ -194,16 +239,16 @@ _BROKEN = (ValueError, KeyError, TypeError)
 def _read_file(file: Path) -> list[Op]:
     *whole, rest = file.read_bytes().split(b"\n")
     try:
-        ops = [_parse(line, file) for line in whole]
+        ops = [_parse(line) for line in whole]
     except _BROKEN as error:
         raise HistoryError(f"{file.name} has a broken line: {error}") from error
     with suppress(*_BROKEN):
         if rest:
-            ops.append(_parse(rest, file))
+            ops.append(_parse(rest))
     return ops
 
 
-def _parse(line: bytes, file: Path) -> Op:
+def _parse(line: bytes) -> Op:
     fields = json.loads(line)
     common = {name: fields.pop(name) for name in ("at", "process", "op", "type", "call")}
-    return Op(**common, fields=fields, file=file.name)
+    return Op(**common, fields=fields)

@@ -13,8 +13,6 @@ FOLDER = "NOTIFYQ_CHAOS_HISTORY"
 """The folder of the history."""
 PROCESS = "NOTIFYQ_CHAOS_PROCESS"
 """The worker's name in the history."""
-BRIEF = "NOTIFYQ_CHAOS_BRIEF"
-"""Set where the history leaves out single messages."""
 
 LOCK = 2.0
 """Seconds that the locks of most kinds last."""

@@ -21,7 +21,7 @@ from notifyq.errors import DatabaseUnavailableError, ForeignPositionError, Notif
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
 
 FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
@@ -63,7 +63,7 @@ async def send(
     return [*ids]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Load:
     """Publishers and a watcher; each writes a history of its own in `folder`."""
 
@@ -74,7 +74,6 @@ class Load:
     rate: float
     """Messages a second of all publishers together."""
     batches: Sequence[int]
-    is_brief: bool
     published: int = 0
     """Messages whose publication was acknowledged."""
     failed: int = 0
@@ -90,14 +89,14 @@ class Load:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Publish and watch until the end of the block."""
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._as("watch", self._watch))
         # The watcher must have a position first: it does not see what failed before.
         begun = asyncio.create_task(self._is_watching.wait())
         await asyncio.wait({begun, self._watching}, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
-        self._publishers = [
-            asyncio.create_task(self._publish(number)) for number in range(1, _PUBLISHERS + 1)
-        ]
+        for number in range(1, _PUBLISHERS + 1):
+            publishing = self._as(f"publisher-{number}", self._publish)
+            self._publishers.append(asyncio.create_task(publishing))
         try:
             yield
         finally:
@@ -105,14 +104,6 @@ class Load:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def burst(self, kind: str, number: int) -> None:
-        """Publish so many messages at once."""
-        chance = random.Random(f"{self.seed}:burst")  # noqa: S311  a seed repeats it
-        async with Database(self.dsn, settings=_SETTINGS) as database:
-            with History(self.folder, "burst", is_brief=self.is_brief) as history:
-                payloads = [payload(chance, kind) for _ in range(number)]
-                await self._send(history, Publisher(database), kind, payloads)
 
     def has_reported(self, dead: int) -> bool:
         """Whether the watcher has reported so many; raises the error that ended it, if any."""
@@ -125,26 +116,30 @@ class Load:
         self._stopping.set()
         await asyncio.gather(*self._publishers)
 
-    async def _publish(self, number: int) -> None:
-        name = f"publisher-{number}"
+    async def _as(
+        self,
+        name: str,
+        work: Callable[[Database, History, random.Random], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Work with a database, a history and random numbers of its own."""
         chance = random.Random(f"{self.seed}:{name}")  # noqa: S311  a seed repeats it
+        async with Database(self.dsn, settings=_SETTINGS, name=f"notifyq chaos {name}") as database:
+            with History(self.folder, name) as history:
+                await work(database, history, chance)
+
+    async def _publish(self, database: Database, history: History, chance: random.Random) -> None:
+        publisher, due = Publisher(database), time.monotonic()
         kinds, weights = list(self.mix), list(self.mix.values())
-        async with Database(
-            self.dsn, settings=_SETTINGS, name="notifyq chaos publisher"
-        ) as database:
-            publisher, due = Publisher(database), time.monotonic()
-            with History(self.folder, name, is_brief=self.is_brief) as history:
-                while not self._stopping.is_set():
-                    kind = chance.choices(kinds, weights)[0]
-                    batch = chance.choice(self.batches)
-                    payloads = [payload(chance, kind) for _ in range(batch)]
-                    is_published = await self._send(history, publisher, kind, payloads)
-                    # A publisher that is late does not catch up.
-                    pause = batch * _PUBLISHERS / self.rate if is_published else _PAUSE
-                    due = max(due + pause, time.monotonic())
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(due - time.monotonic()):
-                            await self._stopping.wait()
+        while not self._stopping.is_set():
+            kind, batch = chance.choices(kinds, weights)[0], chance.choice(self.batches)
+            payloads = [payload(chance, kind) for _ in range(batch)]
+            is_published = await self._send(history, publisher, kind, payloads)
+            # A publisher that is late does not catch up.
+            pause = batch * _PUBLISHERS / self.rate if is_published else _PAUSE
+            due = max(due + pause, time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due - time.monotonic()):
+                    await self._stopping.wait()
 
     async def _send(
         self, history: History, publisher: Publisher, kind: str, payloads: list[dict[str, Any]]
@@ -157,24 +152,20 @@ class Load:
         self.published += len(payloads)
         return True
 
-    async def _watch(self) -> None:
-        async with Database(self.dsn, settings=_SETTINGS, name="notifyq chaos watch") as database:
-            with History(self.folder, "watch") as history:
-                began = await database.value("select clock_timestamp()")
-                history.note("watch")
-                since = None
-                while True:
-                    letters = DeadLetters(
-                        database, since=since, poll=1, telemetry=lambda _event: None
-                    )
-                    try:
-                        async for messages, _seen in letters.batches():
-                            self._is_watching.set()
-                            for message in messages:
-                                history.note("dead", id=message.id)
-                                self.dead.add(message.id)
-                    except (ForeignPositionError, DatabaseUnavailableError):
-                        # After a failover the new server may lack rows behind the position, or it
-                        # is not up yet.
-                        since = began
-                        await asyncio.sleep(_PAUSE)
+    async def _watch(self, database: Database, history: History, _chance: random.Random) -> None:
+        began = await database.value("select clock_timestamp()")
+        history.note("watch")
+        since = None
+        while True:
+            letters = DeadLetters(database, since=since, poll=1, telemetry=lambda _event: None)
+            try:
+                async for messages, _seen in letters.batches():
+                    self._is_watching.set()
+                    for message in messages:
+                        history.note("dead", id=message.id)
+                        self.dead.add(message.id)
+            except (ForeignPositionError, DatabaseUnavailableError):
+                # After a failover the new server may lack rows behind the position, or it is not
+                # up yet.
+                since = began
+                await asyncio.sleep(_PAUSE)

@@ -16,8 +16,6 @@ class NotificationFilter:
     """Parses the server's messages and can drop notifications."""
 
     def __init__(self) -> None:
-        self.seen = 0
-        """Notifications so far, dropped or not."""
         self._requests = 0
         self._is_encrypted = False
         self._head = b""
@@ -36,20 +34,19 @@ class NotificationFilter:
         while at < len(data) and not self._is_encrypted:
             if self._requests:
                 self._requests -= 1
-                self._is_encrypted = data[at : at + 1] != b"N"
-                passed += data[at : at + 1]
-                at += 1
+                piece = data[at : at + 1]
+                self._is_encrypted = piece != b"N"
+                passed += piece
             elif self._left:
                 piece = data[at : at + self._left]
                 if not self._drops:
                     passed += piece
                 self._left -= len(piece)
-                at += len(piece)
             else:
                 piece = data[at : at + 5 - len(self._head)]
                 self._head += piece
-                at += len(piece)
                 passed += self._begin(drop=drop)
+            at += len(piece)
         return bytes(passed) + data[at:]
 
     def _begin(self, *, drop: bool) -> bytes:
@@ -59,23 +56,8 @@ class NotificationFilter:
             return b""
         self._head = b""
         self._left = int.from_bytes(head[1:]) - 4
-        is_notification = head[0] == _NOTIFICATION
-        self.seen += is_notification
-        self._drops = drop and is_notification
+        self._drops = drop and head[0] == _NOTIFICATION
         return b"" if self._drops else head
-
-
-class _Marker:
-    """Bytes to find once."""
-
-    def __init__(self) -> None:
-        self.wanted: bytes | None = None
-
-    def is_in(self, data: bytes) -> bool:
-        is_found = self.wanted is not None and self.wanted in data
-        if is_found:
-            self.wanted = None
-        return is_found
 
 
 class Proxy:
@@ -85,16 +67,14 @@ class Proxy:
         self._target = urlsplit(dsn)
         self._writers: set[asyncio.StreamWriter] = set()
         self._links: set[asyncio.Task[None]] = set()
-        self._request_marker = _Marker()
-        self._answer_marker = _Marker()
+        self._marked: dict[str, bytes] = {}
+        """Bytes that doom the connection that carries them, once: in a request, in an answer."""
         self.lost = asyncio.Event()
         """Set when the answer to lose is lost."""
         self.is_closed = False
         """Whether new connections are cut at once."""
         self.drops_notifications = False
         """Whether notifications are dropped; an encrypted connection passes them."""
-        self.notifications = 0
-        """Notifications from the server, dropped or not."""
         self._blackholed: set[asyncio.StreamWriter] = set()
         self._is_open = asyncio.Event()
         self._is_open.set()
@@ -157,16 +137,22 @@ class Proxy:
     def lose_answer_to(self, marker: bytes) -> None:
         """Cut the connection when the server answers the first request that contains `marker`."""
         self.lost.clear()
-        self._request_marker.wanted = marker
+        self._marked["request"] = marker
 
     def lose_answer_with(self, marker: bytes) -> None:
         """Cut the connection in place of the first answer that contains `marker`."""
         self.lost.clear()
-        self._answer_marker.wanted = marker
+        self._marked["answer"] = marker
 
     def lose_nothing(self) -> None:
         """Cancel `lose_answer_to` and `lose_answer_with`."""
-        self._request_marker.wanted = self._answer_marker.wanted = None
+        self._marked.clear()
+
+    def _dooms(self, what: str, data: bytes) -> bool:
+        is_found = what in self._marked and self._marked[what] in data
+        if is_found:
+            del self._marked[what]
+        return is_found
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -184,10 +170,9 @@ class Proxy:
                 self._links.discard(task)
 
     async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        where = self._target.hostname, self._target.port
         try:
-            answers, requests = await asyncio.open_connection(
-                self._target.hostname, self._target.port
-            )
+            answers, requests = await asyncio.open_connection(*where)
         except OSError:
             return
         ends = {writer, requests}
@@ -199,19 +184,17 @@ class Proxy:
             nonlocal is_doomed
             while data := await _read(reader):
                 notifications.note_request(data)
-                is_doomed |= self._request_marker.is_in(data)
+                is_doomed |= self._dooms("request", data)
                 await self._pass(requests, data)
 
         async def backward() -> None:
             nonlocal is_doomed
             while data := await _read(answers):
-                is_doomed |= self._answer_marker.is_in(data)
+                is_doomed |= self._dooms("answer", data)
                 if is_doomed:
                     self.lost.set()
                     return
-                before = notifications.seen
                 data = notifications.pass_on(data, drop=self.drops_notifications)
-                self.notifications += notifications.seen - before
                 await self._pass(writer, data)
 
         directions = [asyncio.create_task(forward()), asyncio.create_task(backward())]

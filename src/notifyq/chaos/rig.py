@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.errors import ChaosError
 from notifyq.chaos.history import History, calls, read
+from notifyq.chaos.server import until
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from pathlib import Path
 
     from notifyq.chaos.history import Call
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from notifyq.chaos.workers import WorkerProcess
     from notifyq.database.pool import Connection
 
-_POLL = 0.02
-"""Seconds between two checks of a condition."""
 _DRAIN_SECONDS = 60.0
 _WARM_SECONDS = 0.5
 """How long messages are published before the fault."""
@@ -54,6 +52,7 @@ class Rig:
     workers: list[WorkerProcess]
     load: Load
     notes: list[str] = field(default_factory=list)
+    """Remarks for the report."""
     figures: dict[str, float] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     """Expectations of the fault that were not met, beside those of the checker."""
@@ -65,56 +64,48 @@ class Rig:
         """Open a session of the superuser that does not use the proxy."""
         return self.server.connection()
 
-    def database(self, sessions: int = 1) -> Database:
-        """Return a database for clients of the fault, through the proxy."""
+    @contextlib.asynccontextmanager
+    async def publisher(self, sessions: int = 1) -> AsyncIterator[Publisher]:
+        """Give a publisher for clients of the fault, through the proxy."""
         settings = DatabaseSettings.load(pool_size=sessions, connect_timeout=timedelta(seconds=5))
-        return Database(self.proxy.dsn, settings=settings, name="notifyq chaos client")
+        async with Database(self.proxy.dsn, settings=settings) as database:
+            yield Publisher(database)
 
-    def note(self, text: str) -> None:
-        """Add a remark to the report."""
-        self.notes.append(text)
-
-    def figure(self, name: str, value: float) -> None:
-        """Add a number to the report; its name contains the unit."""
+    def figure(self, name: str, value: float, *, most: float | None = None) -> None:
+        """Add a number to the report; more than `most` fails the fault. The unit is in its name."""
         self.figures[name] = value
-
-    def require(self, condition: bool, finding: str) -> None:  # noqa: FBT001  as assert takes it
-        """Add a finding to the report, and fail the fault, unless the condition holds."""
-        if not condition:
+        finding = f"{name}: at most {most} is allowed"
+        if most is not None and value > most and finding not in self.findings:
             self.findings.append(finding)
 
-    @contextlib.contextmanager
-    def injecting(self, name: str, **fields: Any) -> Iterator[None]:
+    def peak(self, name: str, value: float, *, most: float | None = None) -> None:
+        """Add the greatest of several numbers, as `figure` does."""
+        if value >= self.figures.get(name, 0):
+            self.figure(name, value, most=most)
+
+    def kill_worker(self, victim: WorkerProcess | None = None) -> None:
+        """Kill a worker, by default a random one, and start the next one in its place."""
+        victim = victim or self.random.choice(self.workers)
+        with self.injecting("worker-kill", victim=victim.name):
+            victim.restart()
+
+    def injecting(self, name: str, **fields: Any) -> AbstractContextManager[None]:
         """Record an injection from its start until it is healed.
 
         With `victim`, the name of a worker's process, recovery lasts from the start to the next
         execution of the messages that it held; with `outage`, from the end to the first claim.
         """
-        call = self.history.invoke("fault", name=name, **fields)
+        return self._recording("fault", name=name, **fields)
+
+    @contextlib.contextmanager
+    def _recording(self, op: str, **fields: Any) -> Iterator[None]:
+        call = self.history.invoke(op, **fields)
         try:
             yield
         except BaseException as error:
             call.fail(error=str(error))
             raise
         call.ok()
-
-    async def until(
-        self,
-        condition: Callable[[], bool | Awaitable[bool]],
-        what: str,
-        seconds: float = 30,
-    ) -> None:
-        """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
-        give_up = time.monotonic() + seconds
-        while True:
-            held = condition()
-            if inspect.isawaitable(held):
-                held = await held
-            if held:
-                return
-            if time.monotonic() > give_up:
-                raise ChaosError(f"after {seconds:.0f} s still not true: {what}")
-            await asyncio.sleep(_POLL)
 
     async def pause(self, least: float, most: float | None = None) -> None:
         """Wait for a random time between the two."""
@@ -145,39 +136,31 @@ class Rig:
             self.history.close()
 
     async def settle(self) -> None:
-        """Resume or restart workers, drain the queues, and stop the workers.
+        """Restart workers that ended, drain the queues, and stop the workers.
 
         Raises ChaosError if messages stay live or a worker does not stop.
         """
         for worker in self.workers:
-            if worker.is_paused:
-                worker.resume()
             if not worker.is_alive:
                 if not worker.was_ended:
-                    code, words = worker.exit_code, worker.last_words()
-                    self.note(f"{worker.name} ended unexpectedly with {code}: {words}")
+                    code, words = worker.process.returncode, worker.last_words()
+                    self.notes.append(f"{worker.name} ended unexpectedly with {code}: {words}")
                 worker.start()
         await self.load.stop_publishing()
-        drain = self.history.invoke("drain")
-        try:
-            await self.until(self._is_drained, "no message is live", _DRAIN_SECONDS)
+        with self._recording("drain"):
+            await until(self._is_drained, "no message is live", _DRAIN_SECONDS)
             async with self.connection() as connection:
                 dead = await connection.fetchval(sql.DEAD_COUNT, None, None)
-            await self.until(
+            await until(
                 lambda: self.load.has_reported(dead), "the watcher reported all dead messages"
             )
-        except ChaosError as error:
-            drain.fail(error=str(error))
-            raise
-        drain.ok()
         await asyncio.gather(*(worker.terminate() for worker in self.workers))
 
     async def backlog(self) -> int:
         """Return the number of live messages."""
         async with self.connection() as connection:
-            queues = await connection.fetch(sql.QUEUE_INFO, None)
-        states = ("waiting", "scheduled", "parked", "locked")
-        return sum(row[state] for row in queues for state in states)
+            count: int = await connection.fetchval("select count(*) from messages.message")
+        return count
 
     async def _is_drained(self) -> bool:
         return await self.backlog() == 0

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,17 +17,17 @@ from urllib.parse import quote
 
 import asyncpg
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.history import ChaosError
 from notifyq.database.pool import connect
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.server import debian_binaries, wheel_binaries
-from notifyq.server.binaries import checked, clean_environment, has_cron, reachable
+from notifyq.server.binaries import checked, clean_environment, cron_settings, reachable
 from notifyq.server.folder import Folder
 from notifyq.server.launch import Account, Tie, launcher
-from notifyq.server.postmaster import create_data
+from notifyq.server.postmaster import Postmaster, create_data, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from notifyq.database.pool import Connection
@@ -47,9 +45,22 @@ _SETTINGS = {
     # `Server.logged` counts SQLSTATEs in the log.
     "log_line_prefix": "%m [%p] %e %a ",
 }
-_START_SECONDS = 60.0
-_POLL = 0.01
-"""Seconds between two checks of a server that starts or stops."""
+_POLL = 0.02
+"""Seconds between two checks of a condition."""
+
+
+async def until(
+    condition: Callable[[], bool | Awaitable[bool]], what: str, seconds: float = 30
+) -> None:
+    """Wait until the condition holds; raises ChaosError with `what` after `seconds`."""
+    give_up = time.monotonic() + seconds
+    while True:
+        held = condition()
+        if held if isinstance(held, bool) else await held:
+            return
+        if time.monotonic() > give_up:
+            raise ChaosError(f"after {seconds:.0f} s still not true: {what}")
+        await asyncio.sleep(_POLL)
 
 
 def tied(command: Sequence[str | Path], account: Account | None = None) -> list[str]:
@@ -84,13 +95,6 @@ def programs() -> Path:
     return found
 
 
-class Stop(enum.IntEnum):
-    """The signals of `pg_ctl stop -m fast` and `-m immediate`."""
-
-    FAST = signal.SIGINT
-    IMMEDIATE = signal.SIGQUIT
-
-
 class Server:
     """One cluster in a folder, always on the same port; its methods return when they are done."""
 
@@ -102,9 +106,9 @@ class Server:
         self.environment: dict[str, str] = {}
         """Variables of its environment, for the next start."""
         self.standby: Server | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self._files = Folder(folder)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._postmaster = Postmaster(self._files)
 
     @property
     def data(self) -> Path:
@@ -125,8 +129,7 @@ class Server:
     @property
     def pid(self) -> int | None:
         """The process id of the postmaster; None while there is none."""
-        alive = self._process is not None and self._process.poll() is None
-        return self._process.pid if alive and self._process is not None else None
+        return self._postmaster.pid
 
     def create(self) -> None:
         """Make the cluster."""
@@ -136,29 +139,31 @@ class Server:
 
     async def start(self) -> None:
         """Start the server and return when it accepts connections."""
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
-        self._launch()
+        cron = cron_settings(self.binaries, _DATABASE)
+        settings = {**_SETTINGS, **cron, **self.settings, "port": str(self.port)}
+        self._postmaster.spawn(self.binaries, settings, environment=self.environment)
         await self.until_ready()
 
     async def until_ready(self) -> None:
         """Wait until the server answers, while it starts or recovers from a crash."""
-        give_up = time.monotonic() + _START_SECONDS
-        while not await self._answers():
-            if self.pid is None:
-                raise ChaosError(f"the server did not start: {self._last_words()}")
-            if time.monotonic() > give_up:
-                raise ChaosError(f"the server does not answer: {self._last_words()}")
-            await asyncio.sleep(_POLL)
 
-    async def stop(self, how: Stop = Stop.FAST) -> None:
-        """Stop the server and wait until its last process has ended."""
-        for number, patience in ((how, 20.0), (Stop.IMMEDIATE, 10.0), (signal.SIGKILL, 10.0)):
-            if self.pid is not None:
-                os.kill(self.pid, number)
-            if await self._is_over(patience):
-                break
-        if self._process is not None:
-            self._process.wait()
+        async def answers() -> bool:
+            if not self._files.in_use:
+                raise ChaosError(f"the server did not start: {self._last_words()}")
+            try:
+                async with self.connection() as connection:
+                    await connection.execute("select 1")
+            except (DatabaseUnavailableError, asyncpg.PostgresError, OSError):
+                return False
+            return True
+
+        await until(answers, "the server answers", 60)
+
+    async def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server as `pg_ctl stop -m fast` does, or -m immediate; wait until it ended."""
+        how = signal.SIGQUIT if immediate else signal.SIGINT
+        await asyncio.to_thread(self._postmaster.end, how)
+        self._postmaster.reap()
 
     async def close(self) -> None:
         """Stop the server and its standby."""
@@ -203,10 +208,9 @@ class Server:
         """Make the next start of a stopped server a standby without a primary."""
         (self.data / "standby.signal").touch()
 
-    def logged(self, sqlstate: str, *applications: str) -> int:
-        """How often the server logged this SQLSTATE, of all or of these application_names."""
-        names = "|".join(map(re.escape, applications)) or ".*?"
-        marker = re.compile(rf"\] {sqlstate} (?:{names}) ERROR:")
+    def logged(self, sqlstate: str) -> int:
+        """How often the server logged an error with this SQLSTATE."""
+        marker = re.compile(rf"\] {sqlstate} .*? ERROR:")
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             return sum(marker.search(line) is not None for line in lines)
 
@@ -231,58 +235,6 @@ class Server:
         if done.returncode:
             raise ChaosError(f"the standby cannot be made: {done.stderr.strip()}")
 
-    def _launch(self) -> None:
-        settings = {**_SETTINGS, **self._cron(), **self.settings, "port": str(self.port)}
-        options = [f"--{name}={value}" for name, value in settings.items()]
-        command: list[str | Path] = [self.binaries / "postgres", "-D", self.data, *options]
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            with self._files.occupied() as alive:
-                self._process = subprocess.Popen(  # noqa: S603  the command is our own
-                    tied(command, self._files.account()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=self.folder,
-                    env={**clean_environment(), **self.environment},
-                    pass_fds=[alive],
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the rig only
-                )
-        finally:
-            os.close(log)
-
-    def _cron(self) -> dict[str, str]:
-        if not has_cron(self.binaries):
-            return {}
-        return {
-            "shared_preload_libraries": "pg_cron",
-            "cron.database_name": _DATABASE,
-            "cron.use_background_workers": "on",  # the alternative, connections, has no password
-        }
-
-    async def _answers(self) -> bool:
-        try:
-            async with self.connection() as connection:
-                await connection.execute("select 1")
-        except (DatabaseUnavailableError, asyncpg.PostgresError, OSError):
-            return False
-        return True
-
-    async def _is_over(self, patience: float) -> bool:
-        give_up = time.monotonic() + patience
-        while self.pid is not None or self._files.in_use:
-            if time.monotonic() > give_up:
-                return False
-            await asyncio.sleep(_POLL)
-        return True
-
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return " / ".join(lines[-5:]) or "its log is empty"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

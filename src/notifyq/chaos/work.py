@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.app import App
 from notifyq.chaos.history import LOCK_FIELDS, History, digest
-from notifyq.chaos.kinds import BRIEF, FOLDER, LOCK, PROCESS, SHORT_LOCK
+from notifyq.chaos.kinds import FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
 from notifyq.durable.control import Parked
 from notifyq.durable.steps import Steps
@@ -25,7 +25,7 @@ from notifyq.worker.settle import Settler
 from notifyq.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
 
     from notifyq.database.pool import Database
     from notifyq.handlers.build import HandlerOptions
@@ -97,31 +97,20 @@ class _App(App):
 
     history: History
 
-    def worker(
-        self,
-        *,
-        queues: Sequence[str] | Mapping[str, int] = (),
-        strict: bool = False,
-        streams: Sequence[str] = (),
-        telemetry: TelemetryHandler | None = None,
-        **settings: Any,
-    ) -> Worker:
-        self.history = History(
-            os.environ[FOLDER], os.environ[PROCESS], is_brief=BRIEF in os.environ
-        )
+    def worker(self, *, telemetry: TelemetryHandler = log_events, **options: Any) -> Worker:
+        self.history = History(os.environ[FOLDER], os.environ[PROCESS])
 
         def note(event: TelemetryEvent) -> None:
             if isinstance(event, WorkerStarted):
                 self.history.note("started", worker=event.worker, pid=os.getpid())
-            (telemetry or log_events)(event)
+            telemetry(event)
 
+        of_worker = {"queues", "strict", "streams", "metrics"}
+        settings = {name: value for name, value in options.items() if name not in of_worker}
         return Worker(
             self.database,
             self.registry,
             settings=WorkerSettings.load(**settings),
-            queues=queues,
-            strict=strict,
-            streams=streams,
             telemetry=note,
             claims=partial(_RecordingClaims, history=self.history),
         )
@@ -146,10 +135,6 @@ class _App(App):
         call.ok()
 
 
-class FlakyError(Exception):
-    """Raised by the handler of flaky messages."""
-
-
 app = _App()
 _policy: HandlerOptions = {
     "lock_duration": LOCK,
@@ -162,17 +147,30 @@ _outlived: HandlerOptions = {**_short, "heartbeat": False}
 
 
 async def handle(payload: dict[str, Any], message: Message) -> dict[str, Any]:
-    """Sleep, and fail the first attempts of a flaky message."""
+    """Take a while; reject, or fail the first attempts of a flaky message."""
     with app.executing(payload, message) as seconds:
-        await asyncio.sleep(seconds)
+        if message.queue == "blocking":
+            time.sleep(seconds)  # noqa: ASYNC251  this kind exists to block the loop
+        else:
+            await asyncio.sleep(seconds)
+        if message.queue == "reject":
+            raise Reject("this kind is always rejected")
         if message.attempts <= payload["fails"]:
-            raise FlakyError(f"attempt {message.attempts}")
+            raise RuntimeError(f"attempt {message.attempts} fails")
     return {"token": message.lock_token}
 
 
-for _kind in ("quick", "slow", "flaky", "storm"):
+for _kind in ("quick", "slow", "flaky", "storm", "reject"):
     app.handler(_kind, **_policy)(handle)
+app.handler("blocking", **_short)(handle)
 app.handler("outlive", **_outlived)(handle)
+
+
+@app.handler("thread", **_short)
+def block(payload: dict[str, Any], message: Message) -> None:
+    """Block a thread for longer than the lock."""
+    with app.executing(payload, message) as seconds:
+        time.sleep(seconds)
 
 
 @app.handler("steps", **_policy)
@@ -203,24 +201,3 @@ async def _parking(message: Message, waiting: Awaitable[Any]) -> None:
         call.unknown(error=repr(error))
         raise
     call.fail(error="it goes on")
-
-
-@app.handler("reject", **_policy)
-async def reject(payload: dict[str, Any], message: Message) -> None:
-    """Reject the message."""
-    with app.executing(payload, message):
-        raise Reject("this kind is always rejected")
-
-
-@app.handler("blocking", **_short)
-async def blocking(payload: dict[str, Any], message: Message) -> None:
-    """Block the event loop for longer than the lock."""
-    with app.executing(payload, message) as seconds:
-        time.sleep(seconds)  # noqa: ASYNC251  this kind exists to block the loop
-
-
-@app.handler("thread", **_short)
-def thread(payload: dict[str, Any], message: Message) -> None:
-    """Block a thread for longer than the lock."""
-    with app.executing(payload, message) as seconds:
-        time.sleep(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -10,30 +9,28 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from notifyq.chaos.errors import ChaosError
+from notifyq.chaos.history import ChaosError
 from notifyq.chaos.kinds import FOLDER, PROCESS
-from notifyq.chaos.server import tied
+from notifyq.chaos.server import tied, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 _COMMAND = ["-P", "-m", "notifyq", "worker", "notifyq.chaos.work:app", "--log-level", "warning"]
-_START_SECONDS = 30.0
-_POLL = 0.01
-"""Seconds between two checks of a process."""
 
 
 class WorkerProcess:
     """One of the workers of a run: its current process, and after a restart the next one."""
 
+    process: subprocess.Popen[bytes]
+    """The current process; after `start`."""
+
     def __init__(self, number: int, dsn: str, folder: Path, variables: Mapping[str, str]) -> None:
         self._number = number
         self._folder = folder
         self._variables = {**variables, "NOTIFYQ_DSN": dsn, FOLDER: str(folder)}
-        self._process: subprocess.Popen[bytes] | None = None
         self._generation = 0
-        self.is_paused = False
         self.was_ended = False
         """Whether the rig killed the process or sent it a SIGTERM."""
 
@@ -43,99 +40,78 @@ class WorkerProcess:
         return f"worker-{self._number}.{self._generation}"
 
     @property
-    def pid(self) -> int:
-        """The process id of the current process."""
-        return self._running().pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def exit_code(self) -> int | None:
-        """How the process ended; None while it runs."""
-        return self._running().poll()
+        return self.process.poll() is None
 
     def start(self) -> None:
         """Start the next process; `started` waits until it claims."""
         self._generation += 1
-        self.is_paused = self.was_ended = False
+        self.was_ended = False
+        # Without settings of notifyq: those of the caller must not apply.
+        clean = {it: value for it, value in os.environ.items() if not it.startswith("NOTIFYQ_")}
         with (self._folder / f"{self.name}.log").open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: S603  the command is our own
+            self.process = subprocess.Popen(  # noqa: S603  the command is our own
                 tied([sys.executable, *_COMMAND]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self._folder,
-                env={**_environment(), **self._variables, PROCESS: self.name},
+                env={**clean, **self._variables, PROCESS: self.name},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the rig only
             )
 
     async def started(self) -> None:
         """Wait until the worker claims."""
         file = self._folder / f"{self.name}.jsonl"
-        give_up = time.monotonic() + _START_SECONDS
-        while not (file.exists() and b'"op": "started"' in file.read_bytes()):
-            if not self.is_alive or time.monotonic() > give_up:
+
+        def claims() -> bool:
+            if not self.is_alive:
                 raise ChaosError(f"{self.name} did not start: {self.last_words()}")
-            await asyncio.sleep(_POLL)
+            return file.exists() and b'"op": "started"' in file.read_bytes()
+
+        await until(claims, f"{self.name} claims")
 
     def kill(self) -> None:
         """Kill the process and wait for its end."""
-        process = self._running()
         self.was_ended = True
-        process.kill()
-        process.wait()
-        self.is_paused = False
+        self.process.kill()
+        self.process.wait()
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP."""
-        self._running().send_signal(signal.SIGSTOP)
-        self.is_paused = True
+        self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continue a paused process."""
-        self._running().send_signal(signal.SIGCONT)
-        self.is_paused = False
+        self.process.send_signal(signal.SIGCONT)
 
-    async def terminate(self, seconds: float = 15) -> float:
+    async def terminate(self) -> float:
         """Send SIGTERM and wait for the end; return how many seconds it took.
 
         Raises ChaosError if the process had to be killed.
         """
         began = time.monotonic()
         self.was_ended = True
-        self._running().terminate()
-        while self.is_alive:
-            if time.monotonic() - began > seconds:
-                self.kill()
-                raise ChaosError(f"{self.name} did not stop within {seconds:.0f} s of a SIGTERM")
-            await asyncio.sleep(_POLL)
+        self.process.terminate()
+        try:
+            await until(lambda: not self.is_alive, f"{self.name} ended after a SIGTERM", 15)
+        except ChaosError:
+            self.kill()
+            raise
         return time.monotonic() - began
 
     def restart(self) -> None:
         """Start the next process; kill the current one if it still runs."""
-        if self.is_alive:
-            self.kill()
+        self.close()
         self.start()
 
     def close(self) -> None:
         """Kill the process if there is one."""
-        if self._process is not None:
+        if hasattr(self, "process"):
             self.kill()
 
     def last_words(self) -> str:
         """The last lines of the process's log."""
         text = (self._folder / f"{self.name}.log").read_text(errors="replace")
         return " / ".join(text.splitlines()[-3:]) or "its log is empty"
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise ChaosError(f"worker {self._number} has not been started")
-        return self._process
-
-
-def _environment() -> dict[str, str]:
-    """The environment without settings of notifyq: those of the caller must not apply."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("NOTIFYQ_")}

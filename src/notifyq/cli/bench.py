@@ -19,12 +19,13 @@ bench = typer.Typer(name="bench", help="Measure notifyq and other queues on one 
 
 
 def load(module: str) -> Any:
-    """Import a module of the benchmark: from the installed package, else from the repository."""
-    if (Path(__file__).parents[1] / "bench").is_dir():
-        return importlib.import_module(f"notifyq.bench.{module}")
+    """Import a module of the benchmark, which is in the repository only."""
     root = Path(__file__).parents[3]
     if not (root / "bench" / f"{module}.py").is_file():
-        raise ConfigurationError("the benchmark is not part of this installation")
+        raise ConfigurationError(
+            "the benchmark is not in this installation: run it in a checkout of the repository, "
+            "after `pip install -e '.[bench,embedded]'`"
+        )
     if str(root) not in sys.path:
         sys.path.append(str(root))
     return importlib.import_module(f"bench.{module}")

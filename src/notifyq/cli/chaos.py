@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from notifyq.chaos.faults import Fault
-    from notifyq.chaos.report import Report, Row
-    from notifyq.chaos.run import Run
+    from notifyq.chaos.run import Report, Row, Run
 
 # Imported when it is called: every other command would wait for these modules, a worker too.
 
-_SPARE = (11, 8, 9, 10, 7, 6)
+_SPARE = (8, 7, 6)
 """Columns of the report that a narrow terminal drops first; the files have them."""
 _SHORTEST = 3.0
 """Least seconds of a fault: a shorter one than a lock proves nothing."""
@@ -77,7 +76,7 @@ def _choose(names: str | None) -> list[Fault]:
 
     known = catalogue()
     if names is None:
-        return [fault() for fault in known.values() if fault.by_default]
+        return [fault() for fault in known.values() if not fault.is_brief]
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen:
         if name not in known:
@@ -93,17 +92,17 @@ def _print_list() -> None:
     from notifyq.chaos.faults import catalogue
 
     rows = [
-        (fault.name, fault.title, "" if fault.by_default else "by name only", fault().lacking())
+        (fault.name, fault.title, "by name only" if fault.is_brief else "", fault().lacking())
         for fault in catalogue().values()
     ]
     print_table(["fault", "what happens", "", "cannot be done here"], rows)
 
 
 def _check_again(folder: Path) -> None:
-    from notifyq.chaos.results import findings, judge
+    from notifyq.chaos.checker import judge
 
     result = judge(folder)
-    for finding in findings(result):
+    for finding in result.findings():
         out.print(finding)
     if not result.ok:
         raise typer.Exit(1)
@@ -154,15 +153,9 @@ def _kept(output: Path | None) -> Iterator[Path]:
 
 
 def _print_report(report: Report) -> None:
-    from notifyq.chaos.report import COLUMNS
+    from notifyq.chaos.run import COLUMNS
 
-    out.print(f"seed {report.seed}; {report.machine}")
-    out.print()
-    print_table(COLUMNS, [row.cells() for row in report.rows], numbers=range(1, 11), spare=_SPARE)
-    for row in report.rows:
-        for text in row.findings + row.notes:
-            out.print(f"{row.fault}: {text}")
-        if row.history is not None:
-            out.print(f"{row.fault}: its history is in {row.history}")
-        if not row.ok:
-            out.print(f"again: {report.again(row)}")
+    out.print(f"seed {report.seed}; {report.machine}\n")
+    print_table(COLUMNS, [row.cells() for row in report.faults], numbers=range(1, 8), spare=_SPARE)
+    for remark in report.remarks():
+        out.print(remark)

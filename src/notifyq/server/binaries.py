@@ -79,6 +79,17 @@ def has_cron(folder: Path) -> bool:
     return any((share / "extension/pg_cron.control").exists() for share in shares)
 
 
+def cron_settings(folder: Path, database: str) -> dict[str, str]:
+    """Return the settings that run pg_cron in this database; none where it is not installed."""
+    if not has_cron(folder):
+        return {}
+    return {
+        "shared_preload_libraries": "pg_cron",
+        "cron.database_name": database,
+        "cron.use_background_workers": "on",  # its connections would need a password
+    }
+
+
 def version(folder: Path, account: Account | None = None) -> str:
     """Return the server version such as 18.6, as the program prints it."""
     result = _run([folder / "postgres", "--version"], account)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from notifyq.errors import ServerError
@@ -90,14 +91,11 @@ class Postmaster:
         log = self._folder.log
         if log.exists() and log.stat().st_size > _LOG_BYTES:
             os.truncate(log, 0)
-        # No process of the last server holds the alive lock: the file is a leftover. Another
-        # program may have its process id by now, and PostgreSQL would refuse to start.
-        (self._folder.data / "postmaster.pid").unlink(missing_ok=True)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             known = log.stat().st_size if log.exists() else 0
             # Another process may have taken the last port, or this one just now: choose again.
-            port = _free_port(self._folder.port if attempt == 1 else 0)
-            self._spawn(binaries, {"port": str(port), **settings}, detached=detached)
+            port = free_port(self._folder.port if attempt == 1 else 0)
+            self.spawn(binaries, {"port": str(port), **settings}, detached=detached)
             if self.becomes_ready():
                 if found := self._folder.postmaster():
                     self._folder.remember_port(found[1])
@@ -116,9 +114,14 @@ class Postmaster:
         wait_until(lambda: ready() or not self._folder.in_use, _START_SECONDS)
         return ready() and self._folder.in_use
 
-    def end(self) -> None:
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child; None while there is none."""
+        return self._child.pid if self._child and self._child.poll() is None else None
+
+    def end(self, first: int = signal.SIGINT) -> None:
         """Stop the server, at last by SIGKILL; return when its last process has ended."""
-        for signum, patience in ((signal.SIGINT, 20), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
+        for signum, patience in ((first, 20), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
             found = self._folder.postmaster()
             if found and self._folder.in_use:
                 with suppress(ProcessLookupError):
@@ -137,8 +140,19 @@ class Postmaster:
                 self._child.stdin.close()
             self._child = None
 
-    def _spawn(self, binaries: Path, settings: Mapping[str, str], *, detached: bool) -> None:
+    def spawn(
+        self,
+        binaries: Path,
+        settings: Mapping[str, str],
+        *,
+        detached: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Start the process of the server, and do not wait until it accepts connections."""
         self.reap()
+        # No process of the last server holds the alive lock: the file is a leftover. Another
+        # program may have its process id by now, and PostgreSQL would refuse to start.
+        (self._folder.data / "postmaster.pid").unlink(missing_ok=True)
         tie = Tie.none if detached else _tie()
         options = [f"--{name}={value}" for name, value in settings.items()]
         command: list[str | Path] = [binaries / "postgres", "-D", self._folder.data, *options]
@@ -151,7 +165,7 @@ class Postmaster:
                     stdout=log,
                     stderr=log,
                     cwd=self._folder.path,
-                    env=clean_environment(),
+                    env={**clean_environment(), **environment},
                     pass_fds=[alive],
                     start_new_session=True,  # a Ctrl-C in the terminal must not reach it
                 )
@@ -177,8 +191,8 @@ def _tie() -> Tie:
     return Tie.thread if sys.platform == "linux" and in_main_thread else Tie.pipe
 
 
-def _free_port(wanted: int = 0) -> int:
-    """The wanted port if it is free, else another one."""
+def free_port(wanted: int = 0) -> int:
+    """Return the wanted port if it is free, else another one."""
     with socket.socket() as listener:
         # As PostgreSQL does: ignore connections of the last server that are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -186,6 +200,6 @@ def _free_port(wanted: int = 0) -> int:
             listener.bind(("127.0.0.1", wanted))
             listener.listen()
         except (OSError, OverflowError):
-            return _free_port() if wanted else 0
+            return free_port() if wanted else 0
         port: int = listener.getsockname()[1]
         return port

@@ -166,9 +166,7 @@ class Server:
         version = programs.version(binaries, account)
         self._require_data_of(version)
         self._folder.remember(Starter(pid=os.getpid(), detached=detached, version=version))
-        settings = self._settings
-        if programs.has_cron(binaries):
-            settings = self._cron_settings() | settings
+        settings = programs.cron_settings(binaries, self._database) | self._settings
         try:
             if not self._folder.data.exists():
                 create_data(self._folder, binaries, self._database, durable=not self._throwaway)
@@ -188,13 +186,6 @@ class Server:
                 f"the data in {self.directory} needs PostgreSQL {maker}, and this is {version}: "
                 "set NOTIFYQ_PG_BIN, or delete them with `notifyq server stop --delete`"
             )
-
-    def _cron_settings(self) -> dict[str, str]:
-        return {
-            "shared_preload_libraries": "pg_cron",
-            "cron.database_name": self._database,
-            "cron.use_background_workers": "on",  # its connections would need a password
-        }
 
     def _dsn(self, state: State | None) -> str:
         if state is None:

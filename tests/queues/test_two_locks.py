@@ -1,4 +1,4 @@
-"""Bugs that faults found: a settlement belongs to one lock."""
+"""A settlement belongs to one lock, also where one worker had two of a message."""
 
 from __future__ import annotations
 
