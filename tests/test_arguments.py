@@ -25,6 +25,7 @@ WRONG: list[tuple[type, str, Any, str]] = [
     (Schedule, "jitter", "1h", "a duration .*, not '1h'"),
     (Schedule, "grace", None, "a duration .*, not None"),
     (Schedule, "overlap", True, "a text, not True"),
+    (Schedule, "when_unserved", True, "a text, not True"),
     (Schedule, "headers", ["a"], r"a mapping, not \['a'\]"),
     (Schedule, "timezone", None, "a text, not None"),
 ]

@@ -26,6 +26,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "Notify": _TEXT,
     "Overflow": _TEXT,
     "Overlap": _TEXT,
+    "WhenUnserved": _TEXT,
     "bool": (bool, "True or False"),
     "dict[str, Any]": (Mapping, "a mapping"),
     "int": (int, "an integer"),
