@@ -13,8 +13,8 @@ import pytest
 
 from notify.protocol import waiting
 from notifyq import App
-from notifyq.notify import poller
 from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
+from notifyq.worker import wake
 from notifyq.worker.wake import Suppression
 from support.database import publish, rows, until
 from support.running import Events, working
@@ -53,9 +53,9 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers suppress at the first sign of load and end it soon, as often as possible."""
     eager = "select notifyq.suppress(queue => $1, eager => true)"
     monkeypatch.setattr(Suppression, "_suppress", eager)
-    monkeypatch.setattr(poller, "_LOADED", 1)
-    monkeypatch.setattr(poller, "_LINGER", 0.03)
-    monkeypatch.setattr(poller, "_RETRY_SUPPRESS", 0.02)
+    monkeypatch.setattr(wake, "_LOADED", 1)
+    monkeypatch.setattr(wake, "_LINGER", 0.03)
+    monkeypatch.setattr(wake, "_RETRY_SUPPRESS", 0.02)
 
 
 async def publish_at_random(session: Connection, seed: int, seconds: float) -> int:
