@@ -139,7 +139,8 @@ class RelaySettings(Settings):
     lock_duration: Duration = Field(timedelta(seconds=30), ge=timedelta(seconds=1))
     """How long messages stay locked after the relay crashed; a running one extends its locks."""
     hold: Duration = Field(timedelta(seconds=10), ge=timedelta(0))
-    """How long a batch waits for a target that is down before it is released."""
+    """How long a batch waits for a target that is down before it is released, and a queue for one
+    that is full before that is reported."""
     attempts: int = Field(5, ge=1, le=1000)
     """How often the transformation may fail on a message."""
     remember: Duration = Field(timedelta(days=90), ge=timedelta(hours=1))
