@@ -96,6 +96,7 @@ async def test_a_part_that_is_refused_hides_no_other_part(
         ("/health", "messages.health", "NOTIFY queue", "<h2>pg_cron</h2>"),
         ("/queues", "messages.throughput", ">0</td><td", ">default</a>"),
         ("/queue?name=default", "messages.backlog", "Oldest waiting", "<h2>Policy</h2>"),
+        ("/schedules", "messages.backlog", "no worker", "There are no schedules."),
         ("/streams", "messages.subscription_info", "No subscribers", ">news</h2>"),
         ("/streams", "notifyq.open_batches", "Open batches", ">reader"),
         (f"/messages/{waiting}", "messages.attempts", "Failed attempts", "<h2>Payload</h2>"),

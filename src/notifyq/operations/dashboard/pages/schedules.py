@@ -22,7 +22,8 @@ section.switch("schedule.disable", sql.DISABLE_SCHEDULE, "Disabled")
 async def schedules(view: View) -> Response:
     """All schedules."""
     database, cache = view.database, view.dashboard.cache
-    queues = await cache.get(("backlog", None), 1, lambda: monitor.backlog(database))
+    backlog = cache.get(("backlog", None), 1, lambda: monitor.backlog(database))
+    queues = await view.parts.read("backlog", backlog, [])
     rows = await database.fetch(sql.SCHEDULE_INFO, None)
     return view.render(
         "schedules.html",
