@@ -136,7 +136,8 @@ class App(Decorators):
             if dsn is None:
                 raise ConfigurationError(
                     "no database: set NOTIFYQ_DSN or pass a DSN to the App, such as "
-                    "postgresql://user:password@host:5432/database"
+                    "postgresql://user:password@host:5432/database; `notifyq server url` prints "
+                    "that of the private server"
                 )
             self._database = Database(dsn, listen_dsn=listen_dsn, settings=self._settings)
         return self._database

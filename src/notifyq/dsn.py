@@ -93,6 +93,8 @@ _DSN = re.compile(
     r"""(?:[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]* | \bpostgres(?:ql)?(?:\+\w+)?://[^\s'"]*""",
     re.IGNORECASE | re.VERBOSE,
 )
+_WEB = re.compile(r"(?:https?:)?//[\w.-]+(?::\d+)?[/?#]", re.IGNORECASE)
+"""An address of the web that has no login: an @ behind it ends none."""
 _PASSWORD = re.compile(
     r"""(\b\w*password\s*=\s*)('(?:[^'\\]|\\.)*' | "[^"]*" | [^\s&'",;)]+)""",
     re.IGNORECASE | re.VERBOSE,
@@ -350,6 +352,8 @@ def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _masked_match(found: re.Match[str]) -> str:
+    if _WEB.match(found[0]):
+        return found[0]
     dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence
     return masked(dsn) + found[0][len(dsn) :]
 

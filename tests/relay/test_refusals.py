@@ -76,7 +76,9 @@ async def test_a_dropped_queue_stops_no_other_queue(
     absent, other = (there, connection) if is_target else (connection, there)
     await value(other, "create_queue", name="one")
     events = Events()
-    async with relaying(database, far, {"one": "one", "default": "default"}, events, poll=0.1):
+    async with relaying(
+        database, far, {"one": "one", "default": "default"}, events, poll=0.1, hold=0
+    ):
         if is_target:
             await publish(connection, 3, "one")
         await until_logged(caplog, "queue 'one'")
@@ -124,7 +126,7 @@ async def test_a_target_that_is_full_or_paused_makes_only_its_queue_wait(
     await publish(connection, 5, "one")
     routes = {"one": "one", "default": "default"}
     events = Events()
-    async with relaying(database, far, routes, events, poll=0.1, hold=3600, in_flight=1):
+    async with relaying(database, far, routes, events, poll=0.1, hold=0.1, in_flight=1):
         await until_logged(caplog, "queue 'one'")
         await events.wait(RelayStalled, source="one")
         for count in range(1, 5):
@@ -165,11 +167,11 @@ async def test_with_once_a_relay_waits_for_a_full_target(
             "select messages.publish_many($1, array['1', '2']::jsonb[])", queue
         )
     events = Events()
-    made: Relay | StreamRelay = relay(database, far, events=events, once=True)
+    made: Relay | StreamRelay = relay(database, far, events=events, once=True, hold=0)
     if of_stream:
         made = StreamRelay(
             Database(database), Database(far), "news", "hub", "default",
-            once=True, telemetry=events,
+            once=True, telemetry=events, settings=RelaySettings.load(hold=0),
         )  # fmt: skip
     running = asyncio.create_task(made.run())
     await until_logged(caplog, "it is tried again each second")

@@ -77,7 +77,7 @@ async def test_each_installer_gets_the_owner_that_it_may_make(bare_server: str) 
         assert await owners(connection) == ["notifyq_owner"]
         await works(connection)
         # It is a member, so it can do so again, also where something new is to be made.
-        await connection.execute("drop function messages.dead_count(text, text)")
+        await connection.execute("drop function messages.dead_count(text, text, boolean)")
         assert (await schema.upgrade(connection)).is_changed
         assert await owners(connection) == ["notifyq_owner"]
         assert not (await schema.install(connection)).is_changed

@@ -33,8 +33,8 @@ REFERENCE = ROOT / "docs/reference"
 _SETTINGS = """\
 # Settings
 
-An argument wins over the environment, and the environment over the default. An unknown name and an empty variable are
-errors. Durations are timedeltas or seconds in Python, and `250ms`, `30s`, `5m`, `1h30m` or `2d` in the environment and on
+An argument wins over the environment, and the environment over the default. An unknown argument and an empty
+variable are errors; a variable with an unknown name is not read. Durations are timedeltas or seconds in Python, and `250ms`, `30s`, `5m`, `1h30m` or `2d` in the environment and on
 the command line; a bare number counts seconds. Made by `tools/docs/make_reference.py`.
 
 ## The database

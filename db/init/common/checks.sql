@@ -55,10 +55,15 @@ begin
     raise exception using
       errcode = 'NQ001',
       message = format('there is no queue %L', find_queue.name),
-      hint = notifyq.near_names(find_queue.name) || format(
-        'create it with `notifyq queues create %1$s` or messages.create_queue(%1$L), or, as a '
-        'stream, with `notifyq stream create %1$s` or messages.create_stream(%1$L)', find_queue.name
-      );
+      hint = case
+        when exists (select from messages.stream as s where s.name = find_queue.name)
+          then 'it is a stream: use messages.publish(), or insert into messages.stream_event'
+        else notifyq.near_names(find_queue.name) || format(
+          'create it with `notifyq queues create %1$s` or messages.create_queue(%1$L), or, as a '
+          'stream, with `notifyq stream create %1$s` or messages.create_stream(%1$L)',
+          find_queue.name
+        )
+      end;
   end if;
   return v_queue;
 end;

@@ -29,6 +29,7 @@ def start() -> None:
     running = development()
     running.start(detached=True)
     typer.echo(f"PostgreSQL is running (pid {running.running}), its data is in {running.directory}")
+    typer.echo("Commands find it. For your own programs, in each terminal:")
     typer.echo('export NOTIFYQ_DSN="$(notifyq server url)"')
 
 

@@ -251,7 +251,9 @@ async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 @sync
 async def tail(
     name: NameArgument,
-    limit: int | None = typer.Option(None, "--limit", "-n", min=1, help="End after this many."),
+    limit: int | None = typer.Option(
+        None, "--limit", "-n", min=1, help="End after this many new events."
+    ),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

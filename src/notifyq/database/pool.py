@@ -93,9 +93,12 @@ def _unavailable(error: BaseException, where: str) -> DatabaseUnavailableError:
     is_misread = where.startswith("(")
     reason = type(error).__name__ if is_misread else str(error) or type(error).__name__
     if is_lost(error):
-        return DatabaseUnavailableError(
-            f"no connection to {where}: {reason}: is the server running?"
+        question = (
+            "is the host right"
+            if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError)
+            else "is the server running"
         )
+        return DatabaseUnavailableError(f"no connection to {where}: {reason}: {question}?")
     return DatabaseUnavailableError(f"{where} cannot do this now: {reason}: try again later")
 
 

@@ -168,7 +168,8 @@ class MessageFinished(
 
 class LockLost(
     TelemetryEvent,
-    sentence="queue {queue!r}: the lock of message {message_id} was lost; its outcome is dropped",
+    sentence="queue {queue!r}: message {message_id} has lost its lock, or was cancelled; "
+    "its outcome is dropped",
     level=logging.WARNING,
 ):
     """A message was settled too late: another worker has locked it, and nothing changed."""

@@ -309,10 +309,13 @@ class Fetcher:
         if self._is_stopping:
             return  # close() searches once more
         # The call is retried for minutes: a stop must not wait for that.
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(None) as self._recovery:
                 await self._release_orphans()
-        self._recovery = None
+        except TimeoutError:
+            pass
+        finally:
+            self._recovery = None
 
     async def _release_orphans(self) -> None:
         """Release messages that were locked by a claim without an answer."""

@@ -18,6 +18,7 @@ from notifyq.errors import (
     MessageLimitError,
     PayloadError,
     QueueDeniedError,
+    QueueNotFoundError,
     StreamNotFoundError,
     StreamPausedError,
 )
@@ -253,6 +254,15 @@ async def test_the_name_of_a_queue_is_an_error_with_a_hint(connection: Connectio
         await insert(connection, stream="default")
     assert "'default' is a queue" in str(caught.value)
     assert caught.value.hint == "insert into messages.message, or call messages.publish()"
+
+
+async def test_the_name_of_a_stream_is_an_error_with_a_hint(connection: Connection) -> None:
+    await value(connection, "create_stream", name="orders")
+    with pytest.raises(QueueNotFoundError) as caught:
+        await connection.execute(
+            "insert into messages.message (queue, message) values ('orders', '1')"
+        )
+    assert str(caught.value.hint).startswith("it is a stream: use messages.publish()")
 
 
 CONDITIONS = [
