@@ -67,6 +67,7 @@ $$;
 create or replace function notifyq.is_foreign(here notifyq.origin)
   returns boolean language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set enable_bitmapscan = off
 as $$
 begin
   return not notifyq.is_known(here)
