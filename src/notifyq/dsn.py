@@ -105,8 +105,10 @@ def unusable(dsn: str) -> ConfigurationError:
     """The error for a DSN that cannot be read, without its password."""
     parts = _PARTS.match(dsn)
     wrong = f"its scheme is {parts['scheme']}, " if parts and not _SCHEME.match(dsn) else ""
+    # A word alone may be a password.
+    shown = masked(dsn) if re.search("[=/]", dsn) else "(a DSN)"
     return ConfigurationError(
-        f"the DSN {masked(dsn)!r} cannot be used: {wrong}"
+        f"the DSN {shown!r} cannot be used: {wrong}"
         "it must look like postgresql://user:password@host:5432/database"
     )
 

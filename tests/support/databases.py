@@ -107,7 +107,8 @@ class _Clone:
 
 
 # Only what was written is emptied. Truncation makes new files for a table and its indexes, so a
-# table of few pages is deleted from; session_replication_role keeps its triggers out.
+# table of few pages is deleted from; session_replication_role keeps its triggers out. Readers split
+# the days of the archive by their sizes: those are truncated.
 EMPTY = """
     do $$
     declare
@@ -145,7 +146,7 @@ EMPTY = """
         array(
           select format(
             case
-              when pg_relation_size(c.oid) <= 16384
+              when not c.relispartition and pg_relation_size(c.oid) <= 16384
                 and (c.reltoastrelid = 0 or pg_relation_size(c.reltoastrelid) = 0)
                 then 'delete from %s'
               else 'truncate %s cascade'

@@ -140,7 +140,10 @@ def _complete(dsn: str, name: str) -> str:
     try:
         given: dict[str, Any] = conninfo.conninfo_to_dict(without_driver(dsn))
     except psycopg.ProgrammingError:
-        options_of(dsn)  # names an option that libpq does not know
+        try:
+            options_of(dsn)  # names an option that libpq does not know
+        except errors.ConfigurationError as error:
+            raise error from None
         # libpq's message quotes the part that it cannot parse, which may be the password.
         raise errors.ConfigurationError(
             "the DSN cannot be read: write it as postgresql://user:password@host/database, with "
