@@ -219,9 +219,12 @@ class Hostile(Fault):
     _FLOOD = 5000
     """Notifications a second."""
     _MOST_CLAIMS = 120
-    """Claims a second of a worker that find nothing in the flood; its own limit is 100."""
+    """More claims a second of a worker that find nothing in the flood; its own limit is 100."""
 
     async def inject(self, rig: Rig) -> None:
+        began = time.monotonic()
+        await rig.pause(1.5)
+        self._calm = began, time.monotonic()
         async with rig.connection() as owner:
             await owner.execute("create role mallory")
             try:
@@ -234,10 +237,13 @@ class Hostile(Fault):
                 await owner.execute("drop role mallory")
 
     async def conclude(self, rig: Rig, history: Sequence[Call]) -> None:
-        began, ended = self._flooded
         empty = [c for c in history if c.op == "claim" and c.outcome == "ok" and not c.messages]
-        rate = sum(began <= call.began < ended for call in empty) / (ended - began)
-        rig.figure("empty claims/s of a worker", rate / len(rig.workers), most=self._MOST_CLAIMS)
+        calm, flooded = (
+            sum(began <= call.began < ended for call in empty) / (ended - began) / len(rig.workers)
+            for began, ended in (self._calm, self._flooded)
+        )
+        rig.figure("empty claims/s of a worker before", calm)
+        rig.figure("more in the flood", flooded - calm, most=self._MOST_CLAIMS)
         rig.figure("wait s without keys", max(waits(history, *self._held), default=0), most=10)
 
     async def _flood(self, rig: Rig, mallory: Connection) -> tuple[float, float]:
