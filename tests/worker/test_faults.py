@@ -25,6 +25,7 @@ from notifyq.telemetry import (
 )
 from notifyq.worker.fetch import Claims
 from support.database import Connection, install, publish, rows, session, until, value
+from support.refusing import refusing
 from support.running import Events, doubles, statuses, until_calm, working
 
 
@@ -116,6 +117,31 @@ async def test_a_claim_that_is_carried_out_late_leaves_no_orphans_either(
         # The server does it only now, after the worker has released orphans.
         await rows(connection, "claim", queues=["q"], quantity=2, worker=worker.name)
         await events.wait(MessageFinished, 2, status="success")
+
+
+async def test_a_stop_after_a_failed_search_for_orphans_is_no_error(
+    app: App,
+    events: Events,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app.handler("q")(lambda: None)
+    claims = [DatabaseUnavailableError("no answer")]
+    send = Claims.claim
+
+    async def claim(self: Claims, *args: Any, **options: Any) -> list[Message]:
+        if claims:
+            raise claims.pop()
+        return await send(self, *args, **options)
+
+    async def has_failed() -> bool:
+        return "what a claim may have locked: refused for a test" in caplog.text
+
+    monkeypatch.setattr(Claims, "claim", claim)
+    async with refusing(connection, "notifyq.release_orphans", "XX000"), working(app, events):
+        await until(has_failed, "the search has failed")
+    # An error of the stop would reach the event loop, where it fails each test.
 
 
 async def test_a_worker_that_is_cancelled_in_a_claim_leaves_no_orphans(

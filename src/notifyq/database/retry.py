@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -124,39 +125,52 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
     )
 
 
-class Patience:
+class StoppableWait:
+    """A wait, mostly for a server that is away, that a stop ends."""
+
+    def __init__(self) -> None:
+        self._is_stopped = False
+        self._timeout: asyncio.Timeout | None = None
+
+    def stop(self) -> None:
+        """End the wait now, and later ones at once; call it on the event loop of `through`."""
+        if self._timeout is not None and not self._is_stopped:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+        self._is_stopped = True
+
+    async def through(self, step: Callable[[], Awaitable[object]]) -> bool:
+        """Do a step, unless it is stopped before or meanwhile: False."""
+        if self._is_stopped:
+            return False
+        timeout = self._timeout = asyncio.timeout(None)
+        try:
+            async with timeout:
+                await step()
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            return False
+        finally:
+            self._timeout = None
+        return True
+
+
+class Patience(StoppableWait):
     """The start of a process: it waits for a server that is away."""
 
     def __init__(self, what: str, log: logging.Logger, lasting: timedelta) -> None:
-        self._what = what
-        self._log = log
-        self._lasting = lasting
-        self._is_stopped = False
-        self._waiting: asyncio.Timeout | None = None
-
-    def stop(self) -> None:
-        """End the wait now; call it on the event loop of `through`."""
-        self._is_stopped = True
-        if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+        super().__init__()
+        self._retrying = partial(retrying, what, log, lasting)
 
     async def through(self, step: Callable[[], Awaitable[object]]) -> bool:
         """Retry a step of the start until it succeeds. False: it was stopped before.
 
         An error that cannot pass is raised at once, such as a wrong password or database name.
         """
-        if self._is_stopped:
-            return False
-        waiting = self._waiting = asyncio.timeout(None)
-        try:
-            async with waiting:
-                async for attempt in retrying(self._what, self._log, self._lasting):
-                    with attempt:
-                        await step()
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-            return False
-        finally:
-            self._waiting = None
-        return True
+
+        async def retried() -> None:
+            async for attempt in self._retrying():
+                with attempt:
+                    await step()
+
+        return await super().through(retried)

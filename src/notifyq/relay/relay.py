@@ -20,6 +20,7 @@ from notifyq.database.refusals import (
     is_limited,
     is_refusal,
 )
+from notifyq.database.retry import StoppableWait
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import TokenBucket
@@ -82,12 +83,12 @@ class Relay(BaseRelay):
         self._fetcher = _Fetcher(
             source, self._routes, self._settings, self.name, filter, self._refused, self._start
         )
-        self._recovery: asyncio.Timeout | None = None
+        # The search is retried for minutes: a stop must not wait for that.
+        self._recovery = StoppableWait()
         self._refusals = Refusals(log)
 
     def _on_stop(self) -> None:
-        if self._recovery is not None:
-            self._recovery.reschedule(asyncio.get_running_loop().time())
+        self._recovery.stop()
         if self._stops > 1:
             self._cancel()
 
@@ -165,7 +166,8 @@ class Relay(BaseRelay):
             poll = await self._fetcher.claim(self._free_slots, full_scan=full_scan)
         except DatabaseUnavailableError as error:
             log.warning("claim failed: %s", error)
-            await self._release_orphans()
+            if not await self._recovery.through(self._release_orphans):
+                log.debug("the relay stops: the locks of its last claim expire")
             return Poll(frozenset(), is_full=False, began=began, has_failed=True)
         if not poll.queues:
             self.works.set()
@@ -176,18 +178,9 @@ class Relay(BaseRelay):
 
     async def _release_orphans(self) -> None:
         """After a claim without an answer: release the messages that it may have locked."""
-        if self._stops:
-            return
         known = [i for batch in list(self._batches) for i in batch.ids]
-        # The call is retried for minutes; a stop must not wait for it.
-        try:
-            async with asyncio.timeout(None) as self._recovery:
-                with self._refusals.noted("what a claim may have locked", "its locks expire"):
-                    await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
-        except TimeoutError:
-            log.debug("the relay stops before it has released what its last claim may have locked")
-        finally:
-            self._recovery = None
+        with self._refusals.noted("what a claim may have locked", "its locks expire"):
+            await self._source.persist(sql.RELEASE_ORPHANS, self.name, known)
 
     async def _move(self, batch: QueueBatch) -> None:
         try:
@@ -352,6 +345,7 @@ class Relay(BaseRelay):
         if self._failure is None:
             self._failure = error
             self._stops += 1
+            self._recovery.stop()
             self._wake.set()
 
 

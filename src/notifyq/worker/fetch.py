@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, RefusedQueues, is_refusal
+from notifyq.database.retry import StoppableWait
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import Message
 from notifyq.models.outcome import Rejected
@@ -168,7 +169,8 @@ class Fetcher:
         self._telemetry = telemetry
         self.poll = Poll(frozenset(), is_full=False, began=0)
         """What the last fetch has found."""
-        self._recovery: asyncio.Timeout | None = None
+        # The search is retried for minutes: a stop must not wait for that.
+        self._recovery = StoppableWait()
         self._doubt_ends = 0.0
         self._full_scan_at = 0.0
         self._is_stopping = False
@@ -201,7 +203,7 @@ class Fetcher:
             except DatabaseUnavailableError as error:
                 log.warning("claim failed: %s", error)
                 self._doubt_ends = time.monotonic() + _DOUBT
-                await self._recover()
+                await self._recovery.through(self._release_orphans)  # close() searches once more
                 self.poll = Poll(frozenset(found), is_full=False, began=began, has_failed=True)
                 return
             except asyncio.CancelledError:
@@ -271,8 +273,7 @@ class Fetcher:
     def stop(self) -> None:
         """Claim nothing more, and stop waiting for a server that is away."""
         self._is_stopping = True
-        if self._recovery is not None:
-            self._recovery.reschedule(asyncio.get_running_loop().time())
+        self._recovery.stop()
 
     async def close(self) -> None:
         """Search a last time for messages of claims without an answer."""
@@ -304,18 +305,6 @@ class Fetcher:
             (lock_duration, self._registry[queues[0]].batch or 1, queues)
             for (lock_duration, *_), queues in groups.items()
         ]
-
-    async def _recover(self) -> None:
-        if self._is_stopping:
-            return  # close() searches once more
-        # The call is retried for minutes: a stop must not wait for that.
-        try:
-            async with asyncio.timeout(None) as self._recovery:
-                await self._release_orphans()
-        except TimeoutError:
-            pass
-        finally:
-            self._recovery = None
 
     async def _release_orphans(self) -> None:
         """Release messages that were locked by a claim without an answer."""
