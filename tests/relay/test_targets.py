@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,7 +97,9 @@ async def test_both_servers_are_restarted(
     database: str,
     connection: Connection,
     mortal_server: Server,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with session(mortal_server.dsn) as there:
         await install(there)
     events = Events()
@@ -118,6 +121,9 @@ async def test_both_servers_are_restarted(
             return await statuses(connection) == {"success": 40}
 
         await until(all_moved, "all are moved", 30)
+    lines = [it.getMessage() for it in caplog.records if it.getMessage().startswith("the target: ")]
+    assert lines[0].endswith("; all messages wait for it")
+    assert lines[1:] == ["the target: it works again"]
     there = await open_session(mortal_server.dsn)
     assert sorted(await payloads(there)) == list(range(1, 41))
     await there.close()

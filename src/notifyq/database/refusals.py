@@ -78,11 +78,6 @@ async def halving(
         yield part, answer
 
 
-class _Refused(NamedTuple):
-    kind: type[BaseException]
-    is_logged: bool
-
-
 class Refusals:
     """Logs a refusal once, and once that it is over; the same of one thing once a minute at most.
 
@@ -91,25 +86,24 @@ class Refusals:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._refused: dict[str, _Refused] = {}
+        # Of what is refused: the error that was logged last since then, if any.
+        self._refused: dict[str, type[BaseException] | None] = {}
         self._logged: dict[tuple[str, type[BaseException]], float] = {}
 
     def refused(self, what: str, error: BaseException, meanwhile: str) -> None:
-        """Record that the server refuses `what`, and log it unless it was refused so before."""
-        kind = type(error)
-        if what in self._refused and self._refused[what].kind is kind:
+        """Record that the server refuses `what`; log it unless that is logged."""
+        kind, now = type(error), time.monotonic()
+        if self._refused.setdefault(what, None) is kind:
             return
-        now = time.monotonic()
-        is_logged = now - self._logged.get((what, kind), -math.inf) >= _QUIET
-        self._refused[what] = _Refused(kind, is_logged)
-        if is_logged:
+        if now - self._logged.get((what, kind), -math.inf) >= _QUIET:
+            self._refused[what] = kind
             self._logged[what, kind] = now
             reason = str(error).partition("\n")[0]  # without the hint
             self._log.error("%s: %s; %s", what, reason, meanwhile)
 
     def works(self, what: str) -> None:
         """Record that the server does not refuse it, or no longer."""
-        if self._refused and (refused := self._refused.pop(what, None)) and refused.is_logged:
+        if self._refused and self._refused.pop(what, None) is not None:
             self._log.info("%s: it works again", what)
 
     @contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from notifyq.arguments import known_options
 from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
-from notifyq.database.refusals import is_limited
+from notifyq.database.refusals import Refusals, is_limited
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.wake import Wake
@@ -46,6 +46,8 @@ log = logging.getLogger("notifyq.relay")
 
 _PROBE, _LONGEST_PROBE = 0.2, 5.0
 """Seconds between two checks of a target that is down: the first pause, the longest."""
+
+_TARGET = "the target"
 
 
 class RelayOptions(TypedDict, total=False):
@@ -91,7 +93,9 @@ class BaseRelay:
         self._wake = Wake()
         self._stops = 0
         self._stalled: dict[str | None, float] = {}
+        # What the events and the metrics have of it; how often it is logged the refusals decide.
         self._reported: set[str | None] = set()
+        self._refusals = Refusals(log)
         self._failure: BaseException | None = None
         self._patience = Patience("the start", log, source.settings.retry_for)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,12 +175,16 @@ class BaseRelay:
         """
         since = self._stalled.setdefault(source, time.monotonic())
         has_lasted = time.monotonic() - since >= self._settings.hold.total_seconds()
+        if source is None:
+            self._refusals.refused(_TARGET, error, "all messages wait for it")
         if source not in self._reported and (source is None or has_lasted):
             self._reported.add(source)
             self._telemetry(RelayStalled(relay=self.name, source=source, reason=reason_of(error)))
 
     def _resume(self, source: str | None) -> None:
         """Report that it waits no more, if it did."""
+        if source is None:
+            self._refusals.works(_TARGET)
         since = self._stalled.pop(source, None)
         if since is not None and source in self._reported:
             self._reported.remove(source)

@@ -56,9 +56,11 @@ class RelayRefused(
 class RelayStalled(
     TelemetryEvent,
     sentence="the target takes nothing of {source!r}, which waits: {reason}",
-    level=logging.WARNING,
+    level=logging.DEBUG,
 ):
     """The target takes nothing of `source`: its messages wait, and others go on.
+
+    The relay itself logs this as an error, at most once a minute where it comes and goes.
 
     `source` is a queue, or a stream and its subscriber; the queue or the stream of the target is
     full, busy or paused, or the target refuses it. None: the target is down, the relay has released
@@ -74,7 +76,9 @@ class RelayStalled(
 
 
 class RelayResumed(
-    TelemetryEvent, sentence="the target takes messages of {source!r} again after {seconds:.0f} s"
+    TelemetryEvent,
+    sentence="the target takes messages of {source!r} again after {seconds:.0f} s",
+    level=logging.DEBUG,
 ):
     """After so many seconds `source` waits no more; None: the target is back."""
 

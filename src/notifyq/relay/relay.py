@@ -14,7 +14,6 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import (
     PAUSE,
-    Refusals,
     RefusedQueues,
     halving,
     is_limited,
@@ -85,7 +84,6 @@ class Relay(BaseRelay):
         )
         # The search is retried for minutes: a stop must not wait for that.
         self._recovery = StoppableWait()
-        self._refusals = Refusals(log)
 
     def _on_stop(self) -> None:
         self._recovery.stop()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Unpack
 
 from notifyq.database import statements as sql
-from notifyq.database.refusals import Refusals, concerns_all
+from notifyq.database.refusals import concerns_all
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
@@ -82,7 +82,6 @@ class StreamRelay(BaseRelay):
         self.label = f"{stream}:{subscriber}"
         """The source in logs and telemetry events."""
         self._has_batch = False
-        self._refusals = Refusals(log)
         self._moving: asyncio.Task[None] | None = None
 
     def _on_stop(self) -> None:
