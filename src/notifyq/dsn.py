@@ -89,12 +89,12 @@ _SECRET = re.compile(r"password|secret|scram_", re.IGNORECASE)
 _MAY_HOLD_PASSWORD = re.compile(
     r"//.*@|^[^\s/@:]+:[^@]*@|//.*[?&][^=]*password|\bpass(word|wd)?\s*=", re.DOTALL | re.IGNORECASE
 )
+# In an address of the web that has no login, an @ behind the host ends none: that is no DSN.
 _DSN = re.compile(
-    r"""(?:[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]* | \bpostgres(?:ql)?(?:\+\w+)?://[^\s'"]*""",
+    r"""(?!(?:https?:)?//[\w.-]+(?::\d+)?[/?#]) (?:(?<![a-z])[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]*
+    | \bpostgres(?:ql)?(?:\+\w+)?://[^\s'"]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_WEB = re.compile(r"(?:https?:)?//[\w.-]+(?::\d+)?[/?#]", re.IGNORECASE)
-"""An address of the web that has no login: an @ behind it ends none."""
 _PASSWORD = re.compile(
     r"""(\b\w*password\s*=\s*)('(?:[^'\\]|\\.)*' | "[^"]*" | [^\s&'",;)]+)""",
     re.IGNORECASE | re.VERBOSE,
@@ -354,8 +354,6 @@ def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
 
 
 def _masked_match(found: re.Match[str]) -> str:
-    if _WEB.match(found[0]):
-        return found[0]
     dsn = found[0].rstrip(":;,.!?)]}>\\`…")  # punctuation of the sentence
     return masked(dsn) + found[0][len(dsn) :]
 

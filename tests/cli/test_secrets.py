@@ -179,6 +179,8 @@ def test_an_undecodable_argument_shows_no_password(anywhere: Notifyq) -> None:
         (f"https://me:{SECRET}@h/x", "https://me:***@h/x"),
         ("404 for https://news.example/@ann/post-1, see the log",) * 2,
         ("https://modules.example/@types/node and HTTP://shop.test:80?to=ann@example.org",) * 2,
+        (f"https://shop.test/?to=postgresql://me:{SECRET}@h/x", "https://shop.test/?to=postgresql://me:***@h/x"),
+        ("1.https://shop.test/https://news.example/@ann//shop.test/@bob",) * 2,
         ("see https://127.0.0.1/a?b=c, or s3://bucket/x.", "see https://127.0.0.1/a?b=c, or s3://bucket/x."),
         ("no connection to postgresql://me:***@h:5432/x: [Errno 111] is the server running?",) * 2,
         ("mail to ann@example.com: password wrong",) * 2,
