@@ -126,3 +126,24 @@ async def test_a_finish_does_not_read_what_others_have_locked(connection: Connec
     await connection.execute("select messages.claim(quantity => 2500)")
     for _ in range(7):
         assert await pages(connection, statement) < 2 * before
+
+
+@pytest.mark.parametrize("call", ["messages.backlog()", "notifyq.fire_schedules()"])
+async def test_what_is_locked_is_read_once_for_all_queues_without_a_worker(
+    connection: Connection, call: str
+) -> None:
+    await connection.execute(
+        "select messages.create_queue(q), messages.publish(q, '1'), "
+        "  messages.schedule(q, '* * * * *', q, when_unserved => 'skip') "
+        "from (select 'q' || n from generate_series(1, 20) as n) as u (q)"
+    )
+    await connection.execute("update messages.message set available_at = now() - interval '2 min'")
+
+    async def read() -> int:
+        await connection.execute("update messages.schedule set next_at = now() - interval '1 s'")
+        return await pages(connection, f"select * from {call}")
+
+    nothing = [await read() for _ in range(3)][-1]
+    await publish(connection, 2000)
+    await connection.execute("select from messages.claim(quantity => 2000)")
+    assert [await read() for _ in range(3)][-1] < nothing + 3 * 2000

@@ -32,7 +32,8 @@ $$;
 
 -- Whether messages have waited for a minute in a queue that no worker serves; waits_since is what
 -- notifyq.waits_since() returns for it. Clients that call the functions themselves report no
--- queues: the messages that they have locked show that they serve it.
+-- queues: the messages that they have locked show that they serve it. Callers look for these: one
+-- scan of what is locked is enough for all queues.
 create or replace function notifyq.is_unserved(queue messages.queue, waits_since timestamptz)
   returns boolean language sql stable
 as $$
@@ -41,10 +42,6 @@ as $$
     and not exists (
       select from notifyq.worker as w
       where w.seen_at > clock_timestamp() - interval '30 seconds' and (queue).name = any (w.queues)
-    )
-    and not exists (
-      select from messages.message as m
-      where m.state = 'locked' and m.queue = (is_unserved.queue).name
     );
 $$;
 
@@ -159,7 +156,8 @@ begin
   select q.name, notifyq.is_paused(q), greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
-    n.waits_since, l.oldest_at, c.next_at, notifyq.is_unserved(q, n.waits_since)
+    n.waits_since, l.oldest_at, c.next_at,
+    l.name is null and notifyq.is_unserved(q, n.waits_since)
   from counted as c
   join messages.queue as q on q.name = c.name
   cross join lateral (select notifyq.waits_since(q.name) as waits_since offset 0) as n

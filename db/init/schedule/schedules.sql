@@ -292,7 +292,11 @@ end;
 $$;
 
 -- Publish the runs that are due, or skip them, and set the next run; returns how many.
-create or replace function notifyq.fire_schedule(schedule messages.schedule, until timestamptz)
+create or replace function notifyq.fire_schedule(
+  schedule messages.schedule,
+  until timestamptz,
+  is_unserved boolean
+)
   returns integer language plpgsql
 as $$
 declare
@@ -304,10 +308,6 @@ declare
   v_due timestamptz[] := array[]::timestamptz[];
   v_time timestamptz := v_last;
   v_id bigint;
-  v_unserved boolean := (
-    select notifyq.is_unserved(q, notifyq.waits_since(q.name))
-    from messages.queue as q where q.name = schedule.queue
-  );
 begin
   if schedule.overlap <> 'allow' then
     v_most := least(v_most, 1);
@@ -319,7 +319,7 @@ begin
       v_most := 0;
     end if;
   end if;
-  if v_unserved and schedule.when_unserved = 'skip' then
+  if is_unserved and schedule.when_unserved = 'skip' then
     v_most := 0;
   end if;
   while cardinality(v_due) < v_most loop
@@ -339,7 +339,7 @@ begin
     skipped_at = case when v_id is null then v_last else s.skipped_at end,
     failed_at = null,
     last_error = null,
-    unserved_at = case when v_unserved then coalesce(s.unserved_at, until) end
+    unserved_at = case when is_unserved then coalesce(s.unserved_at, until) end
   where s.name = schedule.name;
   return cardinality(v_due);
 end;
@@ -356,6 +356,8 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_schedule messages.schedule;
+  v_unserved boolean;
+  v_claimed text[];
   v_error text;
 begin
   fired := array[]::text[];
@@ -373,12 +375,20 @@ begin
     for update skip locked
   loop
     begin
+      v_unserved := (
+        select notifyq.is_unserved(q, notifyq.waits_since(q.name))
+        from messages.queue as q where q.name = v_schedule.queue
+      );
+      if v_unserved then
+        -- Once for all schedules: others may have locked many messages.
+        v_claimed := coalesce(v_claimed, array(
+          select distinct m.queue from messages.message as m where m.state = 'locked'
+        ));
+        v_unserved := v_schedule.queue <> all (v_claimed);
+      end if;
       fired := fired
-        || array_fill(v_schedule.name, array[notifyq.fire_schedule(v_schedule, v_now)]);
-      if exists (
-        select from messages.schedule as s
-        where s.name = v_schedule.name and s.unserved_at = v_now
-      ) then
+        || array_fill(v_schedule.name, array[notifyq.fire_schedule(v_schedule, v_now, v_unserved)]);
+      if v_unserved and v_schedule.unserved_at is null then
         unserved := unserved || format(
           'no worker serves queue %s, where messages wait and schedule %s %s', v_schedule.queue,
           v_schedule.name,
