@@ -103,6 +103,26 @@ async def test_a_message_stays_until_all_of_its_day_is_past_the_retention(
     assert name_of(first - timedelta(days=4)) not in await days(connection)
 
 
+@pytest.mark.parametrize("shorter", [*range(4), None])
+async def test_days_are_retained_from_the_shortest_retention_to_the_longest(
+    connection: Connection, shorter: int | None
+) -> None:
+    """One of the four retentions is 3 days, and the others are 5."""
+    await value(connection, "alter_queue", name="default", retention=timedelta(days=5))
+    keep = [timedelta(days=3 if index == shorter else 5) for index in range(4)]
+    await value(connection, "alter_archive", retention=keep[0], retention_dead=keep[1])
+    await queue(connection, "other", retention=keep[2], retention_dead=keep[3])
+    first = await today(connection)
+    for ago in range(2, 8):
+        await archive(connection, ago, first - timedelta(days=ago))
+    await value(connection, "notifyq.make_partitions")
+    # Days are those of UTC, whatever the time zone of the session.
+    await connection.execute("set timezone = 'America/New_York'")
+    found = await connection.fetch("select notifyq.days_to_retain($1)", first)
+    expected = [] if shorter is None else [5, 4, 3]
+    assert [row[0] for row in found] == [name_of(first - timedelta(days=it)) for it in expected]
+
+
 async def test_dead_messages_may_have_a_retention_of_their_own(
     connection: Connection, old: datetime
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from support.database import Connection, archived, expire, make_due, rows, value
+from support.database import Connection, Notifications, archived, expire, make_due, rows, value
 
 HOUR = timedelta(hours=1)
 
@@ -680,3 +680,23 @@ async def test_a_dropped_queue_leaves_nothing(connection: Connection) -> None:
     for table in ("limit_turn", "limit_state", "limit_key", "limit_charge", "limit_room"):
         assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
     assert not await connection.fetchval("select count(*) from messages.share")
+
+
+async def test_a_token_is_not_lost_to_rounding(connection: Connection) -> None:
+    """One of seven a minute is paid as 8.571429 s, which is a little more than it costs."""
+    count = "select notifyq.count_tokens(notifyq.pay_tokens(t, t, 1, 7, p), t, 7, p, 3)"
+    one = "from (values (timestamptz '2030-01-01 UTC', interval '1 minute')) as u (t, p)"
+    assert await connection.fetchval(f"{count} {one}") == 2
+
+
+async def test_the_claim_that_finds_a_queue_full_notifies_once(
+    connection: Connection, notifications: Notifications
+) -> None:
+    await limited(connection, concurrency=1)
+    await put(connection, None, None)
+    await claim(connection)
+    await notifications.received()
+    await connection.execute("update notifyq.limit_turn set is_blocked = false, blocked_at = now()")
+    for expected in (["q"], []):
+        assert await claim(connection) == []
+        assert [it.queue for it in await notifications.received()] == expected

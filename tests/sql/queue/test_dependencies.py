@@ -85,15 +85,34 @@ async def test_a_finished_message_holds_nothing_up(connection: Connection) -> No
 async def test_a_dead_message_cancels_the_chain_that_waits_for_it(
     connection: Connection, status: str
 ) -> None:
-    (first,) = await publish(connection, 1)
+    first, other = await publish(connection, 2)
     second = await after(connection, [first])
     third = await after(connection, [second])
     last = await after(connection, [third], on_failure="run")
+    later = await after(connection, [third, other], on_failure="run")
     await finish(connection, first, status)
     why = f"cancelled: it waited for message {first}, which did not succeed"
     assert await ending(connection, second) == ("rejected", why)
     assert await ending(connection, third) == ("rejected", why)
     assert await state(connection, last) == ("waiting", None)
+    assert await state(connection, later) == ("scheduled", 1)
+
+
+async def test_a_cancelled_message_names_the_first_of_its_causes_by_id(
+    connection: Connection,
+) -> None:
+    first, second = await publish(connection, 2)
+    id_ = await after(connection, [second, first])
+    claimed = await rows(connection, "claim", quantity=2)
+    await value(
+        connection,
+        "finish_many",
+        ids=[second, first],
+        lock_tokens=[row["lock_token"] for row in claimed],
+        statuses=["failed", "failed"],
+    )
+    why = f"cancelled: it waited for message {first}, which did not succeed"
+    assert await ending(connection, id_) == ("rejected", why)
 
 
 async def test_on_failure_run_runs_whatever_the_others_end_as(connection: Connection) -> None:

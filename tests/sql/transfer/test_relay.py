@@ -171,6 +171,23 @@ async def test_marks_are_those_of_the_role_of_the_caller(connection: Connection)
     assert [tuple(row) for row in kept] == [("another", "1")]
 
 
+async def test_marks_are_those_of_one_target_and_one_source(connection: Connection) -> None:
+    await finish(connection, [], "1")
+    marks = "select notifyq.relay_marks($1, $2, '1 day')"
+    assert await connection.fetchval(marks, "t", "s") == "1"
+    assert await connection.fetch(marks, "t", "other") == []
+    assert await connection.fetch(marks, "other", "s") == []
+    assert await value(connection, "notifyq.relay_forget", target="other") == 0
+    assert await connection.fetchval(marks, "t", "s") == "1"
+
+
+async def test_a_mark_counts_from_when_it_was_made_last(connection: Connection) -> None:
+    await finish(connection, [], "1")
+    await connection.execute("update notifyq.relay_mark set noted_at = now() - interval '1 hour'")
+    await finish(connection, [], "1")
+    assert await connection.fetchval("select notifyq.relay_marks('t', 's', '1 min')") == "1"
+
+
 async def test_a_killed_relay_uses_up_no_attempts(connection: Connection) -> None:
     await publish(connection, 1)
     await value(connection, "publish", queue="default", message=2, max_attempts=1)
@@ -205,6 +222,13 @@ async def test_only_the_message_that_was_claimed_is_finished(connection: Connect
     assert await finish(connection, [first, second], "p") == [first["id"]]
     (left,) = await connection.fetch("select id from messages.message")
     assert left["id"] == second["id"]
+
+
+async def test_each_message_is_finished_by_its_own_token(connection: Connection) -> None:
+    await publish(connection, 2)
+    await connection.execute("update messages.message set lock_token = id")
+    first, second = await relayed(connection)
+    assert await finish(connection, [second, first], "p") == [first["id"], second["id"]]
 
 
 async def test_marks_are_kept_in_a_bounded_number(connection: Connection) -> None:
