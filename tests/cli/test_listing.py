@@ -60,7 +60,7 @@ async def test_dead_messages_are_grouped_and_a_group_is_retried_and_deleted(
     again = sorted(row["id"] for row in run("ls", "-q", queue, "--json").data)
     assert earlier == f"2 published again as {again[0]}, {again[1]}\n"
     assert later == f"1 published again as {again[2]}\n"
-    assert run("dead", "retry", *group).out == "0 published again\n"
+    assert "all were retried before" in notifyq.refused("dead", "retry", *group)
     other = ["--fingerprint", second["fingerprint"]]
     assert "there is no queue 'none'" in notifyq.refused(
         "dead", "delete", "--queue", "none", *other
@@ -297,18 +297,21 @@ async def test_dead_messages_are_listed_retried_and_deleted(
     assert result.data == [{"published": 1, "ids": [live[-1] + 1]}]
     assert (result.code, result.err) == (
         1,
-        "notifyq: 2 of 3 are not dead, or were retried before\n",
+        f"notifyq: 2 of 3 are not dead, or were retried before: {ids[0]}, 9000000000000000000\n",
     )
     assert dead() == ids[2:]
     result = notifyq("dead", "delete", ids[2], ids[2], "9000000000000000000")
-    assert result == (1, "1 deleted\n", "notifyq: 1 of 2 are not dead\n")
+    left = "1 of 2 are not dead: 9000000000000000000"
+    assert result == (1, "1 deleted\n", f"notifyq: {left}\n")
     again = notifyq.good("dead", "retry", "--queue", queue, "-n", "1").out
     assert again == f"1 published again as {live[-1] + 2}\n"
     since = ["--since", "2000-01-01", "--until", "2000-01-02"]
     assert notifyq.good("dead", "retry", "-q", queue, *since).out == "0 published again\n"
     assert dead() == ids[4:]
     assert "there is no queue 'nosuch'" in notifyq.refused("dead", "retry", "-q", "nosuch")
-    assert "status must not be success" in notifyq.refused("dead", "retry", "--status", "success")
+    for act in ("retry", "delete"):
+        assert "`notifyq dead groups`" in notifyq.refused("dead", act, "--fingerprint", "no such")
+    assert "'success' is not one of" in notifyq("dead", "retry", "--status", "success").err
     assert "there is no queue 'nosuch'" in notifyq.refused("dead", "ls", "-q", "nosuch")
 
 

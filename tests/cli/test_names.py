@@ -96,6 +96,7 @@ def test_an_unknown_stream_gets_a_similar_name(
     "args",
     [
         ("stream", "seek", "orders", "warehose", "now"),
+        ("stream", "unsubscribe", "orders", "warehose"),
         ("dead", "ls", "--subscriber", "warehose"),
         ("dead", "groups", "--subscriber", "warehose"),
         ("dead", "retry", "--subscriber", "warehose"),
@@ -132,7 +133,7 @@ def test_hints_of_commands_contain_no_sql(notifyq: Notifyq, names: str) -> None:
         (("queues", "drop", "billing"), "or add --force"),
         (("stream", "drop", "orders"), "or add --force"),
         (("publish", "orders", "1"), "with `notifyq stream resume orders`"),
-        (("schedules", "remove", "nosuch"), "there was no schedule"),
+        (("schedules", "remove", "nosuch"), "`notifyq schedules` lists them"),
         (("schedules", "run", "nosuch"), "`notifyq schedules` lists them"),
     ):
         result = notifyq(*args)

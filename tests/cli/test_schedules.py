@@ -49,7 +49,8 @@ def test_a_schedule_from_add_to_remove(notifyq: Notifyq, queue: str) -> None:
     (first, _) = run("schedules", "next", "it's [bold]", "-n", "2", "--json").data
     assert first["at"] == run("schedules", "--json").data[0]["next_at"]
     assert run("schedules", "remove", "it's [bold]").out == "removed it's [bold]\n"
-    assert run("schedules", "remove", "it's [bold]").out == 'there was no schedule "it\'s [bold]"\n'
+    gone = notifyq.refused("schedules", "remove", "it's [bold]")
+    assert gone == "notifyq: there is no schedule 'it''s [bold]': `notifyq schedules` lists them\n"
 
 
 def test_next_shows_the_times_of_an_expression(notifyq: Notifyq) -> None:

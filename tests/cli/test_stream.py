@@ -6,7 +6,7 @@ import json
 import signal
 from typing import TYPE_CHECKING
 
-from cli.programs import Running
+from cli.programs import Running, Terminal
 from support.database import Connection, until
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def test_a_stream_from_create_to_drop(notifyq: Notifyq) -> None:
     assert "paused" in notifyq.refused("publish", "s [b]", "1")
     assert run("stream", "resume", "s [b]").out == "resumed s [b]\n"
     assert run("stream", "unsubscribe", "s [b]", "a").out == "unsubscribed a from s [b]\n"
-    assert run("stream", "unsubscribe", "s [b]", "a").out == "s [b] has no subscriber a\n"
+    assert "'a' does not subscribe to stream 's [b]'" in notifyq.refused(
+        "stream", "unsubscribe", "s [b]", "a"
+    )
     assert run("stream", "drop", "s [b]", "--force").out.startswith("dropped s [b]")
     assert number > 0
     for command in (["seek", "no", "a", "now"], ["tail", "no"], ["drop", "no"], ["tick", "no"]):
@@ -101,6 +103,14 @@ async def test_tail_prints_events_until_a_signal(database: str, connection: Conn
         await connection.fetchval("select messages.publish('s', '[]')")
         assert json.loads(tailing.line())["message"] == []
         assert tailing.process.wait(20) == 0
+    for args, what in (
+        (("stream", "tail", "s"), "new events of s"),
+        (("dead", "watch"), "dead messages"),
+    ):
+        with Terminal(database, *args) as terminal:
+            terminal.show(f"waiting for {what}; Ctrl-C ends it")
+            terminal.type("\x03")
+            assert terminal.end() == 0
     with Running(database, "stream", "tail", "s") as tailing:
         await until(is_tailing, "it listens", 20)
         await connection.fetchval("select messages.publish('s', '\"text\"', key => 'k')")

@@ -368,6 +368,8 @@ async def test_p17_a_failed_event_is_kept_for_its_subscriber(s: Connection) -> N
     batch = await next_batch(s)
     for id_ in (ids[0], ids[2]):
         event = {"batch": batch, "event": id_}
+        with pytest.raises(InvalidArgumentError, match="status"):
+            await value(s, "fail_event", **event, status="success")
         assert await value(s, "fail_event", **event, reason="no such order") is True
         assert await value(s, "fail_event", **event, reason="again") is False
         assert await value(s, "retry_event", **event) is False

@@ -108,16 +108,27 @@ $$;
 comment on function messages.retry_batch(bigint, interval, text) is
   'Call retry_event() for each event of an open batch that has no outcome yet; returns how many.';
 
-create or replace function messages.fail_event(batch bigint, event bigint, reason text default null)
+create or replace function messages.fail_event(
+  batch bigint,
+  event bigint,
+  reason text default null,
+  status messages.message_status default 'failed'
+)
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_event messages.batch_event := notifyq.settle_event(batch, event, null, reason);
+  v_event messages.batch_event;
 begin
+  perform notifyq.check_given('status', fail_event.status is not null);
+  if fail_event.status = 'success' then
+    perform notifyq.raise_invalid('an event that fails has another status than success');
+  end if;
+  v_event := notifyq.settle_event(batch, event, null, reason);
   perform notifyq.archive_event(
     s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,
-    v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason
+    v_event.headers, coalesce(v_event.retries, 0) + 1, fail_event.reason,
+    fail_event.status
   )
   from notifyq.batch as b
   join messages.subscription as u on u.id = b.subscription
@@ -127,10 +138,10 @@ begin
   return v_event.id is not null;
 end;
 $$;
-comment on function messages.fail_event(bigint, bigint, text) is
-  'Archive an event of an open batch as failed for this subscriber, with the reason: it is then a '
-  'dead message, see dead_list(). False: it has an outcome already. Raises NQ022 for a batch that '
-  'is not open, and NQ023 for an event that is not in it.';
+comment on function messages.fail_event(bigint, bigint, text, messages.message_status) is
+  'Archive an event of an open batch for this subscriber, with the reason and a status other than '
+  'success: it is then a dead message, see dead_list(). False: it has an outcome already. Raises '
+  'NQ003 for success, NQ022 for a batch that is not open, NQ023 for an event that is not in it.';
 
 create or replace function messages.finish_batch(batch bigint)
   returns boolean language plpgsql security definer

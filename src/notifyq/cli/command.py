@@ -170,11 +170,21 @@ async def acting(
 
 
 async def change(
-    dsn: str | None, action: str, statement: str, args: Sequence[Any], done: str, unchanged: str
+    dsn: str | None,
+    action: str,
+    statement: str,
+    args: Sequence[Any],
+    done: str,
+    unchanged: str | DatabaseError,
 ) -> None:
-    """Run a statement that returns whether it changed something; print `done` or `unchanged`."""
+    """Run a statement that returns whether it changed something; print `done` or `unchanged`.
+
+    An error as `unchanged` is raised.
+    """
     subject = " ".join(it for it in args if isinstance(it, str))
     async with acting(dsn, action, subject) as act:
         changed = bool(await act.value(statement, *args))
+        if not changed and isinstance(unchanged, DatabaseError):
+            raise unchanged
         act.note(changed=changed)
     typer.echo(done if changed else unchanged)

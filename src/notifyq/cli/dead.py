@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from notifyq.cli.options import (
     limit_option,
     masks_of,
 )
-from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, when
+from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, waits, when
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
@@ -50,6 +51,15 @@ dead = typer.Typer(
 )
 dead.command("show")(show)
 
+
+class DeadStatus(enum.StrEnum):
+    """How a dead message ended."""
+
+    REJECTED = Status.REJECTED
+    FAILED = Status.FAILED
+    LOCK_EXPIRED = Status.LOCK_EXPIRED
+
+
 FingerprintOption = Annotated[
     str | None,
     typer.Option(
@@ -62,7 +72,7 @@ MaybeIdsArgument = Annotated[
 ]
 
 _SHOWN, _NOTED = 20, 1000
-"""Most new ids of a retry that are printed, and that the audit keeps."""
+"""Most ids that are printed, and most new ones of a retry that the audit keeps."""
 
 _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
@@ -148,7 +158,7 @@ async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
-    status: Status | None = typer.Option(None, help="Only of this status."),
+    status: DeadStatus | None = typer.Option(None, help="Only of this status."),
     fingerprint: FingerprintOption = None,
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
@@ -174,8 +184,10 @@ async def retry(
         return
     filters = {"status": status, "since": since, "until": until}
     subject = _subject(ids, queue)
+    left: list[int] = []
     async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **filters) as act:
         if ids:
+            left = await _left_out(act, ids, retried=True)
             found = await act.fetch(sql.DEAD_RETRY, ids)
         else:
             found = await act.fetch(sql.REDRIVE_IDS, queue, *filters.values(), limit, subscriber)
@@ -185,7 +197,7 @@ async def retry(
         async with open_database(dsn) as database:
             await require_known(database, queue, subscriber)
     _print_retried(again, as_json)
-    _require_all(ids or [], len(again), "not dead, or were retried before")
+    _require_all(ids or [], left, "not dead, or were retried before")
 
 
 @dead.command()
@@ -206,10 +218,11 @@ async def delete(
         out.print(f"{deleted} deleted")
         return
     async with acting(dsn, "dead.delete", _subject(ids)) as act:
+        left = await _left_out(act, ids)
         deleted = await act.value(sql.DEAD_DELETE, ids)
         act.note(deleted=deleted)
     out.print(f"{deleted} deleted")
-    _require_all(ids, deleted, "not dead")
+    _require_all(ids, left, "not dead")
 
 
 async def _act_on_group(
@@ -239,6 +252,10 @@ async def _act_on_group(
                 break
         if not done:
             await require_known(database, conditions.queue, conditions.subscriber)
+            raise ConfigurationError(
+                "no dead message has this fingerprint, or all were retried before: "
+                "`notifyq dead groups` lists what is left"
+            )
     return done, published
 
 
@@ -247,19 +264,27 @@ def _print_retried(ids: list[int], as_json: bool) -> None:
     if as_json:
         print_json({"published": len(ids), "ids": ids})
         return
-    shown = ", ".join(map(str, ids[:_SHOWN]))
+    out.print(f"{len(ids)} published again" + (f" as {_some(ids)}" if ids else ""))
+
+
+def _some(ids: list[int]) -> str:
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    out.print(f"{len(ids)} published again" + (f" as {shown}{more}" if ids else ""))
+    return ", ".join(map(str, ids[:_SHOWN])) + more
 
 
 def _subject(ids: list[int] | None, queue: str | None = None) -> str:
     return ", ".join(map(str, ids)) if ids else queue or "those found"
 
 
-def _require_all(ids: list[int], done: int, otherwise: str) -> None:
-    given = len(set(ids))
-    if done < given:
-        err.print(f"notifyq: {given - done} of {given} are {otherwise}")
+async def _left_out(act: monitor.Action, ids: list[int], *, retried: bool = False) -> list[int]:
+    """Those of the ids that are not of dead messages or, with `retried`, were retried before."""
+    dead = {row[0] for row in await act.fetch(sql.DEAD_AMONG, ids, retried)}
+    return [id_ for id_ in dict.fromkeys(ids) if id_ not in dead]
+
+
+def _require_all(ids: list[int], left: list[int], otherwise: str) -> None:
+    if left:
+        err.print(f"notifyq: {len(left)} of {len(set(ids))} are {otherwise}: {_some(left)}")
         raise typer.Exit(1)
 
 
@@ -300,6 +325,7 @@ def watch(
             if bookmark.position is not None:
                 await archive.known_position(bookmark.position)
             with stop_signals(watch.stop):
+                waits("for dead messages" + (f" of {queue}" if queue else ""))
                 await watch.run()
 
     try:

@@ -116,11 +116,11 @@ async def require_known(
     if queue is not None:
         names = await _queues_and_streams(database)
         if queue not in names and not await Archive(database).finished(queue, None, 1):
-            raise QueueNotFoundError(f"there is no queue {_quoted(queue)}")
+            raise QueueNotFoundError(f"there is no queue {quoted(queue)}")
     if subscriber is not None:
         found = await Streams(database).subscriptions()
         if subscriber not in {it.subscriber for it in found}:
-            raise SubscriptionNotFoundError(f"no stream has a subscriber {_quoted(subscriber)}")
+            raise SubscriptionNotFoundError(f"no stream has a subscriber {quoted(subscriber)}")
 
 
 async def empty_list(database: Database, queue: str | None) -> str:
@@ -134,6 +134,7 @@ async def empty_list(database: Database, queue: str | None) -> str:
     return "no messages"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as the errors of the database quote it."""
     escaped = name.replace("'", "''")
     return f"'{escaped}'"

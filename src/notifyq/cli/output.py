@@ -51,6 +51,12 @@ out = _Console(width=None if sys.stdout and sys.stdout.isatty() else _UNLIMITED)
 err = _Console(stderr=True)
 
 
+def waits(text: str) -> None:
+    """Show a person that the command waits, and how to end it; a script needs no such line."""
+    if err.is_terminal:
+        err.print(printable(f"waiting {text}; Ctrl-C ends it"))
+
+
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
     sys.stdout.write(_json(value) + "\n")

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 
 from notifyq.cli.command import Listing, acting, change, noting, open_database, resolve_dsn, sync
+from notifyq.cli.hints import quoted
 from notifyq.cli.options import (
     AppArgument,
     AttemptsOption,
@@ -25,7 +26,7 @@ from notifyq.cli.options import (
 from notifyq.cli.output import out, print_rows, when
 from notifyq.cli.worker import load_app
 from notifyq.database import statements as sql
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, ScheduleNotFoundError
 from notifyq.models.payload import Json, check_json
 from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
@@ -126,8 +127,8 @@ async def add(
 @sync
 async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
     """Remove a schedule; messages that it has published stay."""
-    done, unchanged = f"removed {name}", f"there was no schedule {name!r}"
-    await change(dsn, "schedule.remove", sql.UNSCHEDULE, [name], done, unchanged)
+    missing = ScheduleNotFoundError(f"there is no schedule {quoted(name)}")
+    await change(dsn, "schedule.remove", sql.UNSCHEDULE, [name], f"removed {name}", missing)
 
 
 @schedules.command()

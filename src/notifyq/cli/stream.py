@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.hints import quoted
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.options import (
     DsnOption,
@@ -19,11 +20,11 @@ from notifyq.cli.options import (
     SubscriberArgument,
     flag,
 )
-from notifyq.cli.output import cell, out, print_rows, row_json, when
+from notifyq.cli.output import cell, out, print_rows, row_json, waits, when
 from notifyq.cli.policy import takes_policy
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
-from notifyq.errors import StreamNotFoundError
+from notifyq.errors import StreamNotFoundError, SubscriptionNotFoundError
 from notifyq.operations.texts import size
 from notifyq.printable import printable
 from notifyq.streams.admin import StreamPolicy, Streams
@@ -169,9 +170,11 @@ async def unsubscribe(
 ) -> None:
     """Remove a subscriber and the events that it retries."""
     done = f"unsubscribed {subscriber} from {name}"
-    unchanged = f"{name} has no subscriber {subscriber}"
+    missing = SubscriptionNotFoundError(
+        f"{quoted(subscriber)} does not subscribe to stream {quoted(name)}"
+    )
     args = [name, subscriber]
-    await change(dsn, "stream.unsubscribe", sql.UNSUBSCRIBE, args, done, unchanged)
+    await change(dsn, "stream.unsubscribe", sql.UNSUBSCRIBE, args, done, missing)
 
 
 @stream.command()
@@ -267,6 +270,7 @@ async def tail(
         left = limit
         if not await Streams(database).info(name):
             raise StreamNotFoundError(f"there is no stream {name!r}")
+        waits(f"for new events of {name}")
         async for found in Tail(database, name, telemetry=log_events).events():
             for event in found[:left]:
                 _show(event, as_json=as_json)

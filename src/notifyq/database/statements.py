@@ -181,6 +181,12 @@ CANCELLED_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4,
 DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
 CANCELLED_COUNT = "select messages.dead_count(queue => $1, subscriber => $2, cancelled => true)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
+DEAD_AMONG = """
+select a.id from messages.message_archive as a
+where a.id = any ($1::bigint[]) and a.status <> 'success' and not ($2::boolean and (
+  exists (select from notifyq.message_relatives(id => a.id) as r where r.kind = 'retried_as')
+  or (a.subscriber is not null and a.event_id is null)))
+"""
 DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
 REDRIVE_IDS = "select unnest(notifyq.redrive_ids($1, $2::messages.message_status, $3, $4, $5, $6))"
 REDRIVE = "select messages.redrive($1, $2::messages.message_status, $3, $4, $5, $6)"
@@ -288,8 +294,8 @@ select messages.retry_event(batch => $1, event => u.event, delay => u.delay, rea
 from unnest($2::bigint[], $3::interval[], $4::text[]) as u (event, delay, reason)
 """
 FAIL_EVENTS = """
-select messages.fail_event(batch => $1, event => u.event, reason => u.reason)
-from unnest($2::bigint[], $3::text[]) as u (event, reason)
+select messages.fail_event(batch => $1, event => u.event, reason => u.reason, status => u.status)
+from unnest($2::bigint[], $3::text[], $4::messages.message_status[]) as u (event, reason, status)
 """
 FINISH_BATCH = "select messages.finish_batch(batch => $1)"
 RELEASE_BATCH = "select messages.release_batch(batch => $1)"

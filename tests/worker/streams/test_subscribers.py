@@ -1,6 +1,7 @@
 """Subscribers in a worker: each event once, in order, retried, given up, and served by one."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -127,10 +128,10 @@ async def test_what_fails_comes_again_alone_and_then_is_dead(app: App, events: E
     assert tries == [(0, 1), (1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)]
     reasons = [it.details.splitlines()[0] for it in events.of(EventRetried)]
     assert reasons == ["later", "ValueError: never"]
-    dead = {it.message: it.details or "" for it in await app.archive.dead()}
-    assert dead.pop('{"n": 2}').startswith("ValueError: never")
-    assert dead.pop('{"n": 3}') == "no such order"
-    assert "not valid" in dead.pop('"no order"')
+    dead = {it.message: f"{it.status} {it.details}" for it in await app.archive.dead()}
+    assert dead.pop('{"n": 2}').startswith("failed ValueError: never")
+    assert dead.pop('{"n": 3}') == "rejected no such order"
+    assert re.match("rejected .* not valid", dead.pop('"no order"'))
     assert not dead
     [info] = await app.streams.subscriptions("s", "picky")
     assert (info.retries, info.dead) == (0, 3)

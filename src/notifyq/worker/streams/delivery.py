@@ -50,8 +50,8 @@ class _Result:
 
     retried: _Again = field(default_factory=dict)
     """Delivered again in a later batch."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """Archived as dead, for this reason."""
+    failed: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Archived as dead, with this status, for this reason."""
     again: _Again = field(default_factory=dict)
     """Handled once more before the batch is finished."""
     is_released: bool = False
@@ -71,8 +71,9 @@ class _Result:
             reasons = [storable(reason, encoding) for _, reason in retried.values()]
             await connection.fetch(sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons)
         if failed := self.failed:
-            reasons = [storable(reason, encoding) for reason in failed.values()]
-            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), reasons)
+            statuses, texts = zip(*failed.values(), strict=True)
+            reasons = [storable(text, encoding) for text in texts]
+            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), reasons, statuses)
 
 
 class _Call(HandlerCall):
@@ -313,7 +314,7 @@ class Delivery:
                 case Rejected():
                     log.warning("%s is rejected: %s", self._named(event), in_line(outcome.reason))
                     self.errors.append(f"event {event.id}: {outcome.reason}")
-                    result.failed[event.id] = outcome.reason
+                    result.failed[event.id] = outcome.status, outcome.reason
                 case Failed():
                     self._apply_failed(event, outcome, result)
 
@@ -322,7 +323,7 @@ class Delivery:
         attempt = f" in attempt {event.attempts} of {self._subscriber.max_attempts}"
         if not self._is_retried(event, outcome):
             log_failure(log, self._named(event), outcome, attempt, is_last=True)
-            result.failed[event.id] = outcome.details
+            result.failed[event.id] = outcome.status, outcome.details
             return
         delay = _delay_of(event, outcome)
         attempt += f", next try in {delay.total_seconds():.1f} s"
