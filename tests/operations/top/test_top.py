@@ -79,7 +79,7 @@ async def test_each_view_shows_its_rows(database: str, connection: Connection) -
         lines = text.splitlines()
         assert len(lines) == 24
         assert max(map(len, lines)) <= 80
-        assert "waiting 86  running 4  dead/day 10  rate 1.2/s  failing 0.17/s" in text
+        assert "waiting 86  locked 4  dead/day 10  rate 1.2/s  failing 0.17/s" in text
         assert lines[-1].endswith("q quit")
         await pilot.press("2")
         await see(pilot, "web-1:4711:abcdef", "working", "4/10")

@@ -28,10 +28,10 @@ p                   pause or resume the queue (confirm)
 r                   retry dead messages (confirm)
 space               update now       q      quit
 
-waiting  available now; ~ is an estimate
-running  locked by a worker          later  scheduled
-oldest   waits for so long           rate   of the last minute
-dead     within 24 h, not retried    run95  95 % took no longer
+waiting    available now; ~ is an estimate    locked  by a worker
+scheduled  not due yet                        oldest  waits for so long
+dead       within 24 h, not retried           rate    of the last minute
+run95, wait95  95 % ran, or waited, no longer
 """
 
 

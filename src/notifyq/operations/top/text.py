@@ -66,7 +66,7 @@ def summary(seen: Snapshot) -> str:
     oldest = min((it.oldest_waiting_at for it in rows if it.oldest_waiting_at), default=None)
     parts = [
         f"waiting {count(sum(it.waiting for it in rows), exact=exact)}",
-        f"running {count(sum(it.locked for it in rows))}",
+        f"locked {count(sum(it.locked for it in rows))}",
         f"dead/day {count(sum(it.dead for it in rows))}",
         f"rate {per_second(total.finished)}",
         f"failing {per_second(total.dead)}" if total.dead else "",
