@@ -399,18 +399,32 @@ class App(Decorators):
         await self.database.open()
         await self.admin.check_schema()
         if worker.queues:
-            await self.create_queues(worker.queues)
+            await self._declare(sorted(worker.queues))
             await self._warn_of_one_attempt(worker.queues)
         if worker.streams:
-            await self.create_subscriptions(worker.streams)
-        try:
-            if worker.queues:
-                await self.create_schedules(worker.queues)
-        except AccessDeniedError:
-            log.warning(
-                "the schedules of this app were not updated, as only an admin may define them: "
-                "run `notifyq schedules apply`"
-            )
+            # Not in the same transaction: two workers that create queues and then streams wait for
+            # each other.
+            subscribers = self.registry.subscribers(worker.streams)
+            in_order = sorted(subscribers, key=lambda it: it.subscription)
+            async with self.database.transaction() as calls:
+                await Streams(calls).subscribe_all(in_order)
+
+    async def _declare(self, queues: Sequence[str]) -> None:
+        """Create missing queues, and schedules; if one of them is refused, none is left behind.
+
+        All workers do this in the same order, so that none waits for another in a circle.
+        """
+        async with self.database.transaction() as calls:
+            await Admin(calls).create_missing(self.registry.policies(queues))
+            wanted = sorted(self.registry.schedules_of(queues), key=lambda it: it.name)
+            try:
+                async with calls.connection.transaction():
+                    await Schedules(calls).add_all(wanted)
+            except AccessDeniedError:
+                log.warning(
+                    "the schedules of this app were not updated, as only an admin may define them: "
+                    "run `notifyq schedules apply`"
+                )
 
     async def _warn_of_one_attempt(self, queues: Sequence[str]) -> None:
         """Warn where what is recorded is of no use after a crash, as no attempt is left."""

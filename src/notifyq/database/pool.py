@@ -7,6 +7,7 @@ import contextlib
 import logging
 import ssl
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import asyncpg
@@ -145,6 +146,24 @@ class Calls(Protocol):
 
     async def value(self, statement: str, *args: Any) -> Any:
         """Run a call and return its one value."""
+
+
+@dataclass
+class InTransaction:
+    """Runs calls in the transaction that is open on a connection."""
+
+    connection: AnyConnection
+    dsn: str
+
+    async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
+        """Run a call and return its rows."""
+        with explaining(self.dsn):
+            return await self.connection.fetch(statement, *args)
+
+    async def value(self, statement: str, *args: Any) -> Any:
+        """Run a call and return its one value."""
+        with explaining(self.dsn):
+            return await self.connection.fetchval(statement, *args)
 
 
 class _Pooled(asyncpg.Connection):
@@ -290,6 +309,13 @@ class Database:
             async with pool.acquire() as connection:
                 cast("_Pooled", connection).lend()
                 yield connection
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[InTransaction]:
+        """Run several calls in one transaction."""
+        async with self.connection() as connection:
+            async with connection.transaction(isolation="read_committed"):
+                yield InTransaction(connection, self.dsn)
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call once and return its rows."""

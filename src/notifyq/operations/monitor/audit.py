@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database.pool import InTransaction
 from notifyq.models.message import readable
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
@@ -15,8 +16,6 @@ from notifyq.operations.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from datetime import datetime
-
-    from asyncpg import Record
 
     from notifyq.database.pool import AnyConnection, Database
     from notifyq.operations.monitor.reading import Source
@@ -28,20 +27,11 @@ _ERRORS = ("error", "fingerprint")
 
 
 @dataclass
-class Action:
+class Action(InTransaction):
     """A running action: its statements on this connection commit together with its audit row."""
 
-    connection: AnyConnection
     details: dict[str, Any] = field(default_factory=dict)
     """Noted in addition to action and subject: counts, values; never payloads."""
-
-    async def fetch(self, statement: str, *args: Any) -> list[Record]:
-        """Run a statement in the transaction and return its rows."""
-        return await self.connection.fetch(statement, *args)
-
-    async def value(self, statement: str, *args: Any) -> Any:
-        """Run a statement in the transaction and return its one value."""
-        return await self.connection.fetchval(statement, *args)
 
     def note(self, **details: Any) -> None:
         """Add details to the audit row."""
@@ -112,7 +102,7 @@ async def acting(
     false, a role that may not write the audit acts without a row.
     """
     async with database.connection() as connection, connection.transaction():
-        running = Action(connection, details)
+        running = Action(connection, database.dsn, details)
         yield running
         if is_required or await may_note(connection):
             await note(connection, action, subject, actor=actor, origin=origin, **running.details)
