@@ -248,7 +248,7 @@ async def test_unhandled_messages(database: str, connection: Connection) -> None
     finding = (await findings(database))["backlog"]
     assert (finding.level, finding.found) == (
         Level.WARN,
-        "the next message has waited for 60 min",
+        "the next message has waited for 60 min in queue default",
     )
     await connection.execute("select messages.pause_queue('default')")
     assert (await findings(database))["backlog"].found == "no message waits"

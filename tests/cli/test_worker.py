@@ -59,6 +59,7 @@ TARGETS = [
     ("needs:app", "cannot be imported: No module named 'no_such_dependency'"),
     ("broken:app", "cannot be imported: SyntaxError: "),
     ("number:app", "'number' has no App named 'app': it is of type int"),
+    ("good:ap", "'good' has no App named 'ap': did you mean 'app'?"),
     ("number:other", "'number' has no App named 'other'"),
     ("empty:app", "there is no handler: register one with @app.handler('queue')"),
 ]

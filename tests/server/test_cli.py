@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cli.programs import Terminal
 from notifyq.cli.server import server as commands
+from notifyq.operations.doctor import Finding, Level, examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,10 @@ def run(spot: Path, binaries: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     return lambda *arguments, **more: CliRunner().invoke(commands, arguments, **more)
 
 
+async def public_of(dsn: str) -> list[Finding]:
+    return [it async for _, it in examine(dsn, only=["public"])]
+
+
 def test_server_is_started_described_and_stopped(run: Callable[..., Result], spot: Path) -> None:
     started = run("start")
     assert started.exit_code == 0, started.output
@@ -32,6 +38,8 @@ def test_server_is_started_described_and_stopped(run: Callable[..., Result], spo
     assert "export NOTIFYQ_DSN=" in started.stdout
     url = run("url").stdout.strip()
     assert url.startswith("postgresql://postgres:")
+    [public] = asyncio.run(public_of(url))
+    assert (public.level, public.found) == (Level.OK, "the private server has one user only")
     facts = json.loads(run("status", "--json").stdout)
     assert facts["status"] == "running"
     assert f":{facts['port']}/" in url

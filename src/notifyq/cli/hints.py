@@ -34,6 +34,8 @@ from notifyq.queues.schedules import Schedules
 from notifyq.streams.admin import Streams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from notifyq.database.pool import Database
 
 HINTS: dict[type[DatabaseError], str] = {
@@ -65,7 +67,7 @@ def advised(error: DatabaseError) -> str:
     hint = HINTS.get(type(error))
     text = str(error.args[0]) if error.args else type(error).__name__
     near: list[str] = getattr(error, "near", [])
-    meant = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    meant = did_you_mean(near)
     if hint is not None:
         try:
             hint = hint.format(*map(shlex.quote, _names(text)))
@@ -74,6 +76,11 @@ def advised(error: DatabaseError) -> str:
     if hint is None:
         return ": ".join(filter(None, (reason(error), meant)))
     return f"{text}: {meant} Or {hint}" if meant else f"{text}: {hint}"
+
+
+def did_you_mean(near: Sequence[str]) -> str:
+    """A question that names what a user may have meant; empty: there is nothing near."""
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def _names(text: str) -> list[str]:

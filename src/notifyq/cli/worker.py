@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import gc
 import importlib
 import logging
@@ -18,6 +19,7 @@ import typer
 
 from notifyq.app import App
 from notifyq.cli.command import resolve_dsn, run
+from notifyq.cli.hints import did_you_mean
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.metrics import serve_metrics
 from notifyq.cli.options import (
@@ -211,9 +213,13 @@ def load_app(target: str) -> App:
     app = load(target, "APP")
     if not isinstance(app, App):
         module_name, _, attribute = target.partition(":")
+        apps = [name for name, it in vars(sys.modules[module_name]).items() if isinstance(it, App)]
+        kind = f"it is of type {type(app).__name__}" if app is not None else ""
+        meant = did_you_mean(difflib.get_close_matches(attribute, apps, n=2))
         raise ConfigurationError(
-            f"{module_name!r} has no App named {attribute!r}"
-            + (f": it is of type {type(app).__name__}" if app is not None else "")
+            ": ".join(
+                filter(None, (f"{module_name!r} has no App named {attribute!r}", kind, meant))
+            )
         )
     return app
 

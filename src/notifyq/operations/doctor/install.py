@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from notifyq.config import DatabaseSettings
@@ -10,6 +11,7 @@ from notifyq.database.pool import Database
 from notifyq.errors import SchemaError
 from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
 from notifyq.queues.admin import Admin
+from notifyq.server import development
 
 if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Context, Finding
@@ -89,6 +91,12 @@ async def check_origin(context: Context) -> Finding:
     return ok("the database was created on this server")
 
 
+def is_private(dsn: str) -> bool:
+    """Whether this is the server of `notifyq server start`, which admits its one user only."""
+    server = development()
+    return server.running is not None and server.dsn == dsn
+
+
 async def check_public(context: Context) -> Finding:
     """Whether PUBLIC has rights."""
     found = await context.value("""
@@ -121,6 +129,8 @@ async def check_public(context: Context) -> Finding:
         cross join lateral aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) as x
         where d.datname = current_database() and x.grantee = 0 and x.privilege_type = 'CONNECT'
     """)
+    if name and await asyncio.to_thread(is_private, context.dsn):
+        return ok("the private server has one user only")
     if name:
         return warn(
             "every user of the server may connect, receive notifications and send them",

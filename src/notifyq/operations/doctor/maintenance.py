@@ -88,7 +88,10 @@ async def check_backlog(context: Context) -> Finding:
         return ok("no message waits")
     found = f"the next message has waited for {span(waiting)}"
     if waiting > _LONG_WAIT:
-        return warn(found, "see `notifyq queues`: too few workers, or no worker for that queue")
+        queues = [it for it in await monitor.backlog(context.connection) if not it.paused]
+        since = {it.queue: it.oldest_waiting_at for it in queues if it.oldest_waiting_at}
+        where = f" in queue {min(since, key=since.__getitem__)}" if since else ""
+        return warn(found + where, "it has too few workers or none: `notifyq top` shows which")
     return ok(found)
 
 
