@@ -165,8 +165,8 @@ class App(Decorators):
     def sync(self) -> SyncApp:
         """The calls for a program that does not await: `with app.sync() as calls:`.
 
-        They block the calling thread, and may come from any thread. Their connections are closed at
-        the end of the block, by `close()`, or with the process.
+        They block the calling thread, and may come from any thread in which no event loop runs.
+        Their connections are closed at the end of the block, by `close()`, or with the process.
         """
         return SyncApp(self, self._loop_thread)
 
@@ -213,6 +213,7 @@ class App(Decorators):
     ) -> Handle[Any]:
         """Publish one message and return its id, without `await`; see `sync` for other calls.
 
+        Raises ConfigurationError where an event loop runs: there `await app.publish(…)`.
         For a transaction of a library that does not await there is `notifyq.within`.
         """
         return self.sync().publish(queue, payload, **options)

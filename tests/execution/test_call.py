@@ -201,7 +201,10 @@ def test_a_project_in_a_folder_of_our_name_keeps_its_frames(tmp_path: Path) -> N
 async def test_a_result_that_is_not_json_fails_the_attempt(result: Any) -> None:
     outcome = await run(lambda _: result)
     assert isinstance(outcome, Failed)
-    assert outcome.details.startswith("the result cannot be written as JSON: ")
+    why = f"<lambda>, of type {type(result).__name__}, cannot be written as JSON: "
+    assert why in outcome.details
+    assert outcome.error is not None
+    assert "File" not in (outcome.error.traceback or "")
 
 
 async def test_a_result_that_refers_to_itself_fails_the_attempt() -> None:

@@ -11,10 +11,20 @@ from notifyq.telemetry import (
     ListenerLost,
     LockLost,
     MessagesClaimed,
+    SchedulesFired,
     TelemetryEvent,
     WorkerStarted,
+    log_each,
     log_events,
 )
+
+
+def test_a_schedule_that_fires_is_logged_only_if_all_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "notifyq"):
+        for handler in (log_events, log_each):
+            handler(SchedulesFired(quantity=1, schedules=("tick",)))
+    [record] = caplog.records
+    assert record.getMessage() == "schedules fired: tick; messages published: 1"
 
 
 def test_an_event_is_logged_as_a_sentence_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -54,6 +54,21 @@ async def test_a_retry_is_a_warning_and_the_last_failure_an_error_with_its_trace
     assert frames[0].endswith(", in fail" if not is_async else ", in fail_async")
 
 
+async def test_a_result_that_is_not_json_is_one_line(
+    app: App, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.handler("q")
+    async def handle() -> object:
+        return object()
+
+    async with working(app, events):
+        await handle.publish()
+        await events.wait(MessageFinished)
+    ((level, text, has_traceback),) = lines(caplog)
+    assert (level, has_traceback) == ("ERROR", False)
+    assert "handle, of type object, cannot be written as JSON: Unable to" in text
+
+
 async def test_the_delay_is_that_of_the_queue_where_the_handler_has_none(
     app: App, events: Events, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,7 +78,10 @@ def worker(
     metrics_host: MetricsHostOption = None,
     reload: bool = flag("--reload", "Start again when a Python file here changes."),
     verbose: bool = typer.Option(
-        False, "--verbose", "-v", help="Log each message and each batch that ends."
+        False,
+        "--verbose",
+        "-v",
+        help="Log each message and each batch that ends, and each schedule that fires.",
     ),
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",

@@ -33,11 +33,18 @@ class LoopThread:
         self._end: weakref.finalize[..., LoopThread] | None = None
 
     def run(self, call: Coroutine[Any, Any, R]) -> R:
-        """Run a call and return its result. An interrupted wait cancels the call."""
-        running = self._start()
-        if threading.current_thread() is running.thread:
+        """Run a call and return its result. An interrupted wait cancels the call.
+
+        Raises ConfigurationError where an event loop runs: the wait would block it, and forever
+        where the call needs that loop.
+        """
+        if asyncio._get_running_loop() is not None:  # noqa: SLF001  the other one raises for None
             call.close()
-            raise ConfigurationError("this would wait for itself: await the call instead")
+            raise ConfigurationError(
+                "this call would block the event loop that runs here: await the call of the App, "
+                "as in `await app.publish(…)`, or make this one in a thread with asyncio.to_thread"
+            )
+        running = self._start()
         future = asyncio.run_coroutine_threadsafe(call, running.loop)
         try:
             return future.result()

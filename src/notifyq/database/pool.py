@@ -313,9 +313,11 @@ class Database:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         """Run several calls in one transaction."""
-        async with self.connection() as connection:
-            async with connection.transaction(isolation="read_committed"):
-                yield InTransaction(connection, self.dsn)
+        async with (
+            self.connection() as connection,
+            connection.transaction(isolation="read_committed"),
+        ):
+            yield InTransaction(connection, self.dsn)
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call once and return its rows."""

@@ -25,6 +25,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.execution.runtime import Transactions
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
+from notifyq.models.annotations import name
 from notifyq.models.message import Message, Status
 from notifyq.models.outcome import (
     Committed,
@@ -346,7 +347,12 @@ class HandlerCall:
             else:
                 text = to_json(result).decode()
         except BaseException as error:  # noqa: BLE001  a result may have serializers of the user
-            return self._failed(error, f"the result cannot be written as JSON: {text_of(error)}")
+            # Not this error: its traceback is only of our frames, the serializer keeps none.
+            why = (
+                f"the result of {name(self.handler.function)}, of type {type(result).__name__}, "
+                f"cannot be written as JSON: {text_of(error)}"
+            )
+            return self._failed(ValueError(why), why)
         if "\\u0000" in text and _NUL.search(text):
             why = "the result has the character \\u0000, which PostgreSQL cannot store"
             return self._failed(ValueError(why), why)

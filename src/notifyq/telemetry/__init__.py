@@ -62,8 +62,12 @@ def log_events(event: TelemetryEvent) -> None:
 
 
 def log_each(event: TelemetryEvent) -> None:
-    """Log an event as `log_events` does, and each message and batch that ends at level INFO."""
-    _log(event, logging.INFO if isinstance(event, MessageFinished | BatchFinished) else event.level)
+    """Log an event as `log_events` does.
+
+    At level INFO also each message and each batch that ends, and each schedule that fires.
+    """
+    is_info = isinstance(event, MessageFinished | BatchFinished | SchedulesFired)
+    _log(event, logging.INFO if is_info else event.level)
 
 
 def _log(event: TelemetryEvent, level: int) -> None:
@@ -286,7 +290,9 @@ class MaintenanceFailing(
 
 
 class SchedulesFired(
-    TelemetryEvent, sentence="schedules fired: {schedules}; messages published: {quantity}"
+    TelemetryEvent,
+    sentence="schedules fired: {schedules}; messages published: {quantity}",
+    level=logging.DEBUG,
 ):
     """This process published `quantity` messages of these schedules, which were due."""
 

@@ -102,6 +102,8 @@ def _exc_info(
         if error.traceback is None:
             return None
         exception = ElsewhereError(f"\n{error.traceback}")
+    elif exception.__traceback__ is None and exception.__cause__ is None:
+        return None  # never raised: the line has all of it
     return type(exception), exception, _from_user(exception.__traceback__)
 
 
