@@ -16,11 +16,11 @@ from notifyq.database.loop_thread import LoopThread
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
 from notifyq.errors import (
-    AccessDeniedError,
     ConfigurationError,
     QueueNotFoundError,
     SchemaError,
 )
+from notifyq.handlers.declaring import declare
 from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
 from notifyq.queues.payload_schema import PayloadSchemas
@@ -399,47 +399,7 @@ class App(Decorators):
     async def _prepare(self, worker: Worker) -> None:
         await self.database.open()
         await self.admin.check_schema()
-        if worker.queues:
-            await self._declare(sorted(worker.queues))
-            await self._warn_of_one_attempt(worker.queues)
-        if worker.streams:
-            # Not in the same transaction: two workers that create queues and then streams wait for
-            # each other.
-            subscribers = self.registry.subscribers(worker.streams)
-            in_order = sorted(subscribers, key=lambda it: it.subscription)
-            async with self.database.transaction() as calls:
-                await Streams(calls).subscribe_all(in_order)
-
-    async def _declare(self, queues: Sequence[str]) -> None:
-        """Create missing queues, and schedules; if one of them is refused, none is left behind.
-
-        All workers do this in the same order, so that none waits for another in a circle.
-        """
-        async with self.database.transaction() as calls:
-            await Admin(calls).create_missing(self.registry.policies(queues))
-            wanted = sorted(self.registry.schedules_of(queues), key=lambda it: it.name)
-            try:
-                async with calls.connection.transaction():
-                    await Schedules(calls).add_all(wanted)
-            except AccessDeniedError:
-                log.warning(
-                    "the schedules of this app were not updated, as only an admin may define them: "
-                    "run `notifyq schedules apply`"
-                )
-
-    async def _warn_of_one_attempt(self, queues: Sequence[str]) -> None:
-        """Warn where what is recorded is of no use after a crash, as no attempt is left."""
-        durable = [self.registry[queue] for queue in queues if self.registry[queue].takes_steps]
-        if not durable:
-            return
-        allowed = {row["queue"]: row["max_attempts"] for row in await self.admin.queue_info()}
-        for handler in durable:
-            if (handler.policy.max_attempts or allowed.get(handler.queue)) == 1:
-                log.warning(
-                    "the handler of queue %r takes Steps, but with max_attempts 1 a message whose "
-                    "worker is killed is not handled again: allow it more attempts",
-                    handler.queue,
-                )
+        await declare(self.database, self.registry, worker.queues, worker.streams)
 
 
 class SyncApp:

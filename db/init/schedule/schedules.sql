@@ -166,10 +166,10 @@ comment on function messages.schedule(
   'schedule of this name, or redefines it, which keeps it enabled or disabled. False: nothing has '
   'changed. jitter: each message becomes available up to so much later. overlap: allow, '
   'skip_waiting (skip a run while the last message waits to be claimed) or skip (while it is '
-  'live). backfill: how many missed runs at most are made up for; a run that is less late than '
-  'grace was not missed. when_unserved: publish, or skip (skip a run while messages have waited '
-  'for a minute in the queue and no worker serves it). Raises NQ001 for an unknown queue, NQ003 '
-  'for invalid arguments.';
+  'live). backfill: how many missed runs at most are made up for. grace: with backfill 0, '
+  'how late a run may be and still be published. when_unserved: publish, or skip (skip a run '
+  'while messages have waited for a minute in the queue and no worker serves it). Raises NQ001 '
+  'for an unknown queue, NQ003 for invalid arguments.';
 
 create or replace function messages.unschedule(name text)
   returns boolean language plpgsql security definer

@@ -85,7 +85,7 @@ async def publish(
         None, help="If one of those is dead: cancel this one (the default), run it, or hold it."
     ),
     expires_in: timedelta | None = duration_option(
-        "Reject it, if it is new, when nobody has claimed it by then."
+        "Reject the message, unless it is a duplicate, if no worker claims it within this time."
     ),
     follow: bool = typer.Option(
         False, "--follow", "-f", help="Publish lines of stdin as they come."

@@ -81,7 +81,7 @@ async def add(
         "allow", help="Skip a run while the last one waits, or is live."
     ),
     backfill: int = typer.Option(1, min=0, max=100, help="Most missed runs that are made up for."),
-    grace: timedelta = duration_option("A run that is later than this is missed.", default="5m"),
+    grace: timedelta = duration_option("With --backfill 0: how late a run may be.", default="5m"),
     when_unserved: WhenUnserved = typer.Option(
         "publish", help="Skip a run while messages wait and no worker serves the queue."
     ),

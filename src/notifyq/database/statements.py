@@ -182,8 +182,8 @@ DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
 CANCELLED_COUNT = "select messages.dead_count(queue => $1, subscriber => $2, cancelled => true)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
 DEAD_AMONG = """
-select a.id from messages.message_archive as a
-where a.id = any ($1::bigint[]) and a.status <> 'success' and not ($2::boolean and (
+select a.id from unnest($1::bigint[]) as u (id), messages.archive_find(u.id) as a
+where a.status <> 'success' and not ($2::boolean and (
   exists (select from notifyq.message_relatives(id => a.id) as r where r.kind = 'retried_as')
   or (a.subscriber is not null and a.event_id is null)))
 """

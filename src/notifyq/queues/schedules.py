@@ -50,7 +50,7 @@ class Schedule:
     backfill: int = 1
     """Most missed runs that are made up for."""
     grace: timedelta | float = timedelta(minutes=5)
-    """A run that is less late than this was not missed."""
+    """With `backfill=0`: how late a run may be and still be published."""
     when_unserved: WhenUnserved = "publish"
     """`skip`: skip a run while messages have waited for a minute and no worker serves the queue."""
 

@@ -117,16 +117,17 @@ async def check_workers(context: Context) -> Finding:
 async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
     found = f"no worker serves queue {queue}, where messages wait for {span(waits)}"
     advice = (
-        "start one, with your app instead of MODULE:APP, as mail:app for mail.py: "
-        f"`notifyq worker MODULE:APP --queue {shlex.quote(queue)}`"
+        f"start a worker: `notifyq worker MODULE:APP --queue {shlex.quote(queue)}`. MODULE is your "
+        "file without .py, APP the name of the App in it, as in mail:app"
     )
     for schedule in await context.connection.fetch(sql.SCHEDULE_INFO, None):
         if schedule["queue"] == queue and schedule["enabled"]:
             name = schedule["name"]
             return warn(
                 f"{found}; schedule {name!r} publishes more",
-                f"{advice}, or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`; "
-                "one that is added with --when-unserved skip publishes no more meanwhile",
+                f"{advice}. Or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`. "
+                "Added again with --when-unserved skip, it publishes only while a worker serves "
+                "the queue",
             )
     return warn(found, advice)
 
