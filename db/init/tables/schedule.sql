@@ -67,7 +67,7 @@ comment on column messages.schedule.overlap is
   'claimed; skip: skip a run while the last message is live.';
 comment on column messages.schedule.backfill is
   'How many missed runs at most are made up for; the latest ones.';
-comment on column messages.schedule.grace is 'With backfill 0: how late a run may be and still be published.';
+comment on column messages.schedule.grace is 'With backfill 0: how late a run may be.';
 comment on column messages.schedule.when_unserved is
   'publish, or skip: no run while messages wait in its queue and no worker serves it.';
 comment on column messages.schedule.enabled is 'A disabled schedule does not run.';

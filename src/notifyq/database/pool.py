@@ -313,11 +313,20 @@ class Database:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         """Run several calls in one transaction."""
-        async with (
-            self.connection() as connection,
-            connection.transaction(isolation="read_committed"),
-        ):
-            yield InTransaction(connection, self.dsn)
+        try:
+            async with (
+                self.connection() as connection,
+                connection.transaction(isolation="read_committed"),
+            ):
+                yield InTransaction(connection, self.dsn)
+        except NotifyqError as error:
+            # As a single call does; now, since the transaction answers no more after an error.
+            with explaining(self.dsn):
+                if isinstance(cause := error.__cause__, asyncpg.ReadOnlySQLTransactionError):
+                    await (await self.open()).expire_connections()
+                elif isinstance(cause, asyncpg.InsufficientPrivilegeError):
+                    raise await self._denied(cause) from cause
+            raise
 
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call once and return its rows."""
@@ -355,7 +364,11 @@ class Database:
             await pool.expire_connections()
             raise
         except asyncpg.InsufficientPrivilegeError as error:
-            # In any language of the server the text ends with the name of the function.
-            name = str(error).rpartition(" ")[2]
-            roles = [row["role"] for row in await pool.fetch(ROLES_OF_FUNCTION, name)]
-            raise _denied(error, roles) from error
+            raise await self._denied(error) from error
+
+    async def _denied(self, error: asyncpg.InsufficientPrivilegeError) -> AccessDeniedError:
+        """The error for a call that this role may not make, with the roles that may."""
+        pool = await self.open()
+        # In any language of the server the text ends with the name of the function.
+        name = str(error).rpartition(" ")[2]
+        return _denied(error, [row["role"] for row in await pool.fetch(ROLES_OF_FUNCTION, name)])

@@ -101,7 +101,8 @@ async def acting(
     address or the tool. After an error neither the effect nor the row remains. With `is_required`
     false, a role that may not write the audit acts without a row.
     """
-    async with database.connection() as connection, connection.transaction():
+    async with database.transaction() as calls:
+        connection = calls.connection
         running = Action(connection, database.dsn, details)
         yield running
         if is_required or await may_note(connection):
