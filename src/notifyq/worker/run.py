@@ -116,6 +116,8 @@ class Runner:
         # By token too: a worker may claim a message again while it settles a lock that it lost.
         self.held: dict[Key, Held] = {}
         """The messages that are not settled yet."""
+        self._unsettled: dict[Call, int] = {}
+        """Calls of handlers, and how many messages of each are not settled yet."""
         self.is_full = False
         """Whether the worker waits for a slot."""
         self.heartbeat = Heartbeat(self.held, self._lock_lost, self._locks_extended)
@@ -128,15 +130,15 @@ class Runner:
         return self._running
 
     @property
-    def calls(self) -> set[Call]:
+    def calls(self) -> list[Call]:
         """Calls of handlers with a message that is not settled yet."""
         # list() of a dict is one step of the interpreter, whatever the other thread does.
-        return {held.batch or held for held in list(self.held.values())}
+        return list(self._unsettled)
 
     @property
     def busy(self) -> int:
         """How many calls are not settled, and how many slots stuck threads hold."""
-        return len(self.calls) + self._runtime.stuck
+        return len(self._unsettled) + self._runtime.stuck
 
     @property
     def room(self) -> int:
@@ -160,7 +162,7 @@ class Runner:
             self._context = contextvars.copy_context()
         held = Held(handler, message, since)
         if handler.batch is None:
-            self.held[held.key] = held
+            self._hold(held, held)
             self._enter(held)
         else:
             self._gather(held)
@@ -174,7 +176,7 @@ class Runner:
             self._home.call_later(handler.linger.total_seconds(), self._close, batch)
         held.batch = batch
         batch.members.append(held)
-        self.held[held.key] = held
+        self._hold(held, batch)
         if batch.is_full or self._is_stopping:
             self._close(batch)
 
@@ -395,10 +397,18 @@ class Runner:
             message.queue, message.id, type(error).__name__, error,
         )  # fmt: skip
 
+    def _hold(self, held: Held, call: Call) -> None:
+        self.held[held.key] = held
+        self._unsettled[call] = self._unsettled.get(call, 0) + 1
+
     def _forget(self, held: Held) -> bool:
         """Hold a message no longer; false if it is not held."""
         if self.held.pop(held.key, None) is None:
             return False
+        call = held.batch or held
+        self._unsettled[call] -= 1
+        if not self._unsettled[call]:
+            del self._unsettled[call]
         if self._is_stopping:
             self._changed.set()
         if self.is_full:
