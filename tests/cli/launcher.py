@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import sys
 import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import rich.pretty  # noqa: F401 - commands import these when they need them
-import uvloop  # noqa: F401
-
-import notifyq.cli.hints
-import notifyq.cli.options
-import notifyq.cli.output  # noqa: F401
+import notifyq.cli
 from notifyq.cli.main import main, tree
+
+# Commands import these when they need them.
+for name in ("notifyq.server", "notifyq.operations.doctor", "rich.live", "rich.pretty", "uvloop"):
+    import_module(name)
+for module in pkgutil.iter_modules(notifyq.cli.__path__, "notifyq.cli."):
+    import_module(module.name)
 
 
 def _command(request: dict[str, Any]) -> int:
