@@ -14,7 +14,7 @@ from notifyq.cli.output import err, out
 from notifyq.config import exposure, from_environment, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
-from notifyq.operations.dashboard.access import write_user
+from notifyq.operations.dashboard.users import write_user
 
 _VARIABLE = "NOTIFYQ_DASHBOARD_PASSWORD"
 _SECRET = "NOTIFYQ_DASHBOARD_SECRET"  # noqa: S105  the name of a variable

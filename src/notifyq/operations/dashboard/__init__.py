@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 from notifyq.config import DatabaseSettings
 from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
-from notifyq.operations.dashboard.access import (
-    LOOPBACK,
-    Attempts,
-    Sessions,
-    User,
-    Users,
-    hash_password,
-)
+from notifyq.operations.dashboard.users import MISSING, User, Users, hash_password
 from notifyq.operations.masks import Masks
 
 if TYPE_CHECKING:
@@ -29,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_password"]
 
-MISSING = "the dashboard needs more packages: pip install 'notifyq[dashboard]'"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Host names of this machine."""
 
 
 def create_app(  # noqa: PLR0913  all are keywords
@@ -64,8 +58,10 @@ def create_app(  # noqa: PLR0913  all are keywords
         raise ConfigurationError(f"the base path {base_path!r} is not like /notifyq")
     try:
         from notifyq.operations.dashboard.application import build
+        from notifyq.operations.dashboard.attempts import Attempts
         from notifyq.operations.dashboard.live import Live, read
         from notifyq.operations.dashboard.pages import SECTIONS
+        from notifyq.operations.dashboard.sessions import Sessions
         from notifyq.operations.dashboard.templating import environment
         from notifyq.operations.dashboard.view import Dashboard
     except ImportError as error:

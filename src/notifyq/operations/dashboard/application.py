@@ -18,9 +18,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from notifyq.errors import DatabaseError, NotifyqError, reason
-from notifyq.operations.dashboard.access import LIFE
 from notifyq.operations.dashboard.failures import explain, sentence
 from notifyq.operations.dashboard.guard import Guard, is_same_origin
+from notifyq.operations.dashboard.sessions import LIFE
 from notifyq.operations.dashboard.view import Dashboard, View, read_form
 
 if TYPE_CHECKING:

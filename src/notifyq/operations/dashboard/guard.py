@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
-from notifyq.operations.dashboard.access import LOOPBACK
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -100,7 +98,7 @@ def is_same_origin(request: Request, hosts: Collection[str]) -> bool:
         return False
     # Behind a proxy the Host header may differ; then a trusted host name must match.
     name = _name(parts.netloc)
-    is_trusted = "*" not in hosts and name in hosts and name not in LOOPBACK
+    is_trusted = "*" not in hosts and name in hosts and not is_loopback(name)
     return is_trusted or _address(parts.netloc) == _address(request.headers.get("host", ""))
 
 

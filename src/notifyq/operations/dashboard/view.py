@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +13,6 @@ from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from notifyq.operations.dashboard.access import Session, User
 from notifyq.operations.dashboard.templating import digest
 from notifyq.operations.masks import Masks
 from notifyq.operations.monitor import acting
@@ -30,9 +27,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from notifyq.database.pool import Database
-    from notifyq.operations.dashboard.access import Attempts, Sessions, Users
+    from notifyq.operations.dashboard.attempts import Attempts
     from notifyq.operations.dashboard.live import Live
     from notifyq.operations.dashboard.section import Section
+    from notifyq.operations.dashboard.sessions import Session, Sessions
+    from notifyq.operations.dashboard.users import User, Users
     from notifyq.operations.monitor import Action
 
     Form: TypeAlias = ImmutableMultiDict[str, str]
@@ -247,10 +246,9 @@ class View:
         response = RedirectResponse(url, 303)
         shown = [("done", text) for text in notices] + ([("error", error)] if error else [])
         if shown:
-            text = json.dumps([(kind, text[:_MOST_NOTICE]) for kind, text in shown[:5]])
-            value = base64.urlsafe_b64encode(text.encode()).decode()
+            kept = [(kind, text[:_MOST_NOTICE]) for kind, text in shown[:5]]
             self.set_cookie(
-                response, self._notice_cookie, self.dashboard.sessions.sign(NOTICE, value), 60
+                response, self._notice_cookie, self.dashboard.sessions.sign(NOTICE, kept), 60
             )
         return response
 
@@ -321,12 +319,8 @@ class View:
         return f"{self.dashboard.sessions.cookie}_notice"
 
     def _notices(self) -> list[tuple[str, str]]:
-        signed = self.request.cookies.get(self._notice_cookie, "")
-        value = self.dashboard.sessions.unsign(NOTICE, signed)
-        if value is None:
-            return []
-        found: list[tuple[str, str]] = json.loads(base64.urlsafe_b64decode(value))
-        return found
+        signed = self.request.cookies.get(self._notice_cookie)
+        return self.dashboard.sessions.unsign(NOTICE, signed) or []
 
 
 async def read_form(request: Request) -> Form:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from notifyq.operations.dashboard.access import KNOWN, LIFE
 from notifyq.operations.dashboard.live import MOST_CLIENTS
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.sessions import KNOWN, LIFE
 
 if TYPE_CHECKING:
     from starlette.responses import Response
