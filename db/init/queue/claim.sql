@@ -11,6 +11,10 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
+  -- It goes into each message and into the archive.
+  if octet_length(lock_messages.worker) > 500 then
+    perform notifyq.raise_invalid('the name of a worker must not exceed 500 bytes');
+  end if;
   return query
   with claimed as (
     update messages.message as m

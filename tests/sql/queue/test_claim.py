@@ -29,6 +29,13 @@ async def test_a_claim_locks_the_message_for_the_worker(connection: Connection) 
     assert message == await live(connection, id_)
 
 
+async def test_the_name_of_a_worker_is_bounded(connection: Connection) -> None:
+    await publish(connection, 2)
+    await claim_one(connection, "w" * 500)
+    with pytest.raises(InvalidArgumentError, match="500 bytes"):
+        await rows(connection, "claim", worker="w" * 501)
+
+
 async def test_larger_priority_goes_first_then_the_older_message(connection: Connection) -> None:
     ids = {
         (priority, n): await value(
