@@ -14,7 +14,7 @@ from notify.protocol import COPY, INSERT, Sleeper, Writer, orders, run, waiting
 from support.database import value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from support.database import Connect, Connection, Notifications
 
@@ -52,11 +52,13 @@ KINDS = {
 
 
 @pytest.fixture
-async def hasty(connection: Connection) -> None:
+async def hasty(connection: Connection) -> AsyncIterator[None]:
     """Let suppress() wait for publishers only as long as it takes to be seen waiting."""
-    await connection.execute(
-        "alter function notifyq.suppress(text, boolean) set lock_timeout = '20ms'"
-    )
+    function = "notifyq.extend_suppression"
+    definition = await connection.fetchval(f"select pg_get_functiondef('{function}'::regproc)")
+    await connection.execute(f"alter function {function} set lock_timeout = '20ms'")
+    yield
+    await connection.execute(definition)
 
 
 class Stage:
@@ -110,11 +112,12 @@ def test_orders_gives_all_orders() -> None:
     assert len(set(orders(2, 2, 4))) == 420
 
 
-@pytest.mark.timeout(180)
 async def test_no_order_of_two_publishers_and_a_worker_loses_a_notification(stage: Stage) -> None:
-    lost = [order for order in orders(2, 2, 4) if await stage.loses(order, PLAIN, PLAIN)]
+    # The publishers do the same: an order in which the second one begins is one of the others.
+    tried = [order for order in orders(2, 2, 4) if order.index(0) < order.index(1)]
+    lost = [order for order in tried if await stage.loses(order, PLAIN, PLAIN)]
     assert not lost
-    assert 0 < stage.slept_at_once < 420, "one way of falling asleep was never taken"
+    assert 0 < stage.slept_at_once < len(tried), "one way of falling asleep was never taken"
 
 
 @pytest.mark.parametrize("kind", KINDS)
