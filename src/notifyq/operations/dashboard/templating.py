@@ -17,8 +17,9 @@ from notifyq.operations import texts
 _STATIC = files("notifyq.operations.dashboard") / "static"
 
 
+@cache
 def environment() -> Environment:
-    """The templates with their filters and globals."""
+    """The templates with their filters and globals, compiled once for all apps of a process."""
     made = Environment(
         loader=PackageLoader("notifyq.operations.dashboard", "templates"),
         autoescape=True,
