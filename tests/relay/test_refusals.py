@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from notifyq.relay import Relay, RelayResumed, RelayStalled, StreamRelay
 from notifyq.telemetry import TelemetryEvent, log_events
 from relay.relaying import drained, payloads, relay, relaying
 from support.database import Connection, publish, until, value
-from support.refusing import LIMITED, refusing
+from support.refusing import refusing
 from support.running import Events
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ EVENTS = [
     ("messages.finish_batch", False), *MOVING[1:],
 ]  # fmt: skip
 """The same for events."""
+REFUSED = ["55000", "XX000", "P0001"]
+"""SQLSTATEs that one check takes for refusals, whatever function raised them."""
+PASSING = ["57014", "40001", "53300"]
+"""SQLSTATEs that one check takes for passing."""
 CALLS = [*BESIDES, *(name for name, _ in [*MOVING, *EVENTS])]
 
 
@@ -207,8 +212,14 @@ async def test_a_refusal_beside_the_messages_harms_none(
             await until_there(there, count)
 
 
-@pytest.mark.parametrize("state", LIMITED)
-@pytest.mark.parametrize(("function", "is_target"), MOVING)
+@pytest.mark.parametrize(
+    ("function", "is_target", "state"),
+    [
+        (*call, state)
+        for call, *states in zip(MOVING, REFUSED, PASSING, strict=True)
+        for state in states
+    ],
+)
 async def test_what_is_refused_for_a_while_is_moved_then(
     database: str,
     far: str,
@@ -309,8 +320,10 @@ async def running(
         await task
 
 
-@pytest.mark.parametrize("state", ["XX000", "55000", "P0001"])
-@pytest.mark.parametrize(("function", "is_target"), EVENTS)
+@pytest.mark.parametrize(
+    ("function", "is_target", "state"),
+    [(*call, state) for call, state in zip(EVENTS, cycle(REFUSED))],
+)
 async def test_a_subscription_that_is_refused_is_tried_again(
     running: asyncio.Task[None],
     connection: Connection,
