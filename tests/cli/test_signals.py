@@ -1,4 +1,8 @@
-"""What a command made is gone when a signal ends it: folders, servers, processes, queues."""
+"""What a command made is gone when a signal ends it: folders, servers, processes, queues.
+
+To a command each signal is an interrupt, see notifyq.signals: one command gets them all, which has
+made a file only, and those that start servers and workers get one each.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,6 @@ from support.database import session, until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 
 
@@ -57,17 +60,15 @@ def running(folder: Path, *args: str, dsn: str | None = None) -> Running:
     return Running(dsn, *args, env={"TMPDIR": str(folder / "tmp")}, cwd=folder)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
-async def test_bench(temporary: Path, end: signal.Signals) -> None:
+async def test_bench(temporary: Path) -> None:
     with running(temporary, "bench", "--quick", "--case", "drain", "--system", "notifyq") as bench:
         bench.logged("round 1")
         assert any((temporary / "tmp").iterdir())
-        assert bench.stop(end).code == CODES[end]
+        assert bench.stop(signal.SIGTERM).code == CODES[signal.SIGTERM]
     await is_clean(temporary)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
-async def test_chaos(temporary: Path, end: signal.Signals) -> None:
+async def test_chaos(temporary: Path) -> None:
     args = ("chaos", "--faults", "worker-kill", "--minutes", "5")
     with running(temporary, *args) as chaos:
 
@@ -75,12 +76,11 @@ async def test_chaos(temporary: Path, end: signal.Signals) -> None:
             return any("notifyq worker" in it or " worker " in it for it in processes(temporary))
 
         await until(is_up, "the workers are there", 40)
-        assert chaos.stop(end).code == CODES[end]
+        assert chaos.stop(signal.SIGHUP).code == CODES[signal.SIGHUP]
     await is_clean(temporary)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
-async def test_demo(temporary: Path, database: str, end: signal.Signals) -> None:
+async def test_demo(temporary: Path, database: str) -> None:
     with running(temporary, "demo", "--workers", "1", dsn=database) as demo:
         async with session(database) as connection:
 
@@ -95,7 +95,7 @@ async def test_demo(temporary: Path, database: str, end: signal.Signals) -> None
                 )
 
             await until(is_at_work, "the demo is at work", 40)
-            assert demo.stop(end).code == CODES[end]
+            assert demo.stop(signal.SIGINT).code == CODES[signal.SIGINT]
 
             async def is_alone() -> bool:
                 return not await connection.fetchval(
@@ -109,8 +109,7 @@ async def test_demo(temporary: Path, database: str, end: signal.Signals) -> None
     await is_clean(temporary)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
-async def test_private_server_of_tests(temporary: Path, end: signal.Signals) -> None:
+async def test_private_server_of_tests(temporary: Path) -> None:
     (temporary / "test_some.py").write_text(
         "import sys, threading\n"
         "def test_some(notifyq_dsn):\n"
@@ -128,13 +127,18 @@ async def test_private_server_of_tests(temporary: Path, end: signal.Signals) -> 
         if "there" in line:
             break
     assert any((temporary / "tmp").iterdir())
-    tests.send_signal(end)
+    tests.send_signal(signal.SIGTERM)
     tests.communicate(timeout=40)
     await is_clean(temporary)
 
 
-@pytest.mark.parametrize("end", ENDS, ids=lambda it: it.name)
-@pytest.mark.parametrize("args", [("archive", "export", "out.csv"), ("report", "-o", "out.html")])
+@pytest.mark.parametrize(
+    ("args", "end"),
+    [
+        *((("archive", "export", "out.csv"), end) for end in CODES),
+        (("report", "-o", "out.html"), signal.SIGTERM),
+    ],
+)
 async def test_file_that_is_not_complete(
     temporary: Path, database: str, args: tuple[str, ...], end: signal.Signals
 ) -> None:
