@@ -123,8 +123,9 @@ async def test_all_processes_work_and_one_signal_stops_them(
     assert result.err.count(" has stopped: ") == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("to_all", [False, True], ids=["supervisor", "group"])
+@pytest.mark.parametrize(
+    ("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["stop", "Ctrl-C"]
+)
 async def test_a_signal_lets_running_handlers_end(
     database: str, connection: Connection, folder: Path, number: int, to_all: bool
 ) -> None:

@@ -93,13 +93,16 @@ async def _fill(database: str) -> None:
         )
 
 
-@pytest.fixture
-def changed(notifyq: Notifyq, filled: str) -> str:
+@pytest.fixture(scope="module")
+def changed(anywhere: Notifyq, filled: str) -> str:
     """Give that database, with entries in the audit."""
-    notifyq.good("queues", "alter", QUEUE, "--fair")
-    notifyq.good("queues", "share", QUEUE, KEY, "3")
-    notifyq.good("queues", "alter", QUEUE, "--key-concurrency", "2")
-    notifyq.good("queues", "limit", QUEUE, KEY, "--concurrency", "1")
+    for act, *args in (
+        ("alter", "--fair"),
+        ("share", KEY, "3"),
+        ("alter", "--key-concurrency", "2"),
+        ("limit", KEY, "--concurrency", "1"),
+    ):
+        anywhere.good("queues", act, QUEUE, *args, env={"NOTIFYQ_DSN": filled})
     return filled
 
 
