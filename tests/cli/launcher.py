@@ -6,9 +6,9 @@ take many minutes. Requests and answers are lines of JSON.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-import pkgutil
 import sys
 import time
 import traceback
@@ -16,14 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import notifyq.cli
 from notifyq.cli.main import main, tree
 
-# Commands import these when they need them.
-for name in ("notifyq.server", "notifyq.operations.doctor", "rich.live", "rich.pretty", "uvloop"):
-    import_module(name)
-for module in pkgutil.iter_modules(notifyq.cli.__path__, "notifyq.cli."):
-    import_module(module.name)
+for name in (
+    "notifyq.cli.hints", "notifyq.operations.doctor", "notifyq.server", "rich.live",
+    "rich.pretty", "uvloop",
+):  # fmt: skip
+    import_module(name)  # commands import these when they need them
 
 
 def _command(request: dict[str, Any]) -> int:
@@ -47,7 +46,10 @@ def _command(request: dict[str, Any]) -> int:
 
 
 def _serve() -> None:
-    tree()
+    # Importing and building a command takes longer than most of them do.
+    list(tree().commands.values())
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
