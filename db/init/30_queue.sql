@@ -8,6 +8,8 @@
 \ir queue/find.sql
 \ir queue/claim.sql
 \ir queue/settle.sql
+\ir queue/locks.sql
+\ir queue/take.sql
 \ir queue/finish.sql
 \ir queue/change.sql
 \ir queue/attempts.sql

@@ -80,7 +80,7 @@ from .models.message import (
     Status as Status,
 )
 from .models.payload import Json as Json
-from .queues.admin import Policy as Policy
+from .queues.policy import Policy as Policy
 from .worker.inbox import MessageInbox as MessageInbox
 from .queues.published import Published as Published
 from .queues.results import Group as Group, Handle as Handle

@@ -108,8 +108,8 @@ _REAPED_LATER = f"""
 _JOIN = "on e.id = g.id and e.lock_token = g.lock_token"
 
 _UNFENCED = (
-    Edit("common/checks.sql", _FENCE, " and m.state = archive.state"),
-    Edit("common/checks.sql", _JOIN, "on e.id = g.id"),
+    Edit("queue/settle.sql", _FENCE, " and m.state = archive.state"),
+    Edit("queue/settle.sql", _JOIN, "on e.id = g.id"),
 )
 
 MUTANTS = (
@@ -175,30 +175,30 @@ MUTANTS = (
     ),
     Mutant(
         "an extension shows no token", "zombies", "I5",
-        (Edit("queue/settle.sql", _HOLD_FENCE, " and m.state = 'locked'"),),
+        (Edit("queue/locks.sql", _HOLD_FENCE, " and m.state = 'locked'"),),
     ),
     Mutant(
         "tokens never rise", "storm", "I4",
         (
             Edit("queue/claim.sql", _CLAIM_TOKEN, _CLAIM_TOKEN.replace(" + 1", "")),
             Edit("queue/finish.sql", _RETRY_TOKEN, _RETRY_TOKEN.replace(" + 1", "")),
-            Edit("queue/settle.sql", _RELEASE_TOKEN, _RELEASE_TOKEN.replace(" + 1", "")),
+            Edit("queue/locks.sql", _RELEASE_TOKEN, _RELEASE_TOKEN.replace(" + 1", "")),
         ),
     ),
     Mutant(
         "the archive takes a copy and leaves the message", "storm", "I1",
         (
             Edit(
-                "common/checks.sql",
+                "queue/settle.sql",
                 "delete from only messages.message as m",
                 "select m.* from messages.message as m",
             ),
-            Edit("common/checks.sql", "\n    returning m.*", ""),
+            Edit("queue/settle.sql", "\n    returning m.*", ""),
         ),
     ),
     Mutant(
         "a rejected message is deleted and not archived", "storm", "lost",
-        (Edit("common/checks.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
+        (Edit("queue/settle.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
     ),
     Mutant(
         "attempts are not counted", "poison", "I6",

@@ -49,6 +49,6 @@ async def test_the_checker_refuses(
 async def test_a_mutant_that_no_longer_applies_is_an_error(
     connection: Connection, old: str
 ) -> None:
-    mutant = Mutant("stale", "storm", "I1", (Edit("common/checks.sql", old, ""),))
+    mutant = Mutant("stale", "storm", "I1", (Edit("queue/settle.sql", old, ""),))
     with pytest.raises(AssertionError, match="the mutant no longer applies"):
         await mutant.apply(connection)

@@ -4,17 +4,65 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from notifyq import Policy, StreamPolicy
+from notifyq import App, Policy, StreamPolicy
 from notifyq.cli.main import tree
 from notifyq.operations.dashboard.policy import FIELDS
-from notifyq.queues.policy import PolicyBase, options
+from notifyq.queues.options import PolicyBase, options
 
 if TYPE_CHECKING:
+    from notifyq.queues.options import Option
     from support.database import Connection
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "backoff": {"backoff_max": timedelta(days=3)},
+    "rate_burst": {"rate": 5},
+    "key_rate_burst": {"key_rate": 5},
+}
+"""What an option needs beside it."""
+
+
+def another(option: Option) -> Any:
+    """A value that is not the default."""
+    match option.kind:
+        case "duration":
+            return timedelta(days=2)
+        case "flag":
+            return option.name != "durable"
+        case "choice":
+            return option.choices[-1]
+        case "type":
+            return "integer"
+        case "schema":
+            return {"type": "object"}
+        case _:
+            return min(4097, option.most or 4097)
+
+
+@pytest.mark.parametrize("given", options(Policy), ids=lambda it: it.name)
+async def test_an_option_is_stored_changed_and_removed(app: App, given: Option) -> None:
+    needed = NEEDED.get(given.name, {})
+    chosen: dict[str, Any] = {given.name: another(given)}
+
+    async def differences(queue: str) -> list[str]:
+        [row] = await app.admin.queue_info(queue)
+        return Policy(**chosen).differences(dict(row))
+
+    await app.admin.create_queue("created", Policy(**needed, **chosen))
+    assert await differences("created") == []
+    await app.admin.create_queue("altered", Policy(**needed))
+    assert await differences("altered") != []
+    await app.admin.alter_queue("altered", Policy(**needed, **chosen))
+    assert await differences("altered") == []
+    if given.none:
+        nothing: dict[str, Any] = {given.name: given.none_value}
+        await app.admin.alter_queue("altered", Policy(**nothing))
+        [row] = await app.admin.queue_info("altered")
+        assert row[given.name] is None
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ MUTANTS = {
         "order by m.priority, m.id",
     ),
     "release burns an attempt": (
-        "queue/settle.sql",
+        "queue/locks.sql",
         "attempts = greatest(m.attempts, -2147483647) - 1,",
         "attempts = m.attempts,",
     ),
@@ -74,7 +74,7 @@ MUTANTS = {
         "\n",
     ),
     "extend needs no token": (
-        "queue/settle.sql",
+        "queue/locks.sql",
         "select g.id, g.lock_token, 'locked'::messages.message_state\n"
         "        from unnest(extend_many.ids, extend_many.lock_tokens)",
         "select g.id, m.lock_token, 'locked'::messages.message_state\n"

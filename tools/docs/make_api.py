@@ -66,7 +66,7 @@ SECTIONS = {
         "models.message.Dependency",
     ],
     "The archive": ["archive.reader.Archive", "archive.dead_letters.DeadLetters"],
-    "Queues": ["queues.admin.Admin", "queues.admin.Policy"],
+    "Queues": ["queues.admin.Admin", "queues.policy.Policy"],
     "Schedules": [
         "queues.schedules.Schedules",
         "queues.schedules.Schedule",
@@ -236,7 +236,7 @@ def _field(it: griffe.Attribute, thing: griffe.Class, pages: Pages) -> str:
 
 
 def _described(it: griffe.Attribute) -> str:
-    """Return the text of notifyq.queues.policy.option(), and the value that stands for none."""
+    """Return the text of notifyq.queues.options.option(), and the value that stands for none."""
     call = ast.parse(str(it.value), mode="eval").body
     assert isinstance(call, ast.Call)
     text = ast.literal_eval(call.args[0])

@@ -15,6 +15,16 @@ begin
         (
           'messages.message', 'capacity',
           exists (select from messages.queue as q where q.capacity is not null)
+        ),
+        (
+          'messages.message', 'payload',
+          exists (
+            select from messages.queue as q where coalesce(q.payload_type, q.payload_schema) <> ''
+          )
+        ),
+        (
+          'messages.message', 'a_divert',
+          exists (select from messages.queue as q where not q.durable)
         )
     ) as t (relation, name, is_needed)
     where t.is_needed and not exists (

@@ -64,6 +64,8 @@ begin
 end;
 $$;
 
+-- Only for the few rows that the condition of the trigger below lets through: what a short message
+-- may break belongs into check_new_payload().
 create or replace function notifyq.check_message_limits()
   returns trigger language plpgsql security definer
   set search_path = pg_catalog, pg_temp

@@ -1,221 +1,83 @@
--- Settle: extend, release and take.
---
--- raises: NQ003 invalid argument, NQ001 queue not found, NQ007 no right to the queue
+-- Settle: the gate to the archive.
 
-create or replace function messages.extend_many(
-  ids bigint[], lock_tokens bigint[], lock_duration interval default null
-)
-  returns setof bigint language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-  -- As in archive(): rows are locked in id order.
-  set enable_bitmapscan = off set enable_seqscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
-as $$
-declare
-  v_now timestamptz := clock_timestamp();
-begin
-  perform notifyq.check_positive('lock_duration', extend_many.lock_duration);
-  if exists (select from messages.queue_grant) then
-    ids := notifyq.hide_barred(ids);
-  end if;
-  return query
-  update messages.message as m
-  set lock_expires_at = v_now + coalesce(
-      extend_many.lock_duration,
-      (select q.lock_duration from messages.queue as q where q.name = m.queue)
-    )
-  where m.id = any (extend_many.ids)
-    and (
-      (m.id, m.lock_token, m.state) in (
-        select g.id, g.lock_token, 'locked'::messages.message_state
-        from unnest(extend_many.ids, extend_many.lock_tokens) as g (id, lock_token)
-      )
-    ) is true
-  returning m.id;
-end;
-$$;
-comment on function messages.extend_many is
-  'Extend several locks to lock_duration (null: that of the queue) from now; return the ids of '
-  'those that were still held.';
-
-create or replace function messages.extend(
-  id bigint, lock_token bigint, lock_duration interval default null
-)
-  returns boolean language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return exists (
-    select from messages.extend_many(array[id], array[lock_token], lock_duration)
-  );
-end;
-$$;
-comment on function messages.extend is
-  'Extend a lock to lock_duration (null: that of the queue) from now. False: the lock was lost, '
-  'and nothing changed.';
-
-create or replace function notifyq.release_locked(
-  ids bigint[], lock_tokens bigint[], delay interval
+-- The only gate to the archive, see archive_unlogged() for unlogged queues. One statement deletes
+-- messages under their tokens and archives the deleted rows: a message is archived once, by the
+-- holder of its lock, whatever else runs.
+create or replace function notifyq.archive(
+  ids bigint[], lock_tokens bigint[], statuses messages.message_status[],
+  details text[] default null, results jsonb[] default null,
+  state messages.message_state default 'locked', cancelled_by text default null
 )
   returns setof bigint language plpgsql
-  -- As in archive(): rows are locked in id order.
-  set enable_bitmapscan = off set enable_seqscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
+  -- An index scan reads an array of keys in order. Rows are thus locked in id order: otherwise two
+  -- settlers of the same messages could deadlock. A bitmap scan would lock them by page.
+  set enable_bitmapscan = off set enable_seqscan = off
+  -- The planner expects few deleted rows, and a nested loop would compare each with each.
+  set enable_nestloop = off set jit = off set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_freed messages.message[];
+  v_archived integer;
 begin
-  perform notifyq.check_duration('delay', release_locked.delay);
-  with freed as (
-    update messages.message as m
-    set state = 'waiting',
-      locked_at = null,
-      lock_expires_at = null,
-      locked_by = null,
-      lock_token = least(m.lock_token, 9223372036854775806) + 1,
-      attempts = greatest(m.attempts, -2147483647) - 1,
-      available_at = case
-        when release_locked.delay > interval '0' then clock_timestamp() + release_locked.delay
-        else m.available_at end
-    where m.id = any (release_locked.ids)
+  return query
+  with ending as (
+    -- A caller may list a message twice.
+    select distinct on (u.id, u.lock_token) u.id, u.lock_token, u.status, u.details, u.result
+    from unnest(
+      archive.ids, archive.lock_tokens, archive.statuses, archive.details, archive.results
+    ) as u (id, lock_token, status, details, result)
+  ),
+  gone as (
+    delete from only messages.message as m
+    where m.id = any (archive.ids)
+      -- Not a join, as the planner would choose its order, and no plain condition on the state, as
+      -- the planner would read the whole partial index of that state.
       and (
         (m.id, m.lock_token, m.state) in (
-          select g.id, g.lock_token, 'locked'::messages.message_state
-          from unnest(release_locked.ids, release_locked.lock_tokens) as g (id, lock_token)
+          select e.id, e.lock_token, archive.state
+          from unnest(archive.ids, archive.lock_tokens) as e (id, lock_token)
         )
       ) is true
-    returning m as row
+    returning m.*
   )
-  select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;
-  perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(f.id)))
-  from unnest(v_freed) as f
-  join messages.queue as q on q.name = f.queue
-  where f.state = 'waiting'
-  group by q;
-  if release_locked.delay > interval '0' and exists (
-    select from notifyq.limit_turn as f where f.is_blocked
+  insert into messages.message_archive as a (
+    id, created_at, available_at, locked_at, lock_token, priority, attempts, status, queue, type,
+    handled_by, dedup_key, message, headers, details, result, key, max_attempts, awaited,
+    root_id, cancelled_by
+  )
+  select
+    g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
+    e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
+    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id,
+    archive.cancelled_by
+  from gone as g
+  join ending as e on e.id = g.id and e.lock_token = g.lock_token
+  returning a.id;
+  get diagnostics v_archived = row_count;
+  if v_archived < cardinality(archive.ids) and exists (
+    select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
   ) then
-    perform notifyq.notify_freed(array_agg(distinct f.queue), array_agg(f.id))
-    from unnest(v_freed) as f;
+    return query
+    select v.id
+    from notifyq.archive_unlogged(
+      ids, lock_tokens, statuses, details, results, state, cancelled_by => cancelled_by
+    ) as v (id);
   end if;
-  return query select f.id from unnest(v_freed) as f order by f.id;
 end;
 $$;
 
-create or replace function messages.release_many(
-  ids bigint[], lock_tokens bigint[], delay interval default null
+-- Archive messages as rejected, in whatever state they are. The caller has locked their rows.
+create or replace function notifyq.reject_all(
+  given messages.message[], details text, cancelled_by text default null
 )
-  returns setof bigint language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
+  returns void language plpgsql
 as $$
 begin
-  if exists (select from messages.queue_grant) then
-    ids := notifyq.hide_barred(ids);
-  end if;
-  return query select r.id from notifyq.release_locked(ids, lock_tokens, delay) as r (id);
-end;
-$$;
-comment on function messages.release_many is
-  'Give up the locks of several messages as if they had not been claimed; return the ids that '
-  'were still locked under their tokens.';
-
-create or replace function messages.release(
-  id bigint, lock_token bigint, delay interval default null
-)
-  returns boolean language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return exists (select from messages.release_many(array[id], array[lock_token], delay));
-end;
-$$;
-comment on function messages.release is
-  'Give up a lock as if the message had not been claimed: it returns to its old position at once, '
-  'or after delay, and the attempt does not count. False: the lock was lost, and nothing changed.';
-
-create or replace function notifyq.release_orphans(worker text, known bigint[])
-  returns integer language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_sort = off set jit = off
-as $$
-declare
-  v_orphans messages.message[];
-begin
-  v_orphans := array(
-    select m
-    from messages.message as m
-    where m.state = 'locked'
-      and m.locked_by = release_orphans.worker
-      and m.id <> all (release_orphans.known)
-    order by m.id
-    for update skip locked
-  );
-  return (
-    select count(*)::integer
-    from messages.release_many(
-      array(select o.id from unnest(v_orphans) as o),
-      array(select o.lock_token from unnest(v_orphans) as o)
-    )
-  );
-end;
-$$;
-comment on function notifyq.release_orphans is
-  'Release messages that are locked in the name of worker and are not in known: a claim whose '
-  'answer was lost with the connection. Returns how many. No other worker may have the name.';
-
--- Take and cancel: end messages that are not locked.
-
-create or replace function messages.take(queue text, quantity integer default 1)
-  returns setof messages.message language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_sort = off set enable_bitmapscan = off set jit = off
-  set plan_cache_mode = force_generic_plan
-as $$
-declare
-  v_queue messages.queue := notifyq.find_queue(take.queue);
-  v_now timestamptz := clock_timestamp();
-  v_ids bigint[];
-  v_taken messages.message[];
-begin
-  perform notifyq.check_quantity(take.quantity, 10000);
-  if exists (select from messages.queue_grant) then
-    perform notifyq.check_access(v_queue.name, 'consume from');
-  end if;
-  if notifyq.is_paused(v_queue) then
-    return;
-  end if;
-  if v_queue.is_limited then
-    if notifyq.enter_turn(array[v_queue.name]) = '{}' then
-      return;
-    end if;
-    v_ids := notifyq.find_limited(v_queue, take.quantity, null, true);
-    v_taken := array(
-      select m from messages.message as m where m.id = any (v_ids) order by m.id
-    );
-  else
-    perform notifyq.stage_queue(v_queue.name, v_now, 10 * take.quantity);
-    v_taken := array(
-      select m
-      from messages.message as m
-      where m.queue = v_queue.name
-        and m.state = 'waiting'
-      order by m.priority desc, m.id
-      limit take.quantity
-      for update skip locked
-    );
-  end if;
   perform notifyq.archive(
-    array(select t.id from unnest(v_taken) as t),
-    array(select t.lock_token from unnest(v_taken) as t),
-    array(select 'success'::messages.message_status from unnest(v_taken)),
-    state => 'waiting'
-  );
-  return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+    array_agg(m.id), array_agg(m.lock_token),
+    array_agg('rejected'::messages.message_status), array_agg(reject_all.details),
+    state => m.state, cancelled_by => reject_all.cancelled_by
+  )
+  from unnest(given) as m
+  group by m.state;
 end;
 $$;
-comment on function messages.take is
-  'Take up to quantity (at most 10000) messages out of a queue, archive them as success and '
-  'return them, all in the caller''s transaction: a rollback or a lost connection puts them back. '
-  'Locked messages are skipped. Keep the transaction short: it holds vacuum back and, of a queue '
-  'with limits, which hold here as well, other workers get nothing while it is open. Raises NQ001 '
-  'for an unknown queue, and NQ007 for one from which the caller may not consume.';

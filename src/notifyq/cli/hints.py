@@ -15,7 +15,6 @@ from notifyq.errors import (
     DatabaseError,
     LakeNotFoundError,
     LoadNotFoundError,
-    MessageLimitError,
     NotifyqError,
     QueueDeniedError,
     QueueFullError,
@@ -47,8 +46,6 @@ HINTS: dict[type[DatabaseError], str] = {
     QueueNotEmptyError: "finish or cancel them, or add --force, which deletes them",
     QueueFullError: "publish later, start more workers, or raise the limit with "
     "`notifyq queues alter {0} --capacity N`",
-    MessageLimitError: "publish a reference to large data, and a string instead of deep or long "
-    "JSON; --max-bytes of `notifyq queues alter` or `notifyq stream alter` raises the size",
     StreamPausedError: "an admin can allow it again with `notifyq stream resume {0}`",
     StreamInUseError: "remove them with `notifyq stream unsubscribe`, or add --force",
     RestoredDatabaseError: "`notifyq migrate --adopt` makes it one of this server; until then "

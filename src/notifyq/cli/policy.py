@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.options import duration, duration_or_none
-from notifyq.queues.policy import options
+from notifyq.queues.options import options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from notifyq.queues.policy import Option, PolicyBase
+    from notifyq.queues.options import Option, PolicyBase
 
 
 def takes_policy(

@@ -21,7 +21,8 @@ from notifyq.cli.options import (
 from notifyq.cli.output import cell, note, out, print_rows
 from notifyq.cli.policy import takes_policy, weight
 from notifyq.database import statements as sql
-from notifyq.queues.admin import Admin, Policy
+from notifyq.queues.admin import Admin
+from notifyq.queues.policy import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

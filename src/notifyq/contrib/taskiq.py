@@ -24,7 +24,7 @@ from notifyq.models.outcome import Released, Success
 from notifyq.models.payload import Json, check_json
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
-from notifyq.queues.admin import Policy
+from notifyq.queues.policy import Policy
 from notifyq.telemetry import log_events
 from notifyq.worker.fetch import Claims
 from notifyq.worker.heartbeat import Heartbeat, Lock

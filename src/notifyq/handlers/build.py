@@ -16,7 +16,7 @@ from notifyq.handlers.signature import Signature, adapter
 from notifyq.handlers.subscriber import MOST_MEMBERS, Subscriber
 from notifyq.models.annotations import name
 from notifyq.models.event import Event
-from notifyq.queues.admin import Policy
+from notifyq.queues.policy import Policy
 from notifyq.streams.admin import StreamPolicy, as_position
 from notifyq.streams.subscription import Batch
 

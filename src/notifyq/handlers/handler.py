@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
     from notifyq.handlers.retries import Retries
-    from notifyq.queues.admin import Policy
+    from notifyq.queues.policy import Policy
     from notifyq.queues.publish_options import MessageOptions
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions
     from notifyq.queues.results import Handle, Results

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from notifyq.handlers.handler import AroundSync, Handler, Middleware
     from notifyq.handlers.subscriber import Subscriber
-    from notifyq.queues.admin import Policy
+    from notifyq.queues.policy import Policy
     from notifyq.queues.schedules import Schedule
     from notifyq.telemetry.tracing import Tracing
 

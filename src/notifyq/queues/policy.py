@@ -1,111 +1,127 @@
-"""Options of queues and streams, described once: for SQL, Python, commands and the dashboard."""
+"""The policy of a queue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from notifyq.arguments import annotation, check_fields, plain
-from notifyq.queues.payload_schema import schema_text
+from notifyq.queues.options import PolicyBase, call, option, options
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
+    from datetime import timedelta
 
-_KINDS = {
-    "timedelta | float": "duration",
-    "int": "number",
-    "bool": "flag",
-    "str": "type",
-    "Schema": "schema",
-}
-"""The kind of an option by its annotation; all others have choices."""
-_NONE: dict[str, object] = {
-    "duration": timedelta(0),
-    "number": 0,
-    "type": "-",
-    "schema": True,
-}
-_CASTS = {"type": "::text::regtype", "schema": "::text::jsonb"}
+    from notifyq.queues.payload_schema import Schema
+
+Notify = Literal["auto", "always", "off"]
+Overflow = Literal["reject", "drop_oldest"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One option of a queue or a stream, for every interface that has it."""
+class Policy(PolicyBase):
+    """Policy of a queue; None is the default when it is created, "as it is" when it is altered.
 
-    name: str
-    kind: str
-    """`duration`, `number`, `flag`, `choice`, `type` (an SQL type) or `schema` (a JSON Schema)."""
-    help: str
-    group: str
-    none: str
-    """What holds where the option has no value, as in `no limit`; empty: it always has one."""
-    off: str
-    """Of a flag, the name of its opposite."""
-    period: str
-    """Of a rate, the name of the option with its period."""
-    choices: tuple[str, ...]
-    least: int | None
-    most: int | None
+    Durations are timedeltas or seconds; a pydantic model stands for its JSON Schema.
+    """
 
-    @property
-    def label(self) -> str:
-        """The name as people read it."""
-        return self.name.replace("_", " ").capitalize()
-
-    def described(self, none: str) -> str:
-        """The help, with the word that stands for none in the interface of the user."""
-        return f"{self.help[:-1]} ({none}: {self.none})." if self.none else self.help
-
-    @property
-    def none_value(self) -> object:
-        """The value that stands for none; None itself means "leave it as it is"."""
-        return _NONE[self.kind]
-
-
-def option(
-    help: str,
-    group: str = "",
-    *,
-    none: str = "",
-    off: str = "",
-    period: str = "",
-    choices: tuple[str, ...] = (),
-    least: int | None = None,
-    most: int | None = None,
-) -> Any:
-    """Describe a field of a policy; see Option."""
-    return field(default=None, metadata=locals())
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyBase:
-    """Base of the policies of queues and streams, whose fields are all made by option()."""
-
-    def __post_init__(self) -> None:
-        """Refuse a value of the wrong kind by the name of its field."""
-        check_fields(self)
-
-    def values(self) -> dict[str, Any]:
-        """The value of each option as the database takes it."""
-        values = plain(self)
-        return values | {"payload_schema": schema_text(values["payload_schema"])}
-
-    def args(self, without: Collection[str] = ()) -> tuple[object, ...]:
-        """The arguments of a statement made by call(), after the name."""
-        return tuple(value for name, value in self.values().items() if name not in without)
-
-
-def options(policy: type[PolicyBase]) -> tuple[Option, ...]:
-    """The options of a policy, in the order of its fields."""
-    return tuple(
-        Option(name=it.name, kind=_KINDS.get(annotation(it), "choice"), **it.metadata)
-        for it in fields(policy)
+    lock_duration: timedelta | float | None = option(
+        "How long a claim holds a message unless it is extended.", "Attempts"
+    )
+    max_attempts: int | None = option(
+        "Attempts before a message is dead; with 1 it is never retried.",
+        "Attempts",
+        least=1,
+        most=1000,
+    )
+    backoff: timedelta | float | None = option(
+        "Delay before the second attempt; it doubles with every attempt.", "Attempts"
+    )
+    backoff_max: timedelta | float | None = option("Longest delay between attempts.", "Attempts")
+    notify: Notify | None = option(
+        "auto: publishing wakes workers, unless a busy one polls; always: it always does; "
+        "off: workers only poll.",
+        "Other",
+        choices=get_args(Notify),
+    )
+    retention: timedelta | float | None = option(
+        "How long the archive keeps its messages.", "Other"
+    )
+    max_bytes: int | None = option(
+        "Most bytes of a message and its headers, as JSON text.", "Limits", least=4096, most=2**28
+    )
+    concurrency: int | None = option(
+        "Most messages that all workers handle at a time.", "Limits", none="no limit"
+    )
+    key_concurrency: int | None = option(
+        "Most messages of one key that are handled at a time.", "Keys", none="no limit"
+    )
+    rate: int | None = option(
+        "Most messages handed out in a period.", "Limits", none="no limit", period="rate_period"
+    )
+    rate_period: timedelta | float | None = option("Period of the rate.", "Limits")
+    rate_burst: int | None = option(
+        "Most messages handed out at once after an idle time.",
+        "Limits",
+        none="a tenth of a second's worth",
+    )
+    key_rate: int | None = option(
+        "Most messages of one key handed out in a period.",
+        "Keys",
+        none="no limit",
+        period="key_rate_period",
+    )
+    key_rate_period: timedelta | float | None = option("Period of the rate of a key.", "Keys")
+    key_rate_burst: int | None = option(
+        "Most messages of one key handed out at once after an idle time.",
+        "Keys",
+        none="a tenth of a second's worth",
+    )
+    ordered: bool | None = option(
+        "A message waits until all earlier ones of its key are archived.", "Keys", off="unordered"
+    )
+    fair: bool | None = option(
+        "Keys get equal shares of the workers, or those that are set for them.",
+        "Keys",
+        off="unfair",
+    )
+    capacity: int | None = option(
+        "Most messages that wait or are scheduled.", "Limits", none="no limit"
+    )
+    overflow: Overflow | None = option(
+        "Beyond the capacity: reject makes publishing fail, drop_oldest archives the oldest "
+        "messages as rejected.",
+        "Limits",
+        choices=get_args(Overflow),
+    )
+    durable: bool | None = option(
+        "Not durable (unlogged): messages are lost when the server crashes, and only dead ones are "
+        "archived.",
+        "Other",
+        off="unlogged",
+    )
+    payload_type: str | None = option(
+        "SQL type of all messages, such as integer or public.invoice.", "Payload", none="any"
+    )
+    payload_schema: Schema | None = option(
+        "JSON Schema that messages must satisfy.", "Payload", none="any JSON"
+    )
+    retention_dead: timedelta | float | None = option(
+        "How long the archive keeps messages that did not succeed.", "Other", none="as the others"
     )
 
+    def differences(self, queue: Mapping[str, Any]) -> list[str]:
+        """What a queue, a row of `queue_info`, has other than this policy."""
+        found, values = [], self.values()
+        for it in options(Policy):
+            wanted, actual = values[it.name], queue[it.name]
+            if it.kind == "schema":
+                wanted, actual = (text and json.loads(text) for text in (wanted, actual))
+            is_none = actual is None and wanted == it.none_value
+            if wanted is not None and wanted != actual and not is_none:
+                found.append(f"{it.name} is {actual}, not {wanted}")
+        return found
 
-def call(function: str, policy: type[PolicyBase], without: Collection[str] = ()) -> str:
-    """The statement that calls a function with the name of a queue or stream and its policy."""
-    given = [it for it in options(policy) if it.name not in without]
-    named = [f"{it.name} => ${n}{_CASTS.get(it.kind, '')}" for n, it in enumerate(given, 2)]
-    return f"select messages.{function}(name => $1, {', '.join(named)})"
+
+CREATE_QUEUE: Final = call("create_queue", Policy)
+ALTER_QUEUE: Final = call("alter_queue", Policy)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.event import SubscriptionInfo
-from notifyq.queues.admin import Notify
-from notifyq.queues.policy import PolicyBase, call, option
+from notifyq.queues.options import PolicyBase, call, option
+from notifyq.queues.policy import Notify
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

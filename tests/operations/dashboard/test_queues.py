@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.operations.dashboard.policy import FIELDS
-from notifyq.queues.admin import Policy
+from notifyq.queues.policy import Policy
 
 if TYPE_CHECKING:
     from operations.dashboard.conftest import Browser

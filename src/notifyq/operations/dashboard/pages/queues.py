@@ -12,7 +12,7 @@ from notifyq.errors import InvalidArgumentError, QueueNotFoundError, reason
 from notifyq.operations import monitor
 from notifyq.operations.dashboard import policy, statements
 from notifyq.operations.dashboard.section import Section
-from notifyq.queues.admin import ALTER_QUEUE, Policy
+from notifyq.queues.policy import ALTER_QUEUE, Policy
 
 if TYPE_CHECKING:
     from starlette.responses import Response
