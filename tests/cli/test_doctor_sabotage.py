@@ -82,6 +82,18 @@ FIXED = {
         "install",
         "trigger admit",
     ),
+    "the trigger of unlogged queues is disabled": (
+        "alter table messages.message disable trigger a_divert",
+        "install",
+        "trigger a_divert",
+    ),
+    "the trigger of payloads is dropped": (
+        "select messages.create_queue('typed', payload_type => 'integer'); "
+        "select messages.create_queue('quick', durable => false); "
+        "drop trigger payload on messages.message",
+        "install",
+        "trigger payload",
+    ),
     "an index is dropped": (
         "drop index messages.message_locked_idx",
         "install",

@@ -215,19 +215,19 @@ create or replace function notifyq.rebuild_queue_trigger(
   set lock_timeout = '2s'
 as $$
 declare
-  v_present text := (
-    select pg_get_triggerdef(g.oid)
-    from pg_trigger as g
-    where g.tgrelid = rebuild_queue_trigger.relation and g.tgname = rebuild_queue_trigger.name
-  );
+  v_present text;
+  v_is_enabled boolean;
   v_schema name;
   v_table name;
 begin
+  select pg_get_triggerdef(g.oid), g.tgenabled = 'O' into v_present, v_is_enabled
+  from pg_trigger as g
+  where g.tgrelid = rebuild_queue_trigger.relation and g.tgname = rebuild_queue_trigger.name;
   select n.nspname, c.relname into v_schema, v_table
   from pg_class as c
   join pg_namespace as n on n.oid = c.relnamespace
   where c.oid = relation;
-  if position(quote_literal(names::text) in v_present) > 0 then
+  if v_is_enabled and position(quote_literal(names::text) in v_present) > 0 then
     return;
   end if;
   if v_present is not null and (names = '{}' or is_deferred) then
@@ -266,6 +266,8 @@ begin
   from unnest('{messages.message,notifyq.message_unlogged}'::regclass[]) as r (relation);
 end;
 $$;
+
+do $$ begin perform notifyq.rebuild_payload_trigger(); end; $$;
 
 create or replace function messages.payload_schema(queue text)
   returns jsonb language plpgsql stable security definer

@@ -38,8 +38,8 @@ begin
 end;
 $$;
 
--- Save the options of a queue, which are all columns but those that have functions of their own, and
--- update what depends on them.
+-- Save the options of a queue, all columns but those that have functions of their own, and update
+-- what depends on them.
 create or replace function notifyq.save_options(queue messages.queue)
   returns messages.queue language plpgsql
 as $$
@@ -55,9 +55,10 @@ declare
 begin
   execute format(
     'update messages.queue as q set (%1$s) = (select %1$s from (select ($1).*) as o) '
-    'where q.name = ($1).name returning q.*',
+    'where q.name = ($1).name',
     v_options
-  ) into v_queue using queue;
+  ) using queue;
+  v_queue := notifyq.find_queue(queue.name);
   perform notifyq.keep_limit_rows(v_queue);
   return v_queue;
 end;

@@ -152,6 +152,14 @@ exception
 end;
 $$;
 
+do $$
+begin
+  if exists (select from messages.queue as q where not q.durable) then
+    perform notifyq.rebuild_unlogged_triggers();
+  end if;
+end;
+$$;
+
 -- Called after durable was changed, while publishers are locked out.
 create or replace function notifyq.check_moved(queue text)
   returns void language plpgsql
