@@ -8,6 +8,7 @@ import re
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -296,7 +297,21 @@ async def catalog_lines(connection: Connection) -> list[str]:
     """
     has_cron = await connection.fetchval("select to_regclass('cron.job') is not null")
     lines = await fingerprint(connection, (*_CATALOG, *([_CRON] if has_cron else [])))
-    return [re.sub(r"\s+", " ", line) for line in lines]
+    return _relative([re.sub(r"\s+", " ", line) for line in lines])
+
+
+def _relative(lines: list[str]) -> list[str]:
+    """Name days by their distance: one of two installs may be of the day before."""
+    days = [date.fromisoformat(day) for line in lines for day in _PARTITION.findall(line)]
+
+    def distance(found: re.Match[str]) -> str:
+        return f"day {(date.fromisoformat(found[0]) - min(days)).days}"
+
+    return [_DAY.sub(distance, line) for line in lines] if days else lines
+
+
+_PARTITION = re.compile(r"(?<=_)20\d{6}\b")
+_DAY = re.compile(r"(?<=_)20\d{6}\b|\b20\d\d-\d\d-\d\d\b")
 
 
 def _acl(label: str, acl: str, kind: str, owner: str, source: str) -> str:
