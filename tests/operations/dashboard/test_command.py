@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from notifyq.cli import main as cli
+from notifyq.operations.dashboard.serve import bind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -124,6 +126,11 @@ async def test_a_trusted_proxy_sets_the_client_address(database: str) -> None:
         assert await attempt("10.1.1.2") == 401
         asked = await client.get("/login", headers={"x-forwarded-proto": "https", "cookie": ""})
         assert "secure" in asked.headers["set-cookie"].lower()
+
+
+def test_who_reads_the_address_may_connect_at_once() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        pass
 
 
 async def test_it_serves_until_a_signal(database: str, tmp_path: Path) -> None:
