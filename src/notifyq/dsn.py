@@ -89,6 +89,7 @@ _SECRET = re.compile(r"password|secret|scram_", re.IGNORECASE)
 _MAY_HOLD_PASSWORD = re.compile(
     r"//.*@|^[^\s/@:]+:[^@]*@|//.*[?&][^=]*password|\bpass(word|wd)?\s*=", re.DOTALL | re.IGNORECASE
 )
+_USER_ONLY = re.compile(r"[\w+]+://[\w.-]+@[^@]*")
 # In an address of the web that has no login, an @ behind the host ends none: that is no DSN.
 _DSN = re.compile(
     r"""(?!(?:https?:)?//[\w.-]+(?::\d+)?[/?#]) (?:(?<![a-z])[a-z][a-z0-9+.-]*:)?//[^\s'"]*@[^\s'"]*
@@ -346,7 +347,9 @@ def masked_in(text: str, arguments: Iterable[str] = ()) -> str:
     for argument in arguments:
         for value in (argument.partition("=")[2] if argument.startswith("-") else "", argument):
             if value and _MAY_HOLD_PASSWORD.search(value):
-                hidden = masked(value) if masked(value) != value else "(a DSN)"
+                hidden = masked(value)
+                if hidden == value and not _USER_ONLY.fullmatch(value):
+                    hidden = "(a DSN)"
                 for form in (value, repr(value)[1:-1], value.encode("ascii", "replace").decode()):
                     text = text.replace(form, hidden)
     text = _DSN.sub(_masked_match, text)

@@ -190,6 +190,13 @@ def test_a_text_that_quotes_a_dsn_is_masked(text: str, left: str) -> None:
     assert masked_in(text) == left
 
 
+def test_a_dsn_without_a_password_is_shown() -> None:
+    for dsn in ("postgresql://me@h.test:1/x?sslmode=disable", "postgresql+asyncpg://me@h.test/x"):
+        assert masked_in(f"to {dsn}: refused", [dsn]) == f"to {dsn}: refused"
+    for dsn in ("postgresql://me@h@h.test/x", "postgresql://me%3Apw@h.test/x"):
+        assert masked_in(f"to {dsn}: refused", [dsn]) == "to (a DSN): refused"
+
+
 def test_logs_are_masked() -> None:
     record = logging.makeLogRecord(
         {
