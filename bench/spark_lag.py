@@ -47,7 +47,7 @@ def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[
     """Return the lags of events by thirds of the time, and how many events were not published."""
     import psycopg
 
-    from notifyq.spark.lake.streaming import stream_to_lake
+    from notifyq.spark.streaming import stream_to_lake
     from notifyq.spark.session import session
 
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -88,7 +88,7 @@ def _thirds(
     import pyarrow.parquet as pq
 
     from notifyq.spark.lake.lake import Lake
-    from notifyq.spark.lake.streaming import table_of
+    from notifyq.spark.streaming import table_of
 
     lake = Lake(dsn, location)
     files: list[Any] = [it for it in lake.files(table_of(_STREAM)) if it.rows]

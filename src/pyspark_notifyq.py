@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from notifyq.spark.source.source import NotifyqSource
+from notifyq.spark.source.source import NotifyqSource as DefaultSource
 
-
-class DefaultSource(NotifyqSource):
-    """The data source of `spark.read.format("notifyq")`."""
+__all__ = ["DefaultSource"]

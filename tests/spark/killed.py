@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake.lake import Lake
-from notifyq.spark.session import register, session
+from notifyq.spark.session import session
+from notifyq.spark.source.source import register
 from spark.archived import archive, archive_incident
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ class Stream(Pipeline):
             )
 
     def run(self, seed: int, spark: Any) -> None:
-        from notifyq.spark.lake.streaming import stream_to_lake
+        from notifyq.spark.streaming import stream_to_lake
 
         query = stream_to_lake(
             spark, self.dsn, self._lake(), "facts", once=True, rows=MANY // 3, every="0 seconds"

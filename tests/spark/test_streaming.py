@@ -8,7 +8,7 @@ import pytest
 
 from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.spark.lake.lake import Lake
-from notifyq.spark.lake.streaming import stream_to_lake, table_of
+from notifyq.spark.streaming import stream_to_lake, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import adbc_driver_manager  # noqa: F401 - for the workers
 import psycopg  # noqa: F401 - for the workers
 from pyspark.daemon import manager
 
-import pyspark_notifyq  # noqa: F401 - for the workers
+import notifyq.spark.source.source  # noqa: F401 - for the workers
 
 if __name__ == "__main__":
     # A worker collects garbage after each task: it need not scan these modules.

@@ -11,13 +11,13 @@ from notifyq.spark.handling import Handled, handle_batch, handle_queue
 from notifyq.spark.lake.export import ExportSummary, export
 from notifyq.spark.lake.lake import Lake, LakeFile
 from notifyq.spark.lake.prune import PruneSummary, prune, verify
-from notifyq.spark.lake.streaming import stream_to_lake
 from notifyq.spark.lake.tidy import TidySummary, tidy
 from notifyq.spark.publish.history import Choice, Count
 from notifyq.spark.publish.load import LoadSummary, load
 from notifyq.spark.publish.mapping import Mapping, mapping
 from notifyq.spark.publish.replay import ReplaySummary, replay
 from notifyq.spark.session import session
+from notifyq.spark.streaming import stream_to_lake
 
 __all__ = [
     "Anomaly",

@@ -93,19 +93,6 @@ def session(
             del os.environ[_PYTHON]
 
 
-def register(spark: Any) -> None:
-    """Register the data source `notifyq` unless the session has found it.
-
-    Spark searches data sources once, in a Python worker. If that worker is killed, the session
-    raises DATA_SOURCE_NOT_FOUND until its end.
-    """
-    from pyspark_notifyq import DefaultSource
-
-    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - not in Python
-    if not known.dataSourceExists(DefaultSource.name()):
-        spark.dataSource.register(DefaultSource)
-
-
 def _check_address(master: str, host: str | None) -> None:
     reached = machines.address_for(master)
     if host is None or reached is None or machines.is_loopback(reached):

@@ -163,8 +163,8 @@ def stream(
     starts again, also after kill -9.
     """
     with needs_extra():
-        from notifyq.spark.lake.streaming import stream_to_lake
         from notifyq.spark.session import session
+        from notifyq.spark.streaming import stream_to_lake
 
     copied: list[int] = []
 

@@ -68,3 +68,14 @@ class NotifyqSource(DataSource):
         return StreamWriter(
             write_options(self.options, is_overwrite=overwrite), shape(schema, self.options)
         )
+
+
+def register(spark: Any) -> None:
+    """Register the data source `notifyq` unless the session has found it.
+
+    Spark searches data sources once, in a Python worker. If that worker is killed, the session
+    raises DATA_SOURCE_NOT_FOUND until its end.
+    """
+    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - not in Python
+    if not known.dataSourceExists(NotifyqSource.name()):
+        spark.dataSource.register(NotifyqSource)

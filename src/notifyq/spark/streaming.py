@@ -16,7 +16,7 @@ from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
 from notifyq.spark.lake.files import FileWriter, WrittenFile
 from notifyq.spark.lake.lake import ARCHIVE, Lake, folder
-from notifyq.spark.session import register
+from notifyq.spark.source.source import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
