@@ -47,8 +47,8 @@ def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[
     """Return the lags of events by thirds of the time, and how many events were not published."""
     import psycopg
 
-    from notifyq.spark.streaming import stream_to_lake
     from notifyq.spark.session import session
+    from notifyq.spark.streaming import stream_to_lake
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("select messages.drop_stream(name) from messages.stream "
