@@ -10,13 +10,13 @@ import asyncpg
 import pytest
 
 from cli.programs import Running
-from notifyq import AccessDeniedError, App, DatabaseUnavailableError
+from notifyq import AccessDeniedError, App, DatabaseUnavailableError, Policy
 from notifyq.database.pool import Database, explained
 from notifyq.database.retry import is_passing
 from notifyq.dsn import with_user
 from notifyq.relay import Relay
 from notifyq.telemetry import WorkerStarted
-from support.database import Connection, install, session, until
+from support.database import Connect, Connection, install, session, until
 from support.servers import kept_server
 
 if TYPE_CHECKING:
@@ -181,3 +181,30 @@ def test_what_a_start_waits_for(error: Exception, passes: bool) -> None:
     assert ours is not None
     ours.__cause__ = error
     assert is_passing(ours) is passes
+
+
+async def test_a_start_that_waits_for_a_transaction_does_not_stop_publishers(
+    database: str, connection: Connection, connect: Connect, events: Events
+) -> None:
+    app = App(database)
+    app.handler("a", policy=Policy(capacity=10))(lambda: None)
+    app.handler("b")(lambda: None)
+    worker = app.worker(telemetry=events)
+    other = await connect()
+
+    async def waits() -> bool:
+        return bool(
+            await connection.fetchval(
+                "select exists (select from pg_stat_activity "
+                "where datname = current_database() and wait_event_type = 'Lock')"
+            )
+        )
+
+    async with other.transaction():
+        await other.fetchval("select messages.create_queue('b')")
+        starting = asyncio.create_task(app.work(worker))
+        await until(waits, "the start waits for the other transaction")
+        assert await connection.fetchval("select messages.publish('default', '1')", timeout=10)
+    await events.wait(WorkerStarted)
+    worker.stop()
+    await starting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from notifyq.database import statements as sql
 from notifyq.errors import AccessDeniedError
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Schedules
@@ -26,10 +27,11 @@ async def declare(
 
     A queue or schedule that is refused leaves none of the others behind. All workers do it in the
     same order, and streams in a transaction of their own: else two that start together would wait
-    for each other.
+    for each other. Behind another transaction they wait a short time only, and start anew.
     """
     if queues:
         async with database.transaction() as calls:
+            await calls.fetch(sql.SHORT_WAITS)
             await Admin(calls).create_missing(registry.policies(sorted(queues)))
             wanted = sorted(registry.schedules_of(queues), key=lambda it: it.name)
             try:
@@ -44,6 +46,7 @@ async def declare(
     if streams:
         in_order = sorted(registry.subscribers(streams), key=lambda it: it.subscription)
         async with database.transaction() as calls:
+            await calls.fetch(sql.SHORT_WAITS)
             await Streams(calls).subscribe_all(in_order)
 
 
