@@ -394,3 +394,30 @@ async def test_a_claim_before_its_turn_gets_no_more_than_the_rate_has_left(
     # None if it has waited for half a second.
     assert len(await claiming) in {0, 2}
     assert await observer.fetchval(COUNT) <= 20
+
+
+@pytest.mark.parametrize(
+    "options", [{"capacity": 1}, {"durable": False}, {"payload_type": "integer"}], ids=str
+)
+@pytest.mark.parametrize("second", ["create", "drop"])
+async def test_the_triggers_of_queues_that_are_created_at_once_serve_all(
+    connect: Connect, connection: Connection, options: dict[str, Any], second: str
+) -> None:
+    other = await connect()
+    await value(connection, "create_queue", name="a", **options)
+    async with connection.transaction():
+        await value(connection, "create_queue", name="b", **options)
+        changing = asyncio.ensure_future(
+            value(other, "create_queue", name="c", **options)
+            if second == "create"
+            else value(other, "drop_queue", name="a")
+        )
+        await until_blocked(connection, other)
+    await changing
+    left = "{a,b,c}" if second == "create" else "{b}"
+    triggers = await connection.fetch(
+        "select pg_get_triggerdef(oid) as text from pg_trigger "
+        "where tgrelid = 'messages.message'::regclass "
+        "and tgname in ('capacity', 'a_divert', 'payload')"
+    )
+    assert [left in trigger["text"] for trigger in triggers] == [True]

@@ -49,6 +49,8 @@ begin
         payload_schema::text as payload_schema
     ) as o
   ));
+  -- One call at a time: triggers that two calls rebuild would name the queues of one of them only.
+  lock table notifyq.limit_turn in share update exclusive mode;
   insert into messages.queue (name) values (v_queue.name)
   on conflict on constraint queue_name_pk do nothing;
   if not found then
@@ -170,7 +172,9 @@ declare
   v_awaited bigint[];
 begin
   perform notifyq.check_given('force', drop_queue.force is not null);
-  -- First: a transaction that fires a schedule locks its row while it publishes.
+  -- One call at a time, as in create_queue().
+  lock table notifyq.limit_turn in share update exclusive mode;
+  -- Then these: a transaction that fires a schedule locks its row while it publishes.
   perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
   delete from messages.schedule as s where s.queue = drop_queue.name;
   -- Wait for open transactions that have published into this queue, see check_inserted().
