@@ -208,3 +208,23 @@ async def test_a_start_that_waits_for_a_transaction_does_not_stop_publishers(
     await events.wait(WorkerStarted)
     worker.stop()
     await starting
+
+
+async def test_apps_with_common_queues_and_streams_start_together(
+    database: str, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    starting: list[asyncio.Task[None]] = []
+    workers = []
+    for queues, streams in [("abc", "st"), ("bd", "t"), ("ce", "tu"), ("ad", "s"), ("e", "u")]:
+        app = App(database)
+        for queue in queues:
+            app.handler(queue, policy=Policy(capacity=10, durable=False))(lambda: None)
+        for stream in streams:
+            app.subscriber(f"stream {stream}", queues)(lambda: None)
+        workers.append(app.worker(telemetry=events))
+        starting.append(asyncio.create_task(app.work(workers[-1])))
+    await events.wait(WorkerStarted, len(workers), seconds=30)
+    for worker in workers:
+        worker.stop()
+    await asyncio.gather(*starting)
+    assert "the start failed" not in caplog.text

@@ -26,7 +26,7 @@ async def declare(
     """Create missing queues, schedules, streams and subscriptions.
 
     A queue or schedule that is refused leaves none of the others behind. All workers do it in the
-    same order, and streams in a transaction of their own: else two that start together would wait
+    same order, and each stream in a transaction of its own: else two that start together would wait
     for each other. Behind another transaction they wait a short time only, and start anew.
     """
     if queues:
@@ -45,9 +45,7 @@ async def declare(
         await _warn_of_one_attempt(database, registry, queues)
     if streams:
         in_order = sorted(registry.subscribers(streams), key=lambda it: it.subscription)
-        async with database.transaction() as calls:
-            await calls.fetch(sql.SHORT_WAITS)
-            await Streams(calls).subscribe_all(in_order)
+        await Streams(database).subscribe_all(in_order)
 
 
 async def _warn_of_one_attempt(
