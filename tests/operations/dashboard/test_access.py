@@ -436,11 +436,14 @@ def test_written_users_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "# nobody\n", "ann", "ann:write:", "ann:admin:$argon2id$x", "ann:read:$argon2id$x"],
-)
+    [
+        "", "# nobody\n", "ann", "ann:write:", "ann:admin:$argon2id$x", "ann:read:$argon2id$x",
+        "ann:read:$argon2id$v=19$m=65536,t=3,p=4$c2FsdHNhbHQ$\N{LATIN SMALL LETTER E WITH ACUTE}",
+    ],
+)  # fmt: skip
 def test_a_file_without_valid_users_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "users"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match="--add-user"):
         Users.of_file(file)
 

@@ -44,7 +44,7 @@ def verify_password(password: str, hashed: str) -> bool:
 def _is_hash(text: str) -> bool:
     argon2 = _argon2()
     try:
-        return argon2.extract_parameters(text).type is argon2.Type.ID
+        return text.isascii() and argon2.extract_parameters(text).type is argon2.Type.ID
     except argon2.exceptions.InvalidHashError:
         return False
 
