@@ -110,6 +110,13 @@ def test_an_unknown_subscriber_gets_a_similar_name(
     assert "did you mean 'warehouse'?" in notifyq.refused(*args)
 
 
+def test_a_subscriber_of_another_stream_is_not_the_name_that_was_meant(
+    notifyq: Notifyq, names: str
+) -> None:
+    assert notifyq.dsn == names
+    assert "did you mean" not in notifyq.refused("stream", "unsubscribe", "other", "warehouse")
+
+
 def test_a_queue_that_is_a_stream_gets_its_name(notifyq: Notifyq, names: str) -> None:
     assert notifyq.dsn == names
     assert "did you mean 'orders'?" in notifyq.refused("publish", "ordres", "1")

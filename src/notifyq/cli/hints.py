@@ -90,7 +90,9 @@ async def add_near_names(database: Database, error: DatabaseError) -> None:
     with suppress(NotifyqError, asyncpg.PostgresError, OSError):
         known = await _known(database, error)
         name = next(iter(_names(str(error.args[0]))), "")
-        error.near = difflib.get_close_matches(name, known, n=2)  # type: ignore[attr-defined]
+        # A subscriber of this very name may have another stream.
+        others = [it for it in known if it != name]
+        error.near = difflib.get_close_matches(name, others, n=2)  # type: ignore[attr-defined]
 
 
 async def _known(database: Database, error: DatabaseError) -> list[str]:
