@@ -38,27 +38,26 @@ begin
 end;
 $$;
 
--- Save the options of a queue, all columns but those that have functions of their own, and update
--- what depends on them.
+-- Save the options of a queue, and update what depends on them.
 create or replace function notifyq.save_options(queue messages.queue)
   returns messages.queue language plpgsql
 as $$
 declare
-  v_options text := (
-    select string_agg(quote_ident(a.attname), ', ')
-    from pg_attribute as a
-    where a.attrelid = 'messages.queue'::regclass and a.attnum > 0
-      and not a.attisdropped and a.attgenerated = ''
-      and a.attname <> all ('{name,created_at,paused,resumes_at,has_key_limits}')
-  );
   v_queue messages.queue;
 begin
-  execute format(
-    'update messages.queue as q set (%1$s) = (select %1$s from (select ($1).*) as o) '
-    'where q.name = ($1).name',
-    v_options
-  ) using queue;
-  v_queue := notifyq.find_queue(queue.name);
+  update messages.queue as q
+  set lock_duration = queue.lock_duration, max_attempts = queue.max_attempts,
+    backoff = queue.backoff, backoff_max = queue.backoff_max, notify = queue.notify,
+    retention = queue.retention, retention_dead = queue.retention_dead,
+    max_bytes = queue.max_bytes, concurrency = queue.concurrency,
+    key_concurrency = queue.key_concurrency, rate = queue.rate, rate_period = queue.rate_period,
+    rate_burst = queue.rate_burst, key_rate = queue.key_rate,
+    key_rate_period = queue.key_rate_period, key_rate_burst = queue.key_rate_burst,
+    ordered = queue.ordered, fair = queue.fair, capacity = queue.capacity,
+    overflow = queue.overflow, durable = queue.durable, payload_type = queue.payload_type,
+    payload_schema = queue.payload_schema
+  where q.name = save_options.queue.name
+  returning * into v_queue;
   perform notifyq.keep_limit_rows(v_queue);
   return v_queue;
 end;
