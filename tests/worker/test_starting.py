@@ -127,28 +127,6 @@ async def test_a_stop_ends_the_wait_in_a_thread_of_nobodys(events: Events) -> No
     assert not events.of(WorkerStarted)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "what"),
-    [
-        (
-            'app.handler("z", policy=notifyq.Policy(payload_type="no_such_type"))(lambda: None)',
-            "no_such_type",
-        ),
-        ('app.cron("@every 1 fortnight", queue="q", name="z")(lambda: None)', "fortnight"),
-    ],
-)
-async def test_a_start_with_a_wrong_declaration_creates_nothing(
-    database: str, connection: Connection, tmp_path: Path, wrong: str, what: str
-) -> None:
-    (tmp_path / "theirs.py").write_text(
-        f'import notifyq\napp = notifyq.App()\napp.handler("a")(lambda: None)\n{wrong}\n'
-    )
-    with Running(database, "worker", "theirs:app", cwd=tmp_path) as worker:
-        result = worker.end()
-    assert (result.code, what in result.err, "Traceback" in result.err) == (1, True, False)
-    assert await connection.fetch("select from messages.queue where name in ('a', 'q', 'z')") == []
-
-
 @pytest.mark.parametrize("missing", ["role", "database"])
 async def test_what_cannot_pass_ends_a_worker_at_once(database: str, missing: str) -> None:
     name = database.rpartition("/")[2].partition("?")[0]

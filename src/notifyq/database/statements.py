@@ -20,8 +20,6 @@ from messages.publish(
 """
 # A transaction may wait for the source of its stream: it is not a forgotten one.
 NO_IDLE_TIMEOUT = "set local idle_in_transaction_session_timeout = 0"
-# Creating a queue may lock out publishers until the commit: no wait for others may prolong that.
-SHORT_WAITS = "set local lock_timeout = '2s'"
 # A handler and its statements may be slow. If its host crashes, its transaction must not block
 # vacuum for two hours.
 TRANSACTION = """

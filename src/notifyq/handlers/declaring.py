@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from notifyq.database import statements as sql
 from notifyq.errors import AccessDeniedError
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Schedules
@@ -23,29 +22,23 @@ log = logging.getLogger("notifyq.worker")
 async def declare(
     database: Database, registry: Registry, queues: Collection[str], streams: Collection[str]
 ) -> None:
-    """Create missing queues, schedules, streams and subscriptions.
+    """Create missing queues, schedules, streams and subscriptions, each by a call of its own.
 
-    A queue or schedule that is refused leaves none of the others behind. All workers do it in the
-    same order, and each stream in a transaction of its own: else two that start together would wait
-    for each other. Behind another transaction they wait a short time only, and start anew.
+    Creating one may lock out publishers until the commit: in one transaction they would wait for
+    all of it, and workers that start together for each other.
     """
     if queues:
-        async with database.transaction() as calls:
-            await calls.fetch(sql.SHORT_WAITS)
-            await Admin(calls).create_missing(registry.policies(sorted(queues)))
-            wanted = sorted(registry.schedules_of(queues), key=lambda it: it.name)
-            try:
-                async with calls.connection.transaction():
-                    await Schedules(calls).add_all(wanted)
-            except AccessDeniedError:
-                log.warning(
-                    "the schedules of this app were not updated, as only an admin may define them: "
-                    "run `notifyq schedules apply`"
-                )
+        await Admin(database).create_missing(registry.policies(sorted(queues)))
         await _warn_of_one_attempt(database, registry, queues)
     if streams:
-        in_order = sorted(registry.subscribers(streams), key=lambda it: it.subscription)
-        await Streams(database).subscribe_all(in_order)
+        await Streams(database).subscribe_all(registry.subscribers(streams))
+    try:
+        await Schedules(database).add_all(registry.schedules_of(queues))
+    except AccessDeniedError:
+        log.warning(
+            "the schedules of this app were not updated, as only an admin may define them: "
+            "run `notifyq schedules apply`"
+        )
 
 
 async def _warn_of_one_attempt(
