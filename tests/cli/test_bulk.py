@@ -266,13 +266,15 @@ async def test_lines_of_a_terminal_can_be_followed(database: str) -> None:
 
 
 def test_many_short_lines_are_more_than_one_statement(notifyq: Notifyq, queue: str) -> None:
-    result = notifyq("publish", queue, stdin="1\n" * 150_000)
-    assert (result.code, result.out) == (0, "150000 published\n")
+    # Two reads of 256 KiB, the first of which is two statements.
+    lines = f"{1:<13}\n" * 20_000
+    result = notifyq("publish", queue, stdin=lines)
+    assert (result.code, result.out) == (0, "20000 published\n")
     (row,) = [row for row in notifyq.good("queues", "--json").data if row["queue"] == queue]
-    assert row["waiting"] == 150_000
-    result = notifyq("publish", queue, stdin="1\n" * 150_000 + "x\n")
+    assert row["waiting"] == 20_000
+    result = notifyq("publish", queue, stdin=lines + "x\n")
     assert (result.code, result.out) == (1, "")
-    assert "notifyq: line 150001 is not JSON: " in result.err
+    assert "notifyq: line 20001 is not JSON: " in result.err
     (after,) = [row for row in notifyq.good("queues", "--json").data if row["queue"] == queue]
     assert after == row
 
