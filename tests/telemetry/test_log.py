@@ -10,6 +10,7 @@ from notifyq.telemetry import (
     HandlerStuck,
     ListenerLost,
     LockLost,
+    MaintenanceFailing,
     MessagesClaimed,
     SchedulesFired,
     TelemetryEvent,
@@ -69,6 +70,11 @@ def test_each_event_is_one_line(kind: type[TelemetryEvent]) -> None:
     event = kind(**{field.name: VALUES[str(field.type)] for field in fields(kind)})
     assert str(event).isprintable()
     assert "{" not in str(event)
+
+
+def test_maintenance_that_works_again_is_logged_so() -> None:
+    assert str(MaintenanceFailing(failing=("x",))) == "maintenance fails to do: x"
+    assert str(MaintenanceFailing(failing=())) == "maintenance works again"
 
 
 def test_an_event_below_the_log_level_is_not_built(caplog: pytest.LogCaptureFixture) -> None:

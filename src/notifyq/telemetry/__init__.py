@@ -288,6 +288,10 @@ class MaintenanceFailing(
 
     failing: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """The event as a sentence, for a log."""
+        return super().__str__() if self.failing else "maintenance works again"
+
 
 class SchedulesFired(
     TelemetryEvent,
