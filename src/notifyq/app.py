@@ -15,12 +15,7 @@ from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns, require
 from notifyq.database.loop_thread import LoopThread
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.errors import (
-    ConfigurationError,
-    QueueNotFoundError,
-    SchemaError,
-)
-from notifyq.handlers.declaring import declare
+from notifyq.errors import AccessDeniedError, ConfigurationError, QueueNotFoundError, SchemaError
 from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
 from notifyq.queues.payload_schema import PayloadSchemas
@@ -399,7 +394,35 @@ class App(Decorators):
     async def _prepare(self, worker: Worker) -> None:
         await self.database.open()
         await self.admin.check_schema()
-        await declare(self.database, self.registry, worker.queues, worker.streams)
+        # Each by a call of its own: creating one may lock out publishers until the commit. In one
+        # transaction they would wait for all, and workers that start together for each other.
+        if worker.queues:
+            await self.create_queues(sorted(worker.queues))
+            await self._warn_of_one_attempt(worker.queues)
+        if worker.streams:
+            await self.create_subscriptions(worker.streams)
+        if worker.queues:
+            try:
+                await self.create_schedules(worker.queues)
+            except AccessDeniedError:
+                log.warning(
+                    "the schedules of this app were not updated, as only an admin may define them: "
+                    "run `notifyq schedules apply`"
+                )
+
+    async def _warn_of_one_attempt(self, queues: Iterable[str]) -> None:
+        """Warn where what is recorded is of no use after a crash, as no attempt is left."""
+        durable = [it for it in map(self.registry.__getitem__, queues) if it.takes_steps]
+        if not durable:
+            return
+        allowed = {row["queue"]: row["max_attempts"] for row in await self.admin.queue_info()}
+        for handler in durable:
+            if (handler.policy.max_attempts or allowed.get(handler.queue)) == 1:
+                log.warning(
+                    "the handler of queue %r takes Steps, but with max_attempts 1 a message whose "
+                    "worker is killed is not handled again: allow it more attempts",
+                    handler.queue,
+                )
 
 
 class SyncApp:
