@@ -81,6 +81,14 @@ as $$
   where not notifyq.is_allowed(q.name, 'consume from');
 $$;
 
+-- Queues whose messages the caller may not read: a reader may read all, a worker only what it may
+-- consume.
+create or replace function notifyq.unreadable_queues()
+  returns text[] language sql stable
+as $$
+  select case when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
+$$;
+
 -- The ids, with null for each message in a barred queue: anybody can guess an id and a token.
 create or replace function notifyq.hide_barred(ids bigint[])
   returns bigint[] language plpgsql stable

@@ -198,6 +198,19 @@ begin
 end;
 $$;
 
+-- The name of what only its users know: a step, a signal, a load.
+create or replace function notifyq.check_length(what text, name text, most integer default 200)
+  returns void language plpgsql
+as $$
+begin
+  if (octet_length(name) between 1 and most) is not true then
+    perform notifyq.raise_invalid(format(
+      'the name of a %s has 1 to %s bytes, not %s', what, most, coalesce(octet_length(name), 0)
+    ));
+  end if;
+end;
+$$;
+
 -- When a message is due that is published now.
 create or replace function notifyq.due_at(delay interval, available_at timestamptz)
   returns timestamptz language plpgsql

@@ -8,18 +8,6 @@
 -- raises: NQ002 message not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 too
 -- large, NQ011 lock lost, NQ012 step of another kind
 
-create or replace function notifyq.check_signal_name(name text)
-  returns void language plpgsql
-as $$
-begin
-  if (octet_length(name) between 1 and 200) is not true then
-    perform notifyq.raise_invalid(
-      format('the name of a signal has 1 to 200 bytes, not %s', coalesce(octet_length(name), 0))
-    );
-  end if;
-end;
-$$;
-
 -- The first signal that a wait may receive: one to the message before one to all. null: there is
 -- none. Queues with grants receive only those to their messages, as anybody may send the others.
 create or replace function notifyq.find_signal(message_id bigint, queue text, signals text[])
@@ -86,7 +74,7 @@ as $$
 declare
   v_queue text;
 begin
-  perform notifyq.check_signal_name(signal.name);
+  perform notifyq.check_length('signal', signal.name);
   perform notifyq.check_given('payload', signal.payload is not null);
   if signal.id is null then
     if octet_length(signal.payload::text) > 1048576 then
@@ -165,7 +153,7 @@ begin
     if coalesce(cardinality(signals), 0) = 0 then
       perform notifyq.raise_invalid('signals must name at least one signal');
     end if;
-    perform notifyq.check_signal_name(s.name) from unnest(signals) as s (name);
+    perform notifyq.check_length('signal', s.name) from unnest(signals) as s (name);
     perform notifyq.check_duration('timeout', timeout);
     v_step.due_at := coalesce(clock_timestamp() + timeout, 'infinity');
     perform notifyq.add_step(v_step);

@@ -39,18 +39,6 @@ begin
 end;
 $$;
 
-create or replace function notifyq.check_step_name(name text)
-  returns void language plpgsql
-as $$
-begin
-  if (octet_length(name) between 1 and 200) is not true then
-    perform notifyq.raise_invalid(
-      format('the name of a step has 1 to 200 bytes, not %s', coalesce(octet_length(name), 0))
-    );
-  end if;
-end;
-$$;
-
 create or replace function notifyq.check_value(queue text, what text, value jsonb)
   returns void language plpgsql
 as $$
@@ -78,7 +66,7 @@ as $$
 declare
   v_step notifyq.step;
 begin
-  perform notifyq.check_step_name(name);
+  perform notifyq.check_length('step', name);
   select s.* into v_step
   from notifyq.step as s
   where s.message_id = find_step.message.id
@@ -202,8 +190,7 @@ create or replace function messages.steps(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := case
-    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
+  v_barred text[] := notifyq.unreadable_queues();
 begin
   return query
   select s.name, case when s.kind = 'signal' then s.value -> 'payload' else s.value end,

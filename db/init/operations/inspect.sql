@@ -79,9 +79,7 @@ create or replace function messages.archive_find(id bigint)
   set enable_seqscan = off
 as $$
 declare
-  -- A reader may read all, a worker only what it may consume.
-  v_barred text[] := case
-    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
+  v_barred text[] := notifyq.unreadable_queues();
 begin
   return query
   select a.*

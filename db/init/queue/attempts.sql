@@ -30,9 +30,7 @@ create or replace function messages.attempts(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  -- Readers may read all queues; workers those that they may consume from.
-  v_barred text[] := case
-    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
+  v_barred text[] := notifyq.unreadable_queues();
 begin
   return query
   select a.*

@@ -136,8 +136,7 @@ create or replace function messages.dependencies(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := case
-    when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
+  v_barred text[] := notifyq.unreadable_queues();
 begin
   return query
   select d.after_id, coalesce(m.queue, a.queue),

@@ -71,9 +71,7 @@ as $$
 declare
   v_load notifyq.load;
 begin
-  if begin_load.name is null or octet_length(begin_load.name) not between 1 and 200 then
-    perform notifyq.raise_invalid('the name of a load must have 1 to 200 bytes');
-  end if;
+  perform notifyq.check_length('load', begin_load.name);
   insert into notifyq.load (name, owner) values (begin_load.name, notifyq.calling_role())
   on conflict on constraint load_name_pk do nothing;
   select l.* into v_load from notifyq.load as l where l.name = begin_load.name for update;

@@ -12,9 +12,7 @@ as $$
 declare
   v_replay notifyq.replay;
 begin
-  if begin_replay.name is null or octet_length(begin_replay.name) not between 1 and 190 then
-    perform notifyq.raise_invalid('the name of a replay must have 1 to 190 bytes');
-  end if;
+  perform notifyq.check_length('replay', begin_replay.name, 190);
   perform notifyq.check_target(begin_replay.target) where begin_replay.target is not null;
   insert into notifyq.replay (name, owner, target)
   values (begin_replay.name, notifyq.calling_role(), begin_replay.target)
