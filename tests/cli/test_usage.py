@@ -143,6 +143,13 @@ def test_an_option_before_the_command_is_explained(anywhere: Notifyq, option: st
     assert f"{option} stands behind the command, as in `notifyq ls {option}`" in line
 
 
+@pytest.mark.parametrize("command", ["ls", "dead ls"])
+def test_a_queue_that_stands_as_an_argument_is_explained(anywhere: Notifyq, command: str) -> None:
+    line = anywhere.refused(*command.split(), "orders", code=2)
+    assert "argument (orders): a queue is named by --queue (see" in line.replace("(s)", "")
+    assert "--queue" not in anywhere.refused("ping", "orders", code=2)
+
+
 def test_version_is_printed(anywhere: Notifyq) -> None:
     assert anywhere.good("--version").out == f"notifyq {__version__}\n"
 

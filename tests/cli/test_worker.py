@@ -31,6 +31,7 @@ MODULES = {
     "exits": "import sys; sys.exit(5)",
     "needs": "import no_such_dependency",
     "broken": "def (",
+    "policy": "import notifyq\npolicy = notifyq.Policy(backoff='1s')",
     "number": "app = 3",
     "empty": "import notifyq; app = notifyq.App()",
     "elsewhere": "import notifyq; app = notifyq.App('postgresql://127.0.0.1:1/nowhere')\n"
@@ -58,6 +59,7 @@ TARGETS = [
     ("exits:app", "cannot be imported: SystemExit: 5"),
     ("needs:app", "cannot be imported: No module named 'no_such_dependency'"),
     ("broken:app", "cannot be imported: SyntaxError: "),
+    ("policy:app", "not '1s' ({folder}/policy.py, line 2)"),
     ("number:app", "'number' has no App named 'app': it is of type int"),
     ("good:ap", "'good' has no App named 'ap': did you mean 'app'?"),
     ("number:other", "'number' has no App named 'other'"),
@@ -76,6 +78,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_app_that_cannot_be_loaded(
     notifyq: Notifyq, folder: Path, target: str, why: str
 ) -> None:
+    why = why.replace("{folder}", str(folder))
     assert why in notifyq.refused("worker", target, folder=folder)
 
 

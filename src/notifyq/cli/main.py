@@ -264,5 +264,9 @@ def _explain_usage(error: Any) -> int:
     option = getattr(error, "option_name", None)
     if option in {"--dsn", "--json"} and context is not None and context.parent is None:
         reason = f"{option} stands behind the command, as in `notifyq ls {option}`"
+    elif "unexpected extra argument" in reason and any(
+        "--queue" in parameter.opts for parameter in context.command.params
+    ):
+        reason += ": a queue is named by --queue"
     _console().print(f"notifyq: {printable(reason)} (see `{command} --help`)")
     return 2

@@ -228,9 +228,9 @@ def load_app(target: str) -> App:
 
 
 def _failed_line(error: BaseException) -> str:
-    """The line of the user's code that failed: the last one that is in no installed package."""
+    """The line of the user's code that failed: the last one in a file that is not installed."""
     frames = traceback.extract_tb(error.__traceback__)
-    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+    installed = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
     own = [it for it in frames if not it.filename.startswith((*installed, str(_PACKAGE)))]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
