@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from notifyq.operations.report.data import Report, gather
-from notifyq.operations.report.page import page
-from notifyq.operations.report.picture import picture
+from notifyq.errors import ConfigurationError
+
+try:
+    from notifyq.operations.report.data import Report, gather
+    from notifyq.operations.report.page import page
+    from notifyq.operations.report.picture import picture
+except ImportError as error:
+    raise ConfigurationError(
+        "the report needs more packages: pip install 'notifyq[report]'"
+    ) from error
 
 __all__ = ["Report", "gather", "page", "picture"]

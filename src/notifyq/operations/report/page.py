@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from notifyq import __version__
-from notifyq.errors import ConfigurationError
 from notifyq.operations import texts
-from notifyq.operations.report.charts import CHARTS, change, per_step, slowest, when
-from notifyq.operations.report.picture import DARK, LIGHT, svg
+from notifyq.operations.report.charts import change, charts, per_step, slowest, when
+from notifyq.operations.report.picture import STYLE
 
 if TYPE_CHECKING:
-    from notifyq.operations.report.charts import Colours
     from notifyq.operations.report.data import Report
 
 _MOST_GROWN = 15
@@ -20,16 +20,14 @@ _MOST_GROWN = 15
 
 
 def page(report: Report) -> str:
-    """The page as HTML."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise ConfigurationError(
-            "the report needs more packages: pip install 'notifyq[report]'"
-        ) from error
+    """The page as HTML, with the style sheet and the parts of the dashboard."""
     environment = Environment(
-        loader=PackageLoader("notifyq.operations.report", "templates"),
+        loader=ChoiceLoader(
+            [
+                PackageLoader("notifyq.operations", f"{it}/templates")
+                for it in ("report", "dashboard")
+            ]
+        ),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -38,32 +36,13 @@ def page(report: Report) -> str:
     environment.filters |= {
         name: getattr(texts, name) for name in ("clean", "cut", "number", "percent", "span")
     } | {"change": change, "when": when}
-    charts = {}
-    if not report.is_empty:
-        for chart in CHARTS:
-            # matplotlib has escaped the texts in its output.
-            wide, narrow = (
-                Markup(svg(report, chart, is_narrow=is_narrow))  # noqa: S704
-                for is_narrow in (False, True)
-            )
-            charts[chart.name] = {
-                "name": chart.name,
-                "title": chart.title,
-                "description": texts.clean(chart.description(report)),
-                "wide": wide,
-                "narrow": narrow,
-            }
     return environment.get_template("page.html").render(
-        charts=charts,
-        colours={"light": _variables(LIGHT), "dark": _variables(DARK)},
+        charts=charts(report),
         grown=report.growth[1 : _MOST_GROWN + 1],
         more_grown=max(0, len(report.growth) - 1 - _MOST_GROWN),
         report=report,
         slowest=slowest(report),
         step=per_step(report),
+        style=Markup(STYLE),  # noqa: S704  our own file
         version=__version__,
     )
-
-
-def _variables(colours: Colours) -> dict[str, str]:
-    return {field.name.replace("_", "-"): getattr(colours, field.name) for field in fields(colours)}

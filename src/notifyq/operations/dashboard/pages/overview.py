@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from notifyq.models.message import Status
 from notifyq.operations import monitor
+from notifyq.operations.charts import Chart, Series, steps
 from notifyq.operations.dashboard import statements
-from notifyq.operations.dashboard.charts import Chart, Series, steps
 from notifyq.operations.dashboard.checks import checked, state
 from notifyq.operations.dashboard.live import behind, lags, totals
 from notifyq.operations.dashboard.section import Section

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from notifyq.operations.texts import cut
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -43,6 +45,8 @@ class Chart:
     series: tuple[Series, ...]
     write: Callable[[float], str]
     is_stacked: bool = False
+    apart: float = 1
+    """The smallest distance between the rules of a stacked chart."""
 
     @property
     def columns(self) -> list[str]:
@@ -58,22 +62,56 @@ class Chart:
         """The picture, for about this width."""
         frame = _Frame(self, width, height)
         parts = [frame.rules(), *(frame.bars() if self.is_stacked else frame.lines())]
-        parts += frame.hovers()
-        name = f"{self.name}-{width}"
-        return Markup(
-            '<svg viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t {}-d">'
-            '<title id="{}-t">{}</title><desc id="{}-d">{}</desc>{}</svg>'
-        ).format(
-            width,
-            height,
-            name,
-            name,
-            name,
-            self.title,
-            name,
-            self.description,
-            Markup("").join(parts),
-        )
+        return _svg(self, width, height, [*parts, *frame.hovers()])
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Named rows of horizontal bars, each with its label."""
+
+    name: str
+    title: str
+    description: str
+    series: tuple[Series, ...]
+    """Of which each row has a bar."""
+    rows: tuple[str, ...]
+    write: Callable[[float], str]
+
+    def svg(self, width: int = 760, height: int = 0) -> Markup:
+        """The picture, for about this width and at least this height."""
+        right = width - 90
+        thick = 26 / len(self.series)
+        most = max((it for series in self.series for it in series.values if it), default=1)
+        parts = []
+        for index, row in enumerate(self.rows):
+            top = 56 * index + 14
+            # Above its bars, because names are long.
+            name = cut(" ".join(row.split()), width // 7)
+            parts.append(Markup('<text class="row-name" x="0" y="{}">{}</text>').format(top, name))
+            for number, series in enumerate(self.series):
+                if (value := series.values[index]) is None:
+                    continue
+                low, wide = top + 6 + thick * number, max(1.0, right * value / most)
+                parts.append(
+                    Markup(
+                        '<path class="f-{}" d="M0 {:.1f}h{:.1f}v{:.1f}H0z"/>'
+                        '<text x="{:.1f}" y="{:.1f}">{}</text>'
+                    ).format(
+                        series.name, low, wide, thick * 0.85, wide + 5, low + thick * 0.42 + 4,
+                        self.write(value),
+                    )
+                )  # fmt: skip
+        return _svg(self, width, max(height, 56 * len(self.rows)), parts)
+
+
+def _svg(chart: Chart | Bars, width: int, height: int, parts: Sequence[Markup]) -> Markup:
+    return Markup(
+        '<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
+        '<title id="{name}-t">{title}</title><desc id="{name}-d">{description}</desc>{all}</svg>'
+    ).format(
+        width=width, height=height, name=f"{chart.name}-{width}", title=chart.title,
+        description=chart.description, all=Markup("").join(parts),
+    )  # fmt: skip
 
 
 class _Frame:
@@ -87,7 +125,7 @@ class _Frame:
         if chart.is_stacked:
             columns = zip(*(it.values for it in chart.series), strict=True)
             self.ticks = _linear(
-                max((sum(it or 0 for it in column) for column in columns), default=0)
+                max((sum(it or 0 for it in column) for column in columns), default=0), chart.apart
             )
         else:
             known = [it for series in chart.series for it in series.values if it]
@@ -200,13 +238,13 @@ def steps(since: datetime, until: datetime, step: timedelta) -> tuple[datetime, 
     return tuple(first + step * index for index in range(-((first - until) // step)))
 
 
-def _linear(most: float) -> list[float]:
+def _linear(most: float, least: float) -> list[float]:
     """Ticks at round numbers from 0 to at least the largest value."""
     if most <= 0:
-        return [0, 1]
+        return [0, least]
     size = 10 ** math.floor(math.log10(most / 4))
     apart = next(size * it for it in (1, 2, 2.5, 5, 10) if size * it * 4 >= most)
-    apart = max(1.0, apart)
+    apart = max(least, apart)
     return [apart * index for index in range(math.ceil(most / apart) + 1)]
 
 
