@@ -89,8 +89,8 @@ async def export(
     files = "" if by is None else f"{done.files} files, "
     out.print(
         printable(
-            f"{done.path}: {done.rows} messages, {files}{done.bytes / 1_000_000:.1f} MB, "
-            f"{done.seconds:.1f} s ({done.rows / done.seconds:,.0f} a second)"
+            f"{done.path}: {done.rows} messages, {files}{size(done.bytes)}, "
+            f"{span(done.seconds)} ({done.rows / done.seconds:,.0f} a second)"
         )
     )
 

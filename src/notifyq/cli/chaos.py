@@ -16,6 +16,7 @@ from notifyq.cli.command import run
 from notifyq.cli.options import flag
 from notifyq.cli.output import err, out, print_table
 from notifyq.cli.progress import Progress
+from notifyq.operations.texts import span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -120,7 +121,7 @@ def _run(
             if err.is_terminal:
                 progress.advance()
             what = f"skipped, {row.skipped}" if row.skipped else "ok" if row.ok else "BROKEN"
-            err.print(f"{row.fault}: {what} ({row.seconds:.1f} s)")
+            err.print(f"{row.fault}: {what} ({span(row.seconds)})")
 
         command = Run(
             faults=faults, seed=seed, seconds=seconds, workers=workers, kept=kept, report=show

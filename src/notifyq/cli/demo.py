@@ -130,7 +130,7 @@ def _print(outcome: Outcome) -> None:
     out.print()
     print_table(["status", "messages"], facts["statuses"].items(), numbers={1})
     out.print(f"\n{facts['published']} published, {facts['archived']} archived, {totals}")
-    out.print(f"{facts['messages_per_second']:.0f} messages/s for {outcome.seconds:.1f} s\n")
+    out.print(f"{facts['messages_per_second']:.0f} messages/s for {span(outcome.seconds)}\n")
     print_table(
         ["time", "p50", "p95", "p99", ""],
         [

@@ -17,6 +17,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from notifyq.cli.output import err
+from notifyq.operations.texts import size
 
 _EVERY = 2.0
 """Seconds between two lines where there is no terminal."""
@@ -31,13 +32,13 @@ class Progress:
         self._unit = unit
         self._done = 0
         self._since = self._printed = time.monotonic()
-        size: list[ProgressColumn] = (
+        columns: list[ProgressColumn] = (
             [DownloadColumn(), TransferSpeedColumn()] if unit == "B" else [MofNCompleteColumn()]
         )
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
-            *size,
+            *columns,
             TimeElapsedColumn(),
             console=err,
             disable=not err.is_terminal,
@@ -70,7 +71,8 @@ class Progress:
 
     def _print(self) -> None:
         self._printed = time.monotonic()
-        size, unit = (1_000_000, "MB") if self._unit == "B" else (1, self._unit)
-        of = "" if self._total is None else f" of {self._total // size}"
-        seconds = self._printed - self._since
-        err.print(f"{self._what}: {self._done // size}{of} {unit}, {seconds:.0f} s")
+        amounts = [self._done, *([] if self._total is None else [self._total])]
+        is_bytes = self._unit == "B"
+        done = " of ".join(map(size if is_bytes else str, amounts))
+        unit = "" if is_bytes else f" {self._unit}"
+        err.print(f"{self._what}: {done}{unit}, {self._printed - self._since:.0f} s")

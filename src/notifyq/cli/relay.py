@@ -36,6 +36,7 @@ from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_
 from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import ConfigurationError
+from notifyq.operations.texts import span
 from notifyq.printable import printable
 from notifyq.relay import (
     Relay,
@@ -280,5 +281,5 @@ class _Progress:
             print_json({name: counts[name] for name in names} | {"seconds": round(seconds, 3)})
             return
         others = [f"{counts[name]} {name}" for name in names[1:] if counts[name]]
-        text = f"{counts['moved']} messages moved in {seconds:.1f} s"
+        text = f"{counts['moved']} messages moved in {span(seconds)}"
         out.print(printable("; ".join([text, *others])))

@@ -20,6 +20,7 @@ from notifyq.cli.options import (
 from notifyq.cli.output import err, out, print_json, print_table, when
 from notifyq.cli.progress import Progress
 from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra
+from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _summary_text(summary: ExportSummary) -> str:
     rate = summary.rows / summary.seconds
     return (
         f"{summary.rows} messages of {summary.days} days exported into {summary.lake}: "
-        f"{summary.files} files, {summary.bytes / 1_000_000:.1f} MB, {summary.seconds:.1f} s "
+        f"{summary.files} files, {size(summary.bytes)}, {span(summary.seconds)} "
         f"({rate:,.0f} a second)"
     )
 
@@ -101,7 +102,7 @@ def rollup(
     elif done.messages or done.batches:
         out.print(
             f"{done.messages} messages of {done.files} files counted into {done.groups} groups in "
-            f"{done.seconds:.1f} s"
+            f"{span(done.seconds)}"
         )
     else:
         out.print("nothing was added to the lake since the last time")

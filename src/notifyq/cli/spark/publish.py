@@ -24,6 +24,7 @@ from notifyq.cli.options import (
 from notifyq.cli.output import err, out, print_json, print_rows, print_table, when
 from notifyq.cli.progress import Progress
 from notifyq.cli.spark.common import EngineOption, make_engine, needs_extra
+from notifyq.operations.texts import span
 from notifyq.printable import printable
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _summary_text(done: LoadSummary, *, is_dry: bool) -> str:
     if not done.is_new:
         return f"load {done.name} was published before, {done.published} messages: nothing to do"
     merged = f"; {done.merged} merged with live ones of the same dedup_key" if done.merged else ""
-    return f"{done.published} messages in {done.seconds:.1f} s: {where or 'none'}{merged}"
+    return f"{done.published} messages in {span(done.seconds)}: {where or 'none'}{merged}"
 
 
 def replay(
@@ -189,7 +190,7 @@ def replay(
         before = f", {done.known} were before" if done.known else ""
         out.print(
             printable(
-                f"{done.published} messages published again in {done.seconds:.1f} s{before}, "
+                f"{done.published} messages published again in {span(done.seconds)}{before}, "
                 f"{done.total} by replay {name} in all{due}"
             )
         )
@@ -245,7 +246,7 @@ def sample(
         print_json(made)
         return
     out.print(
-        f"{made.messages} messages of {made.queues} queues in {made.seconds:.1f} s, "
+        f"{made.messages} messages of {made.queues} queues in {span(made.seconds)}, "
         f"{made.dead} of them dead, digest {made.digest}"
     )
     if made.incidents:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
 from notifyq.operations.doctor.finding import fail, ok, warn
-from notifyq.operations.texts import span
+from notifyq.operations.texts import size, span
 
 if TYPE_CHECKING:
     from notifyq.operations.doctor.finding import Context, Finding
@@ -52,7 +52,7 @@ async def check_segments(context: Context) -> Finding:
                 f"stream {row['stream']} has {row['segments']} segments",
                 "its slowest subscriber, a long transaction or a long retention keeps them",
             )
-    return ok(f"{len(rows)} streams with {sum(row['bytes'] for row in rows) / 2**20:.0f} MB")
+    return ok(f"{len(rows)} streams with {size(sum(row['bytes'] for row in rows))}")
 
 
 async def check_forwards(context: Context) -> Finding:
