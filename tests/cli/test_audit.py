@@ -50,6 +50,10 @@ def test_the_audit_has_changes_of_queues(notifyq: Notifyq) -> None:
     run("queues", "limit", "q", "ann")
     run("queues", "grant", "q", "notifyq_worker", "--consume")
     run("queues", "revoke", "q", "notifyq_worker")
+    assert notifyq.refused("queues", "revoke", "q", "notifyq_worker") == (
+        "notifyq: role 'notifyq_worker' has no grant on queue 'q': `notifyq queues grants` lists "
+        "all\n"
+    )
     notifyq.refused("queues", "alter", "q", "--backoff", "2h", "--backoff-max", "1h")
     run("queues", "drop", "q")
     assert noted(notifyq, "--subject", "q") == [
@@ -117,6 +121,10 @@ def test_the_audit_has_changes_of_streams_schedules_and_the_archive(
     run("stream", "resume", "s")
     run("stream", "alter", "s", "--max-events", "7")
     run("stream", "seek", "s", "w", "now")
+    assert notifyq.refused("stream", "unforward", "s", "w") == (
+        "notifyq: 'w' does not forward from stream 's': `notifyq stream forwards` lists those "
+        "that do\n"
+    )
     run("stream", "unsubscribe", "s", "w")
     run("stream", "forward", "s", "f", queue)
     run("stream", "unforward", "s", "f")

@@ -175,16 +175,11 @@ async def change(
     statement: str,
     args: Sequence[Any],
     done: str,
-    unchanged: str | DatabaseError,
+    unchanged: str,
 ) -> None:
-    """Run a statement that returns whether it changed something; print `done` or `unchanged`.
-
-    An error as `unchanged` is raised.
-    """
+    """Run a statement that returns whether it changed something; print `done` or `unchanged`."""
     subject = " ".join(it for it in args if isinstance(it, str))
     async with acting(dsn, action, subject) as act:
         changed = bool(await act.value(statement, *args))
-        if not changed and isinstance(unchanged, DatabaseError):
-            raise unchanged
         act.note(changed=changed)
     typer.echo(done if changed else unchanged)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import BaseModel, Field
@@ -40,7 +39,7 @@ from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
-from notifyq.models.message import ArchivedMessage, Status
+from notifyq.models.message import ArchivedMessage
 from notifyq.operations import monitor
 from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
 from notifyq.printable import printable
@@ -50,14 +49,6 @@ dead = typer.Typer(
     name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages."
 )
 dead.command("show")(show)
-
-
-class DeadStatus(enum.StrEnum):
-    """How a dead message ended."""
-
-    REJECTED = Status.REJECTED
-    FAILED = Status.FAILED
-    LOCK_EXPIRED = Status.LOCK_EXPIRED
 
 
 FingerprintOption = Annotated[
@@ -158,7 +149,9 @@ async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
-    status: DeadStatus | None = typer.Option(None, help="Only of this status."),
+    status: Literal["rejected", "failed", "lock_expired"] | None = typer.Option(
+        None, help="Only of this status."
+    ),
     fingerprint: FingerprintOption = None,
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.command import Listing, acting, change, open_database, sync
-from notifyq.cli.hints import require_known
+from notifyq.cli.hints import quoted, require_known
 from notifyq.cli.options import (
     DsnOption,
     JsonOption,
@@ -21,6 +21,7 @@ from notifyq.cli.options import (
 from notifyq.cli.output import cell, note, out, print_rows
 from notifyq.cli.policy import takes_policy, weight
 from notifyq.database import statements as sql
+from notifyq.errors import ConfigurationError
 from notifyq.queues.admin import Admin
 from notifyq.queues.policy import Policy
 
@@ -153,11 +154,15 @@ async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) 
     """Revoke a grant; without the last one the queue is open again."""
     async with acting(dsn, "queue.revoke", name, role=role) as act:
         admin = Admin(act)
-        changed = await admin.revoke_queue(name, role)
-        act.note(changed=changed)
+        if not await admin.revoke_queue(name, role):
+            raise ConfigurationError(
+                f"role {quoted(role)} has no grant on queue {quoted(name)}: "
+                "`notifyq queues grants` lists all"
+            )
+        act.note(changed=True)
         is_open = not await admin.queue_grants(name)
     end = f"; {name} is open to all publishers and workers" if is_open else ""
-    out.print((f"revoked {name} from {role}" if changed else f"{role} had no grant") + end)
+    out.print(f"revoked {name} from {role}{end}")
 
 
 @queues.command()

@@ -127,8 +127,11 @@ async def add(
 @sync
 async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
     """Remove a schedule; messages that it has published stay."""
-    missing = ScheduleNotFoundError(f"there is no schedule {quoted(name)}")
-    await change(dsn, "schedule.remove", sql.UNSCHEDULE, [name], f"removed {name}", missing)
+    async with acting(dsn, "schedule.remove", name) as act:
+        if not await act.value(sql.UNSCHEDULE, name):
+            raise ScheduleNotFoundError(f"there is no schedule {quoted(name)}")
+        act.note(changed=True)
+    out.print(f"removed {name}")
 
 
 @schedules.command()

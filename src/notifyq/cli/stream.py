@@ -24,7 +24,7 @@ from notifyq.cli.output import cell, out, print_rows, row_json, waits, when
 from notifyq.cli.policy import takes_policy
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
-from notifyq.errors import StreamNotFoundError, SubscriptionNotFoundError
+from notifyq.errors import ConfigurationError, StreamNotFoundError, SubscriptionNotFoundError
 from notifyq.operations.texts import size
 from notifyq.printable import printable
 from notifyq.streams.admin import StreamPolicy, Streams
@@ -169,12 +169,13 @@ async def unsubscribe(
     name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None
 ) -> None:
     """Remove a subscriber and the events that it retries."""
-    done = f"unsubscribed {subscriber} from {name}"
-    missing = SubscriptionNotFoundError(
-        f"{quoted(subscriber)} does not subscribe to stream {quoted(name)}"
-    )
-    args = [name, subscriber]
-    await change(dsn, "stream.unsubscribe", sql.UNSUBSCRIBE, args, done, missing)
+    async with acting(dsn, "stream.unsubscribe", f"{name} {subscriber}") as act:
+        if not await Streams(act).unsubscribe(name, subscriber):
+            raise SubscriptionNotFoundError(
+                f"{quoted(subscriber)} does not subscribe to stream {quoted(name)}"
+            )
+        act.note(changed=True)
+    out.print(f"unsubscribed {subscriber} from {name}")
 
 
 @stream.command()
@@ -235,9 +236,13 @@ async def unforward(
 ) -> None:
     """End forwarding, and the subscription with it."""
     async with acting(dsn, "stream.unforward", f"{stream} {subscriber}", kept=keep) as act:
-        ended = await Streams(act).unforward(stream, subscriber, keep=keep)
-        act.note(changed=ended)
-    out.print(f"{subscriber} " + ("forwards no more" if ended else "does not forward"))
+        if not await Streams(act).unforward(stream, subscriber, keep=keep):
+            raise ConfigurationError(
+                f"{quoted(subscriber)} does not forward from stream {quoted(stream)}: "
+                "`notifyq stream forwards` lists those that do"
+            )
+        act.note(changed=True)
+    out.print(f"{subscriber} forwards no more")
 
 
 @stream.command()

@@ -204,7 +204,7 @@ def totals(rows: list[Backlog]) -> dict[str, str]:
     return {
         "waiting": sign + short(sum(row.waiting for row in rows)),
         "scheduled": sign + short(sum(row.scheduled for row in rows)),
-        "running": short(sum(row.locked - row.expired for row in rows)),
+        "locked": short(sum(row.locked - row.expired for row in rows)),
         "expired": short(sum(row.expired for row in rows)),
         "dead": short(sum(row.dead for row in rows)),
         "paused": short(sum(row.paused for row in rows)),

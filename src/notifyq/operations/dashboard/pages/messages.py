@@ -27,7 +27,7 @@ STATES = (
     ("waiting", "Waiting"),
     ("scheduled", "Scheduled"),
     ("blocked", "Blocked: runs after others"),
-    ("locked", "Running (locked)"),
+    ("locked", "Locked"),
     ("finished", "Finished: any"),
     ("success", "Success"),
     ("dead", "Dead, not retried"),
