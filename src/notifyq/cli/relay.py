@@ -269,7 +269,7 @@ class _Progress:
         seconds = time.monotonic() - self._printed
         if seconds >= _EVERY and self._moved:
             rate = self._moved / seconds
-            err.print(f"moved {self._moved} messages, {rate:.0f}/s, lag {self._lag:.3f} s")
+            err.print(f"moved {self._moved} messages, {rate:.0f}/s, lag {span(self._lag)}")
             self._printed += seconds
             self._moved, self._lag, self._refused = 0, 0.0, 0
 

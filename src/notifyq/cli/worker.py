@@ -104,7 +104,7 @@ def worker(
     if control is not None:
         number_lines(control.number, as_field=log_format != "text")
     elif settings.processes > 1:
-        raise typer.Exit(run(_supervise(settings.processes)))
+        raise typer.Exit(run(Supervisor(settings.processes).run()))
     app = load_app(target)
     if dsn is not None or app.dsn is None:
         app.dsn = resolve_dsn(dsn)
@@ -205,10 +205,6 @@ def _calm_collector() -> None:
     gc.freeze()
     if gc.get_threshold() == _USUAL_THRESHOLD:
         gc.set_threshold(50_000, 20, 50)
-
-
-async def _supervise(number: int) -> int:
-    return await Supervisor(number).run()  # made here, as it needs a running loop
 
 
 def load_app(target: str) -> App:

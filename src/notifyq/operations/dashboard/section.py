@@ -56,22 +56,17 @@ class Section:
 
     def page(self, path: str, name: str, *, is_open: bool = False) -> Callable[[Handler], Handler]:
         """Register a GET page; the navigation leads to the page named as its section."""
-
-        def register(handler: Handler) -> Handler:
-            self.entries.append(Entry(path, name, handler, is_open=is_open))
-            return handler
-
-        return register
+        return self._register(path, name, is_open=is_open)
 
     def action(
         self, path: str, name: str, *, changes: bool = True, is_open: bool = False
     ) -> Callable[[Handler], Handler]:
         """Register a POST form; its token, its origin and the right to write are checked before."""
+        return self._register(path, name, is_action=True, changes=changes, is_open=is_open)
 
+    def _register(self, path: str, name: str, **flags: bool) -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
-            self.entries.append(
-                Entry(path, name, handler, is_action=True, changes=changes, is_open=is_open)
-            )
+            self.entries.append(Entry(path, name, handler, **flags))
             return handler
 
         return register
