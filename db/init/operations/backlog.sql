@@ -30,19 +30,30 @@ as $$
   select min(f.available_at) from firsts as f;
 $$;
 
--- Whether messages have waited for a minute in a queue that no worker serves; waits_since is what
--- notifyq.waits_since() returns for it. Clients that call the functions themselves report no
--- queues: the messages that they have locked show that they serve it. Callers look for these: one
--- scan of what is locked is enough for all queues.
-create or replace function notifyq.is_unserved(queue messages.queue, waits_since timestamptz)
-  returns boolean language sql stable
+-- The queues, among these, where messages have waited for a minute and that no worker serves.
+-- Clients that call the functions themselves report no queues: the messages that they have locked
+-- show that they serve it. locked: the queues that have some; null: they are looked up.
+create or replace function notifyq.unserved_queues(among text[], locked text[] default null)
+  returns text[] language sql stable
 as $$
-  select coalesce(waits_since <= clock_timestamp() - interval '1 minute', false)
-    and not notifyq.is_paused(queue)
-    and not exists (
-      select from notifyq.worker as w
-      where w.seen_at > clock_timestamp() - interval '30 seconds' and (queue).name = any (w.queues)
-    );
+  with waiting as materialized (
+    select q.name
+    from messages.queue as q
+    where q.name = any (among)
+      and not notifyq.is_paused(q)
+      and not exists (
+        select from notifyq.worker as w
+        where w.seen_at > clock_timestamp() - interval '30 seconds' and q.name = any (w.queues)
+      )
+      and notifyq.waits_since(q.name) <= clock_timestamp() - interval '1 minute'
+  )
+  -- Last, and once for all: others may have locked many messages.
+  select array(
+    select w.name from waiting as w
+    where w.name <> all (coalesce(
+      locked, array(select distinct m.queue from messages.message as m where m.state = 'locked')
+    ))
+  );
 $$;
 
 -- How many messages wait, or are scheduled, in queues with too many to count: the estimate of the
@@ -103,6 +114,8 @@ begin
     from messages.message as m
     where m.state = 'locked'
     group by m.queue
+  ), unserved as materialized (
+    select notifyq.unserved_queues(v_queues, array(select l.name from locks as l)) as names
   ), dead as materialized (
     select d.name, count(*) as dead
     from (
@@ -156,11 +169,11 @@ begin
   select q.name, notifyq.is_paused(q), greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
-    n.waits_since, l.oldest_at, c.next_at,
-    l.name is null and notifyq.is_unserved(q, n.waits_since)
+    notifyq.waits_since(q.name), l.oldest_at, c.next_at,
+    q.name = any (u.names)
   from counted as c
   join messages.queue as q on q.name = c.name
-  cross join lateral (select notifyq.waits_since(q.name) as waits_since offset 0) as n
+  cross join unserved as u
   left join beyond as w on w.state = 'waiting' and w.name = c.name
   left join beyond as s on s.state = 'scheduled' and s.name = c.name
   left join locks as l on l.name = c.name

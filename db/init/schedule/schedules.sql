@@ -357,7 +357,7 @@ declare
   v_now timestamptz := clock_timestamp();
   v_schedule messages.schedule;
   v_unserved boolean;
-  v_claimed text[];
+  v_without text[];
   v_error text;
 begin
   fired := array[]::text[];
@@ -375,17 +375,10 @@ begin
     for update skip locked
   loop
     begin
-      v_unserved := (
-        select notifyq.is_unserved(q, notifyq.waits_since(q.name))
-        from messages.queue as q where q.name = v_schedule.queue
-      );
-      if v_unserved then
-        -- Once for all schedules: others may have locked many messages.
-        v_claimed := coalesce(v_claimed, array(
-          select distinct m.queue from messages.message as m where m.state = 'locked'
-        ));
-        v_unserved := v_schedule.queue <> all (v_claimed);
-      end if;
+      v_without := coalesce(v_without, notifyq.unserved_queues(array(
+        select s.queue from messages.schedule as s where s.enabled and s.next_at <= v_now
+      )));
+      v_unserved := v_schedule.queue = any (v_without);
       fired := fired
         || array_fill(v_schedule.name, array[notifyq.fire_schedule(v_schedule, v_now, v_unserved)]);
       if v_unserved and v_schedule.unserved_at is null then
