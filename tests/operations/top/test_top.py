@@ -270,6 +270,7 @@ async def test_one_call_runs_at_a_time(
         running += 1
         most = max(most, running)
         try:
+            await asyncio.sleep(0.03)  # each key is pressed during a call
             return await fetch(self, *args)
         finally:
             running -= 1
@@ -277,6 +278,8 @@ async def test_one_call_runs_at_a_time(
     monkeypatch.setattr(Database, "_call", counted)
     async with watching(database, every=timedelta(milliseconds=1)) as pilot:
         await see(pilot, "billing")
+        await pilot.press("space", "p", "y", "space")
+        await see(pilot, "billing is paused")
         for key in ("space", "3", "enter", "space", "escape", "1", "enter", "tab", "space"):
             await pilot.press(key)
         await see(pilot, "[dead]")
