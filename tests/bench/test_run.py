@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench.cases import CASES
+from bench.processes import run_pgbench
 from bench.run import choose, run
 from bench.systems import every
 from bench.workspace import Sizes
@@ -16,6 +17,9 @@ from notifyq.errors import ConfigurationError
 from support.database import session
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from bench.processes import PgbenchResult
     from bench.results import Results
 
 TINY = replace(
@@ -24,8 +28,25 @@ TINY = replace(
 )  # fmt: skip
 
 
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pgbench run for a whole second once only, then for a number of transactions."""
+    lengths: list[float | None] = []
+
+    def run_briefly(
+        *args: str, seconds: float | None = None, **options: Any
+    ) -> Coroutine[Any, Any, PgbenchResult]:
+        lengths.append(seconds)
+        if len(lengths) == 1:
+            return run_pgbench(*args, seconds=seconds, **options)
+        return run_pgbench(*args, **{"transactions": 32} | options)
+
+    monkeypatch.setattr("bench.cases.run_pgbench", run_briefly)
+    monkeypatch.setattr("bench.streams.run_pgbench", run_briefly)
+
+
 @pytest.mark.timeout(120)
-async def test_a_run_measures_its_cases(server: str) -> None:
+async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
     steps: list[str] = []
     kept: list[Results] = []
     streams = ["stream-publish", "stream-read", "stream-idle", "stream-held"]
@@ -38,7 +59,10 @@ async def test_a_run_measures_its_cases(server: str) -> None:
         cases,
         systems,
         TINY,
-        lambda what, step, number: steps.append(f"{step + 1} of {number}: {what}"),
+        lambda what, step, number: (
+            steps.append(f"{step + 1} of {number}: {what}"),
+            print(__import__("time").monotonic(), steps[-1]),
+        ),
         kept.append,
     )
     assert not results.not_run

@@ -150,9 +150,13 @@ async def test_a_signal_ends_a_forked_child_and_not_its_worker(
 async def test_a_worker_ends_although_its_network_answers_no_more(
     database: str, folder: Path, queue: str, seen: str, grace: str, signals: int
 ) -> None:
+    (folder / "hasty.py").write_text(
+        f"from {queue} import app\nfrom notifyq.cli import signals\n"
+        "signals._AFTER_GRACE = signals._AT_ONCE = 0.5\n"
+    )
     options = ["--grace", grace, "--log-level", "debug"]
     async with Proxy(database) as proxy:
-        with Running(proxy.dsn, "worker", f"{queue}:app", *options, cwd=folder) as worker:
+        with Running(proxy.dsn, "worker", "hasty:app", *options, cwd=folder) as worker:
             await asyncio.to_thread(worker.logged, " has started")
             async with session(database) as connection:
                 await connection.execute("select messages.publish($1, '1')", queue)

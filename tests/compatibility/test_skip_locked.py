@@ -195,11 +195,12 @@ async def test_d10_in_the_order_of_ids_wherever_the_rows_lie(connection: Connect
 async def test_d11_by_queue_and_by_priority(connection: Connection) -> None:
     await value(connection, "create_queue", name="topic")
     await publish(connection, 2)
-    low, high = [
+    ids = [
         await value(connection, "publish", queue="topic", message=1, priority=priority)
-        for priority in (1, 2)
+        for priority in (1, 9, 1, 9)
     ]
-    assert await take(connection, 9, "topic") == [high, low]
+    assert await take(connection, 3, "topic") == [ids[1], ids[3], ids[0]]
+    assert await take(connection, 9, "topic") == [ids[2]]
 
 
 @pytest.fixture

@@ -117,14 +117,6 @@ async def dead(connection: Connection, quantity: int) -> list[int]:
     return ids
 
 
-async def test_only_the_named_dead_messages_are_retried(connection: Connection) -> None:
-    first, *others = await dead(connection, 3)
-    assert len(await connection.fetch("select messages.dead_retry($1)", first)) == 1
-    left = await rows(connection, "dead_list", queue="default")
-    assert sorted(row["id"] for row in left) == others
-    assert len(await rows(connection, "message_list")) == 1
-
-
 @pytest.mark.usefixtures("stream")
 async def test_skipped_events_are_not_retried(connection: Connection) -> None:
     await value(connection, "alter_stream", name="s", max_events=1)

@@ -45,29 +45,6 @@ async def follow(
     return row[0], row[1]
 
 
-@pytest.mark.parametrize("status", ["failed", "rejected", "lock_expired"])
-async def test_a_dead_message_is_notified_and_logged(
-    connection: Connection, notifications: Notifications, notices: Notices, status: str
-) -> None:
-    (id_,) = await publish(connection, 1)
-    await finish_all(connection, status, "the reason")
-    assert await notices.received("WARNING") == [
-        f"notifyq: dead message {id_} in queue default: {status}: the reason"
-    ]
-    assert [
-        notification.payload for notification in await notifications.received("dead_message")
-    ] == [f"default:{id_}"]
-
-
-async def test_a_success_is_neither_notified_nor_logged(
-    connection: Connection, notifications: Notifications, notices: Notices
-) -> None:
-    await publish(connection, 5)
-    await finish_all(connection, "success")
-    assert await notices.received("WARNING") == []
-    assert await notifications.received("dead_message") == []
-
-
 @pytest.mark.parametrize(
     ("dead", "lines", "summary"), [(1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)]
 )

@@ -214,23 +214,6 @@ async def test_a_retried_message_can_be_claimed_until_its_attempts_are_used_up(
     assert row["details"] == f"no. {max_attempts}"
 
 
-async def test_attempts_used_up_by_failures_and_expired_locks_never_exceed_the_maximum(
-    connection: Connection,
-) -> None:
-    id_ = await publish_with_attempts(connection, 3, backoff=timedelta(0))
-    for use_up in ("retry", "expire", "retry"):
-        message = await claim_one(connection)
-        assert message["attempts"] <= 3
-        if use_up == "retry":
-            await settle(connection, "retry", id_, message["lock_token"])
-        else:
-            await expire(connection, id_)
-            await value(connection, "reap")
-    assert await rows(connection, "claim") == []
-    (row,) = await archived(connection, id_)
-    assert (row["attempts"], row["status"]) == (3, "failed")
-
-
 @pytest.mark.parametrize(
     ("attempts", "least", "most"),
     [(1, 1, 2), (2, 2, 4), (3, 4, 8), (5, 15, 30), (30, 15, 30), (1000, 15, 30), (0, 1, 2)],

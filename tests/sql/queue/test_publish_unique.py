@@ -369,17 +369,6 @@ async def test_keys_are_locked_in_order(connection: Connection, window: timedelt
     assert [{row["id"]: row["dedup_key"] for row in found}[row["id"]] for row in ids] == keys
 
 
-async def test_publishers_of_the_same_keys_in_another_order_do_not_deadlock(
-    connect: Connect,
-) -> None:
-    one, two, observer = await connect(), await connect(), await connect()
-    keys = [str(number) for number in range(1000)]
-    for _ in range(5):
-        ids = await asyncio.gather(publish_many(one, keys), publish_many(two, keys[::-1]))
-        assert ids[0] == ids[1][::-1]
-        await observer.execute("delete from messages.message")
-
-
 async def test_a_key_that_another_transaction_rolls_back_is_published(
     connection: Connection, connect: Connect
 ) -> None:

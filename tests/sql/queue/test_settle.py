@@ -8,7 +8,6 @@ from support.database import (
     Notifications,
     alive,
     claim_one,
-    expire,
     live,
     lock_of,
     make_due,
@@ -81,19 +80,6 @@ async def test_release_many_notifies_each_queue_once_and_returns_the_released_id
     ]
     (kept,) = await rows(connection, "message_list", state="locked")
     assert (kept["id"], kept["attempts"]) == (ids[1], 1)
-
-
-async def test_extend_holds_the_lock_from_now_on(connection: Connection) -> None:
-    await publish(connection, 1)
-    message = await claim_one(connection)
-    await expire(connection, message["id"])
-    before = await connection.fetchval("select clock_timestamp()")
-    assert await value(connection, "extend", **lock_of(message), lock_duration=timedelta(hours=1))
-    after = await alive(connection, message["id"])
-    assert before <= after["lock_expires_at"] - timedelta(hours=1)
-    assert await value(connection, "reap") == 0
-    unchanged = set(message.keys()) - {"lock_expires_at", "locked_at"}
-    assert {key: after[key] for key in unchanged} == {key: message[key] for key in unchanged}
 
 
 async def test_extend_uses_the_duration_of_the_queue_by_default(connection: Connection) -> None:

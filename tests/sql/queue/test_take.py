@@ -26,15 +26,6 @@ async def test_take_returns_the_messages_and_archives_them_as_success(
     assert await take(connection, 10) == []
 
 
-async def test_take_goes_by_priority_then_by_id(connection: Connection) -> None:
-    ids = [
-        await value(connection, "publish", queue="default", message=1, priority=priority)
-        for priority in (0, 9, 0, 9)
-    ]
-    assert await take(connection, 3) == [ids[1], ids[3], ids[0]]
-    assert await take(connection, 3) == [ids[2]]
-
-
 async def test_a_claimed_message_is_not_taken_and_a_taken_one_cannot_be_finished(
     connection: Connection,
 ) -> None:
