@@ -177,10 +177,6 @@ def test_a_dsn_without_a_password_is_shown_as_it_is(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", ["a:b", "a@b", "a/b", "a?b", "a#b", "a&b", "a=b", "[a", "%", " ", "ü"]
-)
-@pytest.mark.parametrize("quoted", [False, True])
-@pytest.mark.parametrize(
     "form",
     [
         "postgresql://me:s3cr3t{}s3cr3t@db.example:5432/x",
@@ -192,12 +188,11 @@ def test_a_dsn_without_a_password_is_shown_as_it_is(dsn: str) -> None:
         "host=db.example password='s3cr3t{}s3cr3t' dbname=x",
     ],
 )
-def test_no_part_of_a_password_with_odd_characters_is_shown(
-    form: str, odd: str, *, quoted: bool
-) -> None:
-    dsn = form.format(quote(odd, safe="") if quoted else odd)
-    assert "s3cr3t" not in masked(dsn)
-    assert has_password(dsn)
+def test_no_part_of_a_password_with_odd_characters_is_shown(form: str) -> None:
+    for odd in ("a:b", "a@b", "a/b", "a?b", "a#b", "a&b", "a=b", "[a", "%", " ", "ü"):
+        for dsn in (form.format(odd), form.format(quote(odd, safe=""))):
+            assert "s3cr3t" not in masked(dsn), dsn
+            assert has_password(dsn), dsn
 
 
 def test_a_password_instead_of_a_port_is_not_shown() -> None:

@@ -112,6 +112,8 @@ async def test_two_transactions_that_finish_crosswise_get_a_deadlock_error(
     await after(connection, [first, fourth])
     await after(connection, [second, third])
     await rows(connection, "claim", quantity=4)
+    for session in (connection, other):
+        await session.execute("set deadlock_timeout = '100ms'")
     both = connection.transaction(), other.transaction()
     for transaction in both:
         await transaction.start()

@@ -85,7 +85,7 @@ async def test_every_argument_at_the_ends_of_its_type(connection: Connection) ->
 
 async def test_a_waiting_procedure_accepts_any_duration(connection: Connection) -> None:
     await connection.execute("select messages.create_queue('q')")
-    await connection.execute("set statement_timeout = '300ms'")
+    await connection.execute("set statement_timeout = '120ms'")
     broken = []
     for name, argument in _PATIENT.items():
         queues = "queues => '{q}', " if name == "wait" else ""

@@ -262,6 +262,7 @@ async def test_a_session_without_notifications_is_reported_and_takes_no_leases(
         return
 
     monkeypatch.setattr(Session, "listen", forget)
+    monkeypatch.setattr("notifyq.notify.session._ARRIVES_WITHIN", 0.3)
     app.handler("q")(lambda: None)
     await app.create_queues()
     async with working(app, events, poll=0.1):

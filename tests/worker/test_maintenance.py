@@ -130,7 +130,7 @@ async def test_a_queue_that_only_schedules_fill_is_logged_once(
     await connection.execute("update messages.message set available_at = now() - interval '1 hour'")
     await value(connection, "schedule", name="tick", cron="* * * * * *", queue="default")
     async with working(app, events, maintenance=0.05):
-        await events.wait(SchedulesFired, 3)
+        await events.wait(SchedulesFired, 2)
     found = [it for it in caplog.records if "no worker serves" in it.getMessage()]
     assert [(it.levelname, it.getMessage()) for it in found] == [
         (

@@ -92,16 +92,11 @@ async def test_a_name_may_have_any_characters_up_to_200_bytes(
         await value(connection, "drop_queue", name=name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", " ", " a", "a ", "a:b", ":", "a\nb", "\t", "\x7f", "x" * 201, "é" * 101, None],
-    ids=ascii,
-)
-async def test_a_name_that_a_notification_cannot_carry_is_refused(
-    connection: Connection, name: str | None
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="name"):
-        await value(connection, "create_queue", name=name)
+async def test_a_name_that_a_notification_cannot_carry_is_refused(connection: Connection) -> None:
+    too_long = ["x" * 201, "é" * 101]
+    for name in ("", " ", " a", "a ", "a:b", ":", "a\nb", "\t", "\x7f", *too_long, None):
+        with pytest.raises(InvalidArgumentError, match="name"):
+            await value(connection, "create_queue", name=name)
     assert await connection.fetchval("select count(*) from messages.queue") == 1
 
 
