@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from notifyq.database.pool import connect as connect_ours
-from notifyq.dsn import with_database
 from notifyq.operations.doctor import (
     Finding,
     Level,
@@ -279,21 +277,6 @@ async def test_sessions_that_block_others(
         await connection.execute("select pg_cancel_backend($1)", pid)
         with pytest.raises(asyncpg.QueryCanceledError):
             await sleeping
-
-
-async def test_a_notification_that_does_not_arrive(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def elsewhere(dsn: str, **options: Any) -> Any:
-        # Notifications do not cross databases, like a session behind a pooler this receives none.
-        return await connect_ours(with_database(dsn, "template1"), **options)
-
-    monkeypatch.setattr(access, "_ARRIVES_WITHIN", 0.2)
-    monkeypatch.setattr(access, "connect", elsewhere)
-    finding = (await findings(database))["notifications"]
-    assert finding.level is Level.WARN
-    assert "pooler in transaction mode" in finding.found
-    assert "listen_dsn" in finding.advice
 
 
 async def test_a_server_that_only_reads(database: str) -> None:

@@ -6,15 +6,10 @@ Where `--fix` can fix it, the same check and all others are well afterwards.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-import shutil
-import socket
-import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -33,8 +28,6 @@ from notifyq.operations.doctor.server import BUGS
 from support.database import ROOT, install, open_session, publish, session, until, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cli.programs import Notifyq
     from support.database import Connect, Connection
 
@@ -381,52 +374,10 @@ async def test_entries_of_pg_cron_that_are_gone_or_off(server: str) -> None:
         await connection.close()
 
 
-@pytest.fixture
-def pgbouncer(server: str, database: str, tmp_path: Path) -> Iterator[str]:
-    """Give the address of a pooler in transaction mode before the database."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if program is None:
-        pytest.skip("there is no pgbouncer")
-    url = urlsplit(database)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    (tmp_path / "users").write_text(f'"{url.username}" "{url.password or ""}"\n')
-    (tmp_path / "ini").write_text(
-        f"[databases]\n{url.path[1:]} = host={url.hostname} port={url.port or 5432} "
-        f"user={url.username} password={url.password or ''}\n[pgbouncer]\npool_mode = transaction\n"
-        f"listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nunix_socket_dir =\n"
-        "ignore_startup_parameters = extra_float_digits, default_transaction_isolation, "
-        "statement_timeout, jit\n"
-    )
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
-    user = [] if Path("/proc/self").owner() != "root" else ["-u", "postgres"]
-    with subprocess.Popen([program, *user, tmp_path / "ini"], stderr=subprocess.DEVNULL) as process:
-        for _ in range(500):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None
-            subprocess.run(["sleep", "0.02"], check=True)
-        try:
-            yield f"postgresql://{url.username}@127.0.0.1:{port}{url.path}"
-        finally:
-            process.terminate()
-
-
-async def test_a_pooler_in_between(pgbouncer: str, database: str) -> None:
-    finding = (await found(pgbouncer, "pooler"))["pooler"]
-    assert finding.level is Level.WARN
-    assert "a pooler in transaction mode" in finding.found
-    assert "listen_dsn" in finding.advice
-    beside = [it async for it in examine(pgbouncer, listen_dsn=database, only=["pooler"])]
-    assert [finding.level for _, finding in beside] == [Level.OK]
-
-
 def test_every_check_has_a_sabotage() -> None:
-    """Here, in test_doctor_server.py or in test_doctor.py."""
-    files = [*Path(__file__).parent.glob("test_doctor*.py")]
-    assert len(files) == 3
+    """Here, in test_doctor_server.py, in test_doctor.py, or for a pooler in test_pooler.py."""
+    files = [*Path(__file__).parent.glob("test_doctor*.py"), ROOT / "tests/database/test_pooler.py"]
+    assert len(files) == 4
     text = "".join(file.read_text() for file in files)
     assert not [
         name
