@@ -208,9 +208,8 @@ async def test_a_search_stops_in_time_and_returns_its_position(connection: Conne
     assert await search(connection, "live", type="t") == []
 
 
-@pytest.mark.parametrize(
-    ("conditions", "problem"),
-    [
+async def test_an_invalid_condition_is_refused(connection: Connection) -> None:
+    for conditions, problem in [
         ({"colour": "red"}, "unknown condition 'colour'"),
         ({"state": "happy"}, "no state 'happy'"),
         ({"payload": "$.a =="}, "cannot be understood"),
@@ -218,14 +217,10 @@ async def test_a_search_stops_in_time_and_returns_its_position(connection: Conne
         ({"payload": '$headers.a == "1"'}, "must not use variables"),
         ({"since": "yesterweek"}, "cannot be understood"),
         ([], "must be a JSON object"),
-    ],
-)
-async def test_an_invalid_condition_is_refused(
-    connection: Connection, conditions: Any, problem: str
-) -> None:
-    for function in ("notifyq.search_live", "notifyq.search_archive"):
-        with pytest.raises(InvalidArgumentError, match=problem):
-            await rows(connection, function, conditions=conditions)
+    ]:
+        for function in ("notifyq.search_live", "notifyq.search_archive"):
+            with pytest.raises(InvalidArgumentError, match=problem):
+                await rows(connection, function, conditions=conditions)
 
 
 async def test_a_long_payload_is_not_in_a_list(connection: Connection) -> None:

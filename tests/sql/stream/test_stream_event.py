@@ -206,12 +206,12 @@ INVALID: list[tuple[dict[str, Any], type[DatabaseError]]] = [
     ({"headers": {"a": "x" * 5000}}, MessageLimitError),
     ({"message": "x" * 2500, "headers": {"a": "x" * 2500}}, MessageLimitError),
 ]
-OF_INSERT = [
+OF_INSERT: list[tuple[dict[str, Any], type[DatabaseError]]] = [
     ({"stream": "none"}, StreamNotFoundError),
     ({"stream": None}, StreamNotFoundError),
     ({"stream": "default"}, InvalidArgumentError),
 ]
-OF_PUBLISH = [
+OF_PUBLISH: list[tuple[dict[str, Any], type[DatabaseError]]] = [
     ({"priority": 1}, InvalidArgumentError),
     ({"max_attempts": 2}, InvalidArgumentError),
     ({"dedup_key": "k"}, InvalidArgumentError),
