@@ -211,7 +211,7 @@ async def test_o10_a_dead_message_is_notified_and_a_success_is_not(
     else:
         assert received == [f"default:{id_}"]
         [warning] = warnings
-        why = "lock of an unnamed worker expired" if status == "lock_expired" else "why"
+        why = "lock of worker expired" if status == "lock_expired" else "why"
         assert warning == f"notifyq: dead message {id_} in queue default: {status}: {why}"
 
 
