@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from notifyq.errors import QueueFullError
+from notifyq.errors import QueueBusyError, QueueFullError
 from support.database import Connect, Connection, lock_of, one_row, rows, until_blocked, value
 
 SESSIONS = 50
@@ -421,3 +421,15 @@ async def test_the_triggers_of_queues_that_are_created_at_once_serve_all(
         "and tgname in ('capacity', 'a_divert', 'payload')"
     )
     assert [left in trigger["text"] for trigger in triggers] == [True]
+
+
+@pytest.mark.parametrize("call", ["create_queue('b')", "alter_queue('a')", "drop_queue('a')"])
+async def test_a_change_of_a_queue_waits_five_seconds_for_another(
+    connect: Connect, connection: Connection, call: str
+) -> None:
+    other = await connect()
+    await value(connection, "create_queue", name="a")
+    async with connection.transaction():
+        await value(connection, "create_queue", name="c")
+        with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
+            await other.execute(f"select messages.{call}")

@@ -3,6 +3,20 @@
 -- raises: NQ003 invalid argument, NQ009 open transactions, NQ001 queue not found, NQ005 queue not
 -- empty, NQ007 no right to the queue
 
+-- One change of a queue at a time: triggers that two calls rebuild would name the queues of one of
+-- them only, and two that have both read a queue could not lock the other out.
+create or replace function notifyq.await_queue_changes()
+  returns void language plpgsql
+  set lock_timeout = '5s'
+as $$
+begin
+  lock table notifyq.limit_turn in share update exclusive mode;
+exception
+  when lock_not_available then
+    perform notifyq.raise_busy('create, alter or drop a queue');
+end;
+$$;
+
 create or replace function messages.create_queue(
   name text,
   lock_duration interval default interval '1 minute',
@@ -49,8 +63,7 @@ begin
         payload_schema::text as payload_schema
     ) as o
   ));
-  -- One call at a time: triggers that two calls rebuild would name the queues of one of them only.
-  lock table notifyq.limit_turn in share update exclusive mode;
+  perform notifyq.await_queue_changes();
   insert into messages.queue (name) values (v_queue.name)
   on conflict on constraint queue_name_pk do nothing;
   if not found then
@@ -80,7 +93,7 @@ comment on function messages.create_queue is
   'and drop_oldest archives the oldest as rejected. Null is no limit. durable => false: a crash '
   'of the server loses the messages; those that succeed or are dropped are counted, not archived. '
   'payload_type: messages are values of it, see enqueue(); payload_schema: they satisfy this JSON '
-  'Schema.';
+  'Schema. Raises NQ009 if a transaction that changes a queue stays open for 5 seconds.';
 
 create or replace function messages.alter_queue(
   name text,
@@ -115,8 +128,7 @@ declare
   v_old messages.queue;
   v_queue messages.queue;
 begin
-  -- One call at a time: two calls that have both read the queue could not lock the other out.
-  lock table notifyq.limit_turn in share update exclusive mode;
+  perform notifyq.await_queue_changes();
   v_old := notifyq.find_queue(name);
   v_queue := notifyq.set_options(v_old, (
     select to_jsonb(o)
@@ -147,7 +159,8 @@ comment on function messages.alter_queue is
   'follow the new options from their next claim or settlement on, but for a type or schema; the '
   'archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if durable would '
   'change and it has messages, and NQ009 if transactions that publish or claim stay open while it '
-  'gets or loses a capacity, a type, a schema or durability, or gets a concurrency or an order.';
+  'gets or loses a capacity, a type, a schema or durability, or gets a concurrency or an order, '
+  'or if one that changes a queue stays open for 5 seconds.';
 
 -- Wait for drop_queue(), as a publisher that finds the advisory key taken. Any role of the database
 -- can take that key; a real drop deletes the row, which only the owner can lock.
@@ -172,8 +185,7 @@ declare
   v_awaited bigint[];
 begin
   perform notifyq.check_given('force', drop_queue.force is not null);
-  -- One call at a time, as in create_queue().
-  lock table notifyq.limit_turn in share update exclusive mode;
+  perform notifyq.await_queue_changes();
   -- Then these: a transaction that fires a schedule locks its row while it publishes.
   perform from messages.schedule as s where s.queue = drop_queue.name order by s.name for update;
   delete from messages.schedule as s where s.queue = drop_queue.name;
@@ -257,7 +269,7 @@ comment on function messages.drop_queue is
   'Drop a queue, its grants and schedules, and return how many live messages were deleted. A '
   'queue with messages is dropped with force only, else NQ005. Archived messages stay. Raises '
   'NQ001 for an unknown queue, and NQ009 if transactions that have published into it or claimed '
-  'from it stay open for 5 seconds.';
+  'from it, or change a queue, stay open for 5 seconds.';
 
 create or replace function notifyq.set_paused(name text, is_paused boolean, until timestamptz)
   returns boolean language plpgsql
