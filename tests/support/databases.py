@@ -166,8 +166,7 @@ EMPTY = """
       from pg_sequence as s
       where pg_sequence_last_value(s.seqrelid) is not null;
       -- Those that only some queues need.
-      perform notifyq.rebuild_access_trigger(), notifyq.rebuild_capacity_trigger(),
-        notifyq.rebuild_payload_trigger(), notifyq.rebuild_unlogged_triggers();
+      perform notifyq.rebuild_access_trigger(), notifyq.rebuild_queue_triggers();
     end $$;
     insert into notifyq.origin select (notifyq.current_origin()).*;
     insert into messages.queue (name) values ('default');

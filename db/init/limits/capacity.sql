@@ -189,4 +189,5 @@ begin
 end;
 $$;
 
-do $$ begin perform notifyq.rebuild_capacity_trigger(); end; $$;
+-- A restored database may lack these triggers.
+do $$ begin perform notifyq.rebuild_queue_triggers(); end; $$;

@@ -249,15 +249,9 @@ begin
   delete from messages.share as s where s.queue = v_queue.name;
   delete from messages.queue_limit as l where l.queue = v_queue.name;
   delete from messages.queue as q where q.name = v_queue.name;
-  if v_queue.capacity is not null then
-    perform notifyq.rebuild_capacity_trigger();
-  end if;
-  if not v_queue.durable then
-    delete from notifyq.unlogged_room as r where r.queue = v_queue.name;
-    delete from notifyq.unlogged_count as c where c.queue = v_queue.name;
-    perform notifyq.rebuild_unlogged_triggers();
-  end if;
-  perform notifyq.rebuild_payload_trigger();
+  delete from notifyq.unlogged_room as r where r.queue = v_queue.name;
+  delete from notifyq.unlogged_count as c where c.queue = v_queue.name;
+  perform notifyq.rebuild_queue_triggers();
   return v_dropped;
 exception
   when lock_not_available then

@@ -267,8 +267,6 @@ begin
 end;
 $$;
 
-do $$ begin perform notifyq.rebuild_payload_trigger(); end; $$;
-
 create or replace function messages.payload_schema(queue text)
   returns jsonb language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp

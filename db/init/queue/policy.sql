@@ -155,6 +155,16 @@ exception
 end;
 $$;
 
+-- Recreate the triggers whose conditions name the queues that have an option.
+create or replace function notifyq.rebuild_queue_triggers()
+  returns void language plpgsql
+as $$
+begin
+  perform notifyq.rebuild_capacity_trigger(), notifyq.rebuild_unlogged_triggers(),
+    notifyq.rebuild_payload_trigger();
+end;
+$$;
+
 -- Keep the rows that claims and publishers of a queue share while it has limits.
 create or replace function notifyq.keep_limit_rows(queue messages.queue)
   returns void language plpgsql
@@ -186,9 +196,9 @@ begin
       insert into notifyq.limit_room (queue, number, room) values (v_name, 0, 0);
     end if;
   end if;
-  perform notifyq.rebuild_capacity_trigger();
-  perform notifyq.rebuild_unlogged_triggers();
-  perform notifyq.rebuild_payload_trigger();
+  -- The next message of a ring counts again.
+  delete from notifyq.unlogged_room as r where r.queue = v_name;
+  perform notifyq.rebuild_queue_triggers();
   -- Messages that the old options held back may be free now.
   perform notifyq.notify_waiting(queue);
 end;

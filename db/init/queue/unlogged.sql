@@ -133,9 +133,6 @@ begin
   perform notifyq.rebuild_queue_trigger(
     'notifyq.message_unlogged', 'trim', 'trim_ring', v_ring_queues, is_deferred => true
   );
-  -- Capacities may have changed: messages are counted again.
-  delete from notifyq.unlogged_room as r where not r.queue = any (v_ring_queues);
-  update notifyq.unlogged_room as r set number = r.number + 1, room = 0;
   if (v_names <> '{}') = exists (
     select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
   ) then
@@ -149,14 +146,6 @@ begin
 exception
   when lock_not_available then
     perform notifyq.raise_busy('publish or claim');
-end;
-$$;
-
-do $$
-begin
-  if exists (select from messages.queue as q where not q.durable) then
-    perform notifyq.rebuild_unlogged_triggers();
-  end if;
 end;
 $$;
 
