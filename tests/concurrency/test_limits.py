@@ -433,3 +433,29 @@ async def test_a_change_of_a_queue_waits_five_seconds_for_another(
         await value(connection, "create_queue", name="c")
         with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
             await other.execute(f"select messages.{call}")
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "lock"),
+    [
+        ({}, {"overflow": "drop_oldest", "payload_type": "integer"}, "row exclusive"),
+        ({"payload_type": "integer"}, {"capacity": 0, "payload_type": "-"}, "access share"),
+    ],
+)
+async def test_a_change_of_an_unlogged_queue_and_a_claim_do_not_deadlock(
+    connect: Connect,
+    connection: Connection,
+    before: dict[str, Any],
+    change: dict[str, Any],
+    lock: str,
+) -> None:
+    other = await connect()
+    await value(connection, "create_queue", name="b", capacity=5)
+    await value(connection, "create_queue", name="u", durable=False, capacity=5, **before)
+    async with other.transaction():
+        # As a claim that has begun: it locks the table before its child, and more of it later.
+        await other.execute(f"lock table only messages.message in {lock} mode")
+        changing = asyncio.ensure_future(value(connection, "alter_queue", name="u", **change))
+        await until_blocked(other, connection)
+        await other.execute("select from messages.claim('{u}')")
+    await changing

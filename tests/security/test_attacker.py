@@ -281,7 +281,7 @@ async def test_no_function_takes_a_callback(connection: Connection) -> None:
     assert named == {
         *("create_queue", "alter_queue"),
         # Helpers: only their owner may call them, with tables and types that are known.
-        *("type_name", "common_values", "rebuild_queue_trigger"),
+        *("type_name", "common_values"),
         *("create_stream", "alter_stream", "capture", "capture_sql", "uncapture"),
     }
 

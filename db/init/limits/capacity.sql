@@ -5,7 +5,7 @@
 -- that room, as a locked one may come back; how many of them wait matters only when no room is
 -- left.
 --
--- raises: NQ009 open transactions, NQ010 queue full
+-- raises: NQ010 queue full
 
 -- Messages that wait or are scheduled, each counted up to most, and messages that are locked.
 -- Volatile: it must see what the publishing statement has inserted so far.
@@ -173,21 +173,3 @@ begin
   return new;
 end;
 $$;
-
--- Recreate the trigger when other queues than before have a capacity. Its condition names the
--- queues: publishers of all others pay nothing. It does not test whether room is reserved already,
--- as roles that insert could manipulate all that a condition can read.
-create or replace function notifyq.rebuild_capacity_trigger()
-  returns void language plpgsql
-as $$
-declare
-  v_names text[] := array(
-    select q.name from messages.queue as q where q.capacity is not null order by q.name
-  );
-begin
-  perform notifyq.rebuild_queue_trigger('messages.message', 'capacity', 'make_room', v_names);
-end;
-$$;
-
--- A restored database may lack these triggers.
-do $$ begin perform notifyq.rebuild_queue_triggers(); end; $$;

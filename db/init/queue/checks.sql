@@ -1,7 +1,7 @@
 -- Checks: size limits of a message, types and schemas of a payload.
 --
 -- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema, 42804 value
--- of another type, NQ009 open transactions
+-- of another type
 
 -- The limit that a value exceeds, as text, or null.
 create or replace function notifyq.limit_error(what text, value jsonb)
@@ -203,67 +203,6 @@ begin
   from messages.queue as q
   where q.name = new.queue;
   return new;
-end;
-$$;
-
--- Recreate, or drop, a trigger whose condition names the queues that it is for. A deferred one runs
--- when the transaction commits.
-create or replace function notifyq.rebuild_queue_trigger(
-  relation regclass, name name, function name, names text[], is_deferred boolean default false
-)
-  returns void language plpgsql
-  set lock_timeout = '2s'
-as $$
-declare
-  v_present text;
-  v_is_enabled boolean;
-  v_schema name;
-  v_table name;
-begin
-  select pg_get_triggerdef(g.oid), g.tgenabled = 'O' into v_present, v_is_enabled
-  from pg_trigger as g
-  where g.tgrelid = rebuild_queue_trigger.relation and g.tgname = rebuild_queue_trigger.name;
-  select n.nspname, c.relname into v_schema, v_table
-  from pg_class as c
-  join pg_namespace as n on n.oid = c.relnamespace
-  where c.oid = relation;
-  if v_is_enabled and position(quote_literal(names::text) in v_present) > 0 then
-    return;
-  end if;
-  if v_present is not null and (names = '{}' or is_deferred) then
-    execute format('drop trigger %I on %I.%I', name, v_schema, v_table);
-  end if;
-  if names <> '{}' and is_deferred then
-    execute format(
-      'create constraint trigger %I after insert on %I.%I deferrable initially deferred '
-      'for each row when (new.queue = any (%L::text[])) execute function notifyq.%I()',
-      name, v_schema, v_table, names, function
-    );
-  elsif names <> '{}' then
-    execute format(
-      'create or replace trigger %I before insert on %I.%I for each row '
-      'when (new.queue = any (%L::text[])) execute function notifyq.%I()',
-      name, v_schema, v_table, names, function
-    );
-  end if;
-exception
-  when lock_not_available then
-    perform notifyq.raise_busy('publish or claim');
-end;
-$$;
-
-create or replace function notifyq.rebuild_payload_trigger()
-  returns void language plpgsql
-as $$
-declare
-  v_names text[] := array(
-    select q.name from messages.queue as q
-    where q.payload_type is not null or q.payload_schema is not null
-    order by q.name
-  );
-begin
-  perform notifyq.rebuild_queue_trigger(r.relation, 'payload', 'check_new_payload', v_names)
-  from unnest('{messages.message,notifyq.message_unlogged}'::regclass[]) as r (relation);
 end;
 $$;
 

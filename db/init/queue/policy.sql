@@ -155,16 +155,6 @@ exception
 end;
 $$;
 
--- Recreate the triggers whose conditions name the queues that have an option.
-create or replace function notifyq.rebuild_queue_triggers()
-  returns void language plpgsql
-as $$
-begin
-  perform notifyq.rebuild_capacity_trigger(), notifyq.rebuild_unlogged_triggers(),
-    notifyq.rebuild_payload_trigger();
-end;
-$$;
-
 -- Keep the rows that claims and publishers of a queue share while it has limits.
 create or replace function notifyq.keep_limit_rows(queue messages.queue)
   returns void language plpgsql
@@ -196,7 +186,7 @@ begin
       insert into notifyq.limit_room (queue, number, room) values (v_name, 0, 0);
     end if;
   end if;
-  -- The next message of a ring counts again.
+  -- Its capacity may have changed: the messages are counted again.
   delete from notifyq.unlogged_room as r where r.queue = v_name;
   perform notifyq.rebuild_queue_triggers();
   -- Messages that the old options held back may be free now.

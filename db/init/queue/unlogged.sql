@@ -1,6 +1,6 @@
 -- Unlogged: queues that need not survive a crash, and ring queues.
 --
--- raises: NQ005 queue not empty, NQ009 open transactions
+-- raises: NQ005 queue not empty
 
 -- Their messages are in notifyq.message_unlogged, an unlogged table which is a child of
 -- messages.message while there is such a queue: claims, settlements and reports find them with all
@@ -102,50 +102,6 @@ begin
     perform notifyq.notify_freed(v_queues, v_ids);
   end if;
   return query select u.id from unnest(v_ids) as u (id);
-end;
-$$;
-
--- Update what depends on which queues are unlogged.
-create or replace function notifyq.rebuild_unlogged_triggers()
-  returns void language plpgsql
-  set lock_timeout = '2s'
-as $$
-declare
-  v_names text[] := array(
-    select q.name from messages.queue as q where not q.durable order by q.name
-  );
-  v_ring_queues text[] := array(
-    select q.name from messages.queue as q
-    where not q.durable and q.capacity is not null and q.overflow = 'drop_oldest'
-    order by q.name
-  );
-  v_full text[] := array(
-    select q.name from messages.queue as q
-    where not q.durable and q.capacity is not null and q.overflow = 'reject'
-    order by q.name
-  );
-begin
-  -- The name sorts first: a diverted row then runs the other triggers on its own table only.
-  perform notifyq.rebuild_queue_trigger('messages.message', 'a_divert', 'divert_unlogged', v_names);
-  perform notifyq.rebuild_queue_trigger(
-    'notifyq.message_unlogged', 'capacity', 'make_room', v_full
-  );
-  perform notifyq.rebuild_queue_trigger(
-    'notifyq.message_unlogged', 'trim', 'trim_ring', v_ring_queues, is_deferred => true
-  );
-  if (v_names <> '{}') = exists (
-    select from pg_inherits as i where i.inhparent = 'messages.message'::regclass
-  ) then
-    return;
-  end if;
-  if v_names <> '{}' then
-    alter table notifyq.message_unlogged inherit messages.message;
-  else
-    alter table notifyq.message_unlogged no inherit messages.message;
-  end if;
-exception
-  when lock_not_available then
-    perform notifyq.raise_busy('publish or claim');
 end;
 $$;
 
