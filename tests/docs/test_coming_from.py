@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from docs.pages import blocks
+from docs.test_examples import THERE
 from support.database import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from support.database import Connection
 
 COMPATIBLE = {
     "listen-notify": ("o", 23),
@@ -53,6 +57,63 @@ def test_a_page_has_the_four_sections(page: Path) -> None:
     ]
     # Each page also names what is better there.
     assert "\n- There: " in text
+
+
+# A waiting row of each system whose rows a page moves.
+WAITING = {
+    "chancy": "insert into chancy_jobs (kwargs, func, priority, state, queue, scheduled_at, "
+    "created_at) values ('{}', 'f', 0, 'pending', 'mail', now(), now())",
+    "river": "insert into river_job (id, args, kind, priority, scheduled_at, max_attempts, "
+    "attempt, metadata, state) values (1, '{}', 'mail', 1, now(), 5, 0, '{}', 'available')",
+    "oban": "insert into oban_jobs (id, args, worker, priority, scheduled_at, max_attempts, "
+    "attempt, queue, state) values (1, '{}', 'W', 0, now(), 5, 0, 'mail', 'available')",
+    "graphile-worker": "insert into graphile_worker._private_jobs (id, task_id, payload, priority, "
+    "run_at, max_attempts, attempts) values (1, 1, '{}', 0, now(), 5, 0)",
+    "pg-boss": "insert into pgboss.job (name, data, priority, start_after, retry_limit, "
+    "retry_count, state, created_on) values ('mail', '{}', 0, now(), 2, 0, 'created', now())",
+    "good-job": """insert into good_jobs (serialized_params, job_class, created_at, queue_name)
+      values ('{"arguments": [{}]}', 'J', now(), 'mail')""",
+}
+# Rows that a page leaves where they are: they have no attempt left.
+USED_UP = {
+    "river": "update river_job set attempt = 5",
+    "oban": "update oban_jobs set attempt = 5",
+    "graphile-worker": "update graphile_worker._private_jobs set attempts = 5",
+}
+
+
+def test_every_move_is_tested() -> None:
+    assert WAITING.keys() == THERE.keys()
+
+
+@pytest.mark.parametrize("page", WAITING)
+async def test_a_move_deletes_what_it_has_moved_and_nothing_else(
+    page: str, connection: Connection
+) -> None:
+    await connection.execute(THERE[page])
+    table = WAITING[page].split()[2]
+    kept = 1
+    if page == "graphile-worker":
+        await connection.execute("insert into graphile_worker._private_tasks values (1, 'mail')")
+    if page in USED_UP:
+        await connection.execute(WAITING[page])
+        await connection.execute(USED_UP[page])
+        kept += 1
+    await connection.execute(WAITING[page])
+    # One more comes between two statements of the page, as by a publisher that goes on.
+    await connection.execute(
+        f"create function late() returns trigger language plpgsql as $f$ begin {WAITING[page]}; "
+        "return null; end; $f$; create trigger late after insert on messages.message "
+        "execute function late()"
+    )
+    [block] = [
+        it
+        for it in blocks(ROOT / f"docs/coming-from/{page}.md", "sql")
+        if "insert into messages.message" in it.text and table in it.text
+    ]
+    await connection.execute(block.text)
+    assert await connection.fetchval("select count(*) from messages.message") == 1
+    assert await connection.fetchval(f"select count(*) from {table}") == kept
 
 
 def test_each_line_of_the_comparison_has_a_source() -> None:

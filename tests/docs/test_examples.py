@@ -61,7 +61,7 @@ create table cron.job_run_details
 
 
 # The tables of other systems whose rows a page moves.
-_THERE = {
+THERE = {
     "chancy": "create table chancy_jobs (kwargs json, func text, priority int, "
     "scheduled_at timestamptz, unique_key text, state text, queue text, created_at timestamptz)",
     "river": "create table river_job (id bigint, args jsonb, kind text, priority smallint, "
@@ -88,7 +88,7 @@ async def test_sql_runs(page: Path, connection: Connection) -> None:
     # Roles belong to the server, not to the database of the test: all of it is rolled back.
     transaction = connection.transaction()
     await transaction.start()
-    await connection.execute(_CRON + _THERE.get(page.stem, ""))
+    await connection.execute(_CRON + THERE.get(page.stem, ""))
     for block in blocks(page, "sql"):
         text = re.sub(r"^(begin|commit);$", "", block.text, flags=re.MULTILINE)
         try:
