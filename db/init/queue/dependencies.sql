@@ -212,26 +212,35 @@ begin
       v_locked := '{}';
       loop
         with recursive cancelled (id, cause) as (
+          -- Each id is looked up: a join could read all dependencies and compare each with each.
           select d.message_id, u.id
           from unnest(lock_dependents.ids, lock_dependents.statuses) as u (id, status)
-          join notifyq.dependency as d on d.after_id = u.id
+          cross join lateral (
+            select e.message_id from notifyq.dependency as e
+            where e.after_id = u.id and e.status is null and e.on_failure = 'cancel'
+            offset 0
+          ) as d
           where u.status <> 'success'
-            and d.status is null
-            and d.on_failure = 'cancel'
           union
           select d.message_id, o.cause
           from cancelled as o
-          join notifyq.dependency as d on d.after_id = o.id
-          where d.status is null
-            and d.on_failure = 'cancel'
+          cross join lateral (
+            select e.message_id from notifyq.dependency as e
+            where e.after_id = o.id and e.status is null and e.on_failure = 'cancel'
+            offset 0
+          ) as d
         )
         select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
         into lock_dependents.cancelled, lock_dependents.causes
         from (select d.id, min(d.cause) as cause from cancelled as d group by d.id) as o;
         v_waiting := array(
-          select distinct d.message_id from notifyq.dependency as d
-          where d.after_id = any (lock_dependents.ids || lock_dependents.cancelled)
-            and d.status is null
+          select distinct d.message_id
+          from unnest(lock_dependents.ids || lock_dependents.cancelled) as u (id)
+          cross join lateral (
+            select e.message_id from notifyq.dependency as e
+            where e.after_id = u.id and e.status is null
+            offset 0
+          ) as d
           order by d.message_id
         );
         -- Locked messages get no new dependents, but may have got some before.

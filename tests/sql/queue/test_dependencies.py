@@ -313,6 +313,25 @@ async def test_many_messages_wait_for_one_and_one_for_many(connection: Connectio
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize("status", ["success", "failed"])
+async def test_the_end_of_a_message_reads_only_its_own_dependents(
+    connection: Connection, status: str
+) -> None:
+    await after(connection, await publish(connection, 2000))
+    # The statistics of a table that was vacuumed while it was empty.
+    await connection.execute("delete from notifyq.dependency; delete from messages.message")
+    await connection.execute("vacuum (truncate off, analyze) notifyq.dependency")
+    ids = await publish(connection, 2000)
+    await after(connection, ids[1:])
+    await after(connection, [ids[0]])
+    async with connection.transaction():
+        await finish(connection, ids[0], status)
+        read = await connection.fetchval(
+            "select idx_tup_fetch from pg_stat_xact_user_tables where relname = 'dependency'"
+        )
+    assert 0 < read < 20
+
+
 async def test_a_chain_of_a_thousand_is_cancelled_at_once(connection: Connection) -> None:
     (first,) = await publish(connection, 1)
     await connection.execute(
