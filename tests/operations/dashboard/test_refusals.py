@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
+from notifyq.operations.dashboard.view import Cache
 from operations.dashboard.conftest import make_dead
 from support.database import publish, value
 from support.refusing import LIMITED, OF_ALL, refusing
@@ -41,6 +43,25 @@ TITLES = {
     **dict.fromkeys(["55000", "XX000"], (503, "The database refused this")),
 }
 """How a page reports that its statement was refused."""
+
+
+async def test_what_was_being_read_before_a_change_is_not_shown_after_it() -> None:
+    cache, go_on, reads = Cache(), asyncio.Event(), 0
+
+    async def read() -> int:
+        nonlocal reads
+        reads += 1
+        number = reads
+        await go_on.wait()
+        return number
+
+    first = asyncio.ensure_future(cache.get("queues", 60, read))
+    await asyncio.sleep(0)  # one turn of the loop, in which the read begins
+    cache.forget()
+    second = asyncio.ensure_future(cache.get("queues", 60, read))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await first, await second) == (1, 2)
 
 
 def forget(browser: Browser) -> None:

@@ -76,8 +76,8 @@ class Cache:
             raise
 
     def forget(self) -> None:
-        """Drop all answers after a change."""
-        self._kept = {key: it for key, it in self._kept.items() if not it.answer.done()}
+        """Drop all answers after a change, also those that are being read: they may be older."""
+        self._kept.clear()
 
 
 @dataclass(kw_only=True)
