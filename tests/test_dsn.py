@@ -87,7 +87,7 @@ def test_hosts(dsn: str, hosts: list[tuple[str, str]]) -> None:
         ("postgresql://me:s3cr3t@h/x?pool_timeout=10", "option pool_timeout: leave it out"),
         ("postgresql://me:s3cr3t@h/x?connection_limit=1", "connection_limit: .* set pool_size"),
         ("postgresql://me:s3cr3t@h/x?schema=shop", "option schema: .* options=-c%20search_path%3D"),
-        ("postgresql://me:s3cr3t@h/x?conect_timeout=1", "did you mean connect_timeout?"),
+        ("postgresql://me:s3cr3t@h/x?conect_timeout=1", "did you mean 'connect_timeout'?"),
         ("postgresql://me:s3cr3t@h/x?jit=off", "option jit, .* options=-c%20jit%3Dvalue"),
         ("host=h user=me pool_size=3 password=s3cr3t", "the DSN has the option pool_size"),
         ("postgresql://me:s3cr3t@h/x?gssencmode=require", "gssencmode, .* disable, prefer: choose"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, meant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -107,9 +106,7 @@ def integer(name: str, value: Any, most: int = 2**31) -> int:
 def known_options(what: str, given: Iterable[str], options: Collection[str]) -> None:
     """Raise ConfigurationError for an unknown option, and suggest the most similar one."""
     for option in set(given).difference(options):
-        close = difflib.get_close_matches(option, options, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise ConfigurationError(f"{what} has no option {option!r}{hint}")
+        raise ConfigurationError(f"{what} has no option {option!r}{meant(option, options)}")
 
 
 def check_fields(definition: DataclassInstance) -> None:

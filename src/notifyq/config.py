@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from datetime import timedelta
@@ -18,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, meant
 
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
@@ -54,8 +53,7 @@ class Settings(BaseModel):
         """Build settings from arguments that are not None, the environment, and the defaults."""
         given = {name: value for name, value in values.items() if value is not None}
         for name in given.keys() - cls.model_fields.keys():
-            close = difflib.get_close_matches(name, cls.model_fields, n=1)
-            hint = f": did you mean {close[0]!r}?" if close else ""
+            hint = meant(name, cls.model_fields)
             raise ConfigurationError(f"there is no setting {name!r}{hint}")
         try:
             return cls(**given)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -325,11 +324,9 @@ def _unknown(name: str, dsn: str) -> ConfigurationError:
     # What looks like an option may be a part of a password.
     if name not in masked(dsn):
         return unusable(dsn)
-    close = difflib.get_close_matches(name, _KNOWN, n=1)
-    hint = f": did you mean {close[0]}?" if close else ""
     return ConfigurationError(
-        f"the DSN has the option {name}, which libpq does not know{hint}: leave it out, or set a "
-        f"parameter of the server with options=-c%20{name}%3Dvalue"
+        f"the DSN has the option {name}, which libpq does not know{meant(name, _KNOWN)}: leave it "
+        f"out, or set a parameter of the server with options=-c%20{name}%3Dvalue"
     )
 
 

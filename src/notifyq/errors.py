@@ -31,6 +31,8 @@ asyncpg itself raises the classes that have an SQLSTATE: a subclass of its Postg
 registered by its code.
 """
 
+import collections.abc
+import difflib
 import functools
 import typing
 
@@ -164,6 +166,12 @@ class SchemaTooNewError(SchemaError):
 
 class DatabaseError(NotifyqError, asyncpg.PostgresError):
     """An error that a function of schema messages raised, with SQLSTATE class NQ."""
+
+
+def meant(name: str, known: collections.abc.Iterable[str]) -> str:
+    """The end of an error about an unknown name: the most similar one, if there is one."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def reason(error: BaseException) -> str:

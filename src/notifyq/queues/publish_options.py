@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.arguments import LONGEST, instant, integer, of_type, seconds
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, meant
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
@@ -89,9 +88,7 @@ def after_keys(options: Options) -> tuple[Any, ...]:
     """The arguments after the keys; raises TypeError for an unknown option."""
     known = {"dedup_key", "key", "connection", *Options.__annotations__}
     for name in options.keys() - Options.__annotations__.keys():
-        close = get_close_matches(name, known, n=1)
-        hint = f": did you mean {close[0]!r}?" if close else ""
-        raise TypeError(f"a message has no option {name!r}{hint}")
+        raise TypeError(f"a message has no option {name!r}{meant(name, known)}")
     most, after = options.get("max_attempts"), options.get("after")
     if isinstance(after, int):
         raise TypeError(f"after must be a sequence of ids, as in [{int(after)}]")
