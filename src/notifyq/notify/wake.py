@@ -46,6 +46,11 @@ class Wake(asyncio.Event):
         super().__init__()
         self._bucket = TokenBucket()
 
+    def on_event(self, stream: str, _channel: str, payload: str) -> None:
+        """Take a notification for a loop that reads this stream; "": some may have been missed."""
+        if payload in {"", stream}:
+            self.set()
+
     async def rest(self, seconds: float) -> None:
         """Wait for a notification, at most for so long; a moment longer where they never end."""
         with suppress(TimeoutError):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from notifyq.database import statements as sql
@@ -93,7 +94,7 @@ class StreamRelay(BaseRelay):
         return Listener(
             self._source,
             [sql.NEW_EVENT],
-            self._on_notification,
+            partial(self._wake.on_event, self._stream),
             name="notifyq relay",
             telemetry=self._telemetry,
         )
@@ -111,10 +112,6 @@ class StreamRelay(BaseRelay):
         finally:
             self._moving.cancel()
             await asyncio.wait({self._moving})
-
-    def _on_notification(self, _channel: str, payload: str) -> None:
-        if payload in {"", self._stream}:
-            self._wake.set()
 
     async def _move_until_stopped(self) -> None:
         while not self._stops:

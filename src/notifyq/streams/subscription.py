@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from notifyq.arguments import duration
@@ -214,15 +215,10 @@ class Subscription:
         delivery is at least once.
         """
         wake = Wake()
-
-        def on_notification(_channel: str, payload: str) -> None:
-            if payload in {"", self.stream}:
-                wake.set()
-
         async with Listener(
             self._database,
             [sql.NEW_EVENT],
-            on_notification,
+            partial(wake.on_event, self.stream),
             name="notifyq subscription",
             telemetry=self._telemetry,
         ) as listener:

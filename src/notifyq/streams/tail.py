@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
@@ -36,7 +37,7 @@ class Tail:
         async with Listener(
             self._database,
             [sql.NEW_EVENT],
-            self._on_notification,
+            partial(self._wake.on_event, self._stream),
             name="notifyq stream tail",
             telemetry=self._telemetry,
         ) as listener:
@@ -51,7 +52,3 @@ class Tail:
                     yield found
                 listener.check()
                 await self._wake.rest(poll)
-
-    def _on_notification(self, _channel: str, payload: str) -> None:
-        if payload in {"", self._stream}:
-            self._wake.set()
