@@ -212,10 +212,6 @@ class Archive:
         """
         return str(await self._database.value(sql.POSITION))
 
-    async def check_position(self, position: str) -> None:
-        """Raise ForeignPositionError if it is of another server, or RestoredDatabaseError."""
-        await self._database.value(sql.SNAPSHOT_OF, position)
-
     async def known_position(self, position: str) -> str:
         """The position to continue at: this one, or after a failover the last one in common.
 

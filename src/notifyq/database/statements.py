@@ -211,7 +211,6 @@ BROKER_STATUS = "select * from messages.status_broker()"
 STOP_BROKER = "select messages.stop_broker(patience => $1)"
 CURRENT_XACT_ID = "select pg_current_xact_id()::text"
 POSITION = "select messages.current_position()"
-SNAPSHOT_OF = "select notifyq.snapshot_of($1)"
 KNOWN_POSITION = "select messages.known_position($1)"
 # One statement, so one snapshot: the position belongs to the rows.
 DEAD_SINCE = """
