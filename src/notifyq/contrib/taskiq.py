@@ -100,7 +100,9 @@ class NotifyqBroker(AsyncBroker):
 
     async def listen(self) -> AsyncGenerator[bytes | AckableMessage, None]:
         """Yield messages, without end."""
-        claims, listener = await self._start_patiently()
+        retries = retrying("the start", log, self._app.database.settings.retry_for)
+        started: tuple[Claims, Listener] = await retries(self._start)
+        claims, listener = started
         has_orphans = False
         while True:
             self._wake.clear()
@@ -134,13 +136,6 @@ class NotifyqBroker(AsyncBroker):
         await self._open.aclose()
         self._claims = None
         await self._app.close()
-
-    async def _start_patiently(self) -> tuple[Claims, Listener]:
-        lasting = self._app.database.settings.retry_for
-        async for attempt in retrying("the start", log, lasting):
-            with attempt:
-                return await self._start()
-        raise AssertionError  # unreachable, for the type checker: tenacity returns or raises
 
     async def _start(self) -> tuple[Claims, Listener]:
         database = self._app.database

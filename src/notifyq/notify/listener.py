@@ -218,10 +218,8 @@ class Listener:
     async def _connect(self) -> Connection:
         if not self._connected_before:
             return await connect(self._dsn, route=self._route)
-        async for attempt in retrying("listening", log, self._database.settings.retry_for):
-            with attempt:
-                return await connect(self._dsn, route=self._route)
-        raise AssertionError  # tenacity returns or raises; this line is for the type checker
+        retries = retrying("listening", log, self._database.settings.retry_for)
+        return await retries(connect, self._dsn, route=self._route)
 
     async def _serve(self, connection: Connection) -> None:
         pid = connection.get_server_pid()
