@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Protocol, TypeVar, 
 
 from pydantic import ValidationError
 
+from notifyq.durable.recorder import Publisher
 from notifyq.errors import PayloadError
 from notifyq.models.message import Message
 from notifyq.models.payload import Json, encode
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from notifyq.queues.policy import Policy
     from notifyq.queues.publish_options import MessageOptions
     from notifyq.queues.publisher import PublishManyOptions, PublishOptions
-    from notifyq.queues.results import Handle, Results
+    from notifyq.queues.results import Handle
     from notifyq.telemetry.tracing import Tracing
 
     AroundSync = Callable[[], AbstractContextManager[Any]]
@@ -36,17 +37,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Publishing(Protocol):
+class Publishing(Publisher, Protocol):
     """Publishes for a handler: an App."""
-
-    @property
-    def results(self) -> Results:
-        """Waits for the ends of messages."""
-
-    async def publish(
-        self, queue: str, payload: Any, **options: Unpack[PublishOptions]
-    ) -> Handle[Any]:
-        """Publish one message."""
 
     def publish_sync(
         self, queue: str, payload: Any, **options: Unpack[MessageOptions]
