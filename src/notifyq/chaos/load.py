@@ -18,6 +18,7 @@ from notifyq.chaos.kinds import payload
 from notifyq.config import DatabaseSettings
 from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError, ForeignPositionError, NotifyqError
+from notifyq.notify.wake import at_most
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
@@ -137,9 +138,7 @@ class Load:
             # A publisher that is late does not catch up.
             pause = batch * _PUBLISHERS / self.rate if is_published else _PAUSE
             due = max(due + pause, time.monotonic())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(due - time.monotonic()):
-                    await self._stopping.wait()
+            await at_most(due - time.monotonic(), self._stopping.wait())
 
     async def _send(
         self, history: History, publisher: Publisher, kind: str, payloads: list[dict[str, Any]]

@@ -22,6 +22,13 @@ _LATEST = 5.0
 """Most seconds after a poll that such a query covers; the next poll finds the rest."""
 
 
+async def at_most(seconds: float, call: Awaitable[object]) -> None:
+    """Wait for a call, at most for so long: then it is cancelled."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await call
+
+
 class TokenBucket:
     """Token bucket for empty polls: any session may send notifications, all the time."""
 
@@ -53,9 +60,7 @@ class Wake(asyncio.Event):
 
     async def rest(self, seconds: float) -> None:
         """Wait for a notification, at most for so long; a moment longer where they never end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.wait()
+        await at_most(seconds, self.wait())
         if self.is_set() and (pause := self._bucket.spend()) > 0:
             await asyncio.sleep(pause)
 

@@ -27,7 +27,7 @@ from notifyq.errors import (
 from notifyq.models.message import Status
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
-from notifyq.notify.wake import Waiters
+from notifyq.notify.wake import Waiters, at_most
 from notifyq.queues.published import Published
 from notifyq.telemetry import log_events
 
@@ -239,9 +239,7 @@ class Results:
 
 async def _wait(listener: Listener, wake: asyncio.Event, message_id: int) -> None:
     """Wait for a notification, or until it is time to poll."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_POLL if listener.delivers else _POLL_ONLY):
-            await wake.wait()
+    await at_most(_POLL if listener.delivers else _POLL_ONLY, wake.wait())
     if listener.is_closed:
         raise DatabaseUnavailableError(
             f"the App was closed during the wait for message {message_id}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -22,7 +21,7 @@ from notifyq.database.refusals import (
 from notifyq.database.retry import StoppableWait
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
-from notifyq.notify.wake import TokenBucket
+from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.batch import QueueBatch
@@ -141,9 +140,7 @@ class Relay(BaseRelay):
                 wait = await self._poller.rate_limit_wait()
                 seconds = min(seconds, self._refused.retry_in, wait)
             if seconds > 0 and not self._stops:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await self._wake.wait()
+                await at_most(seconds, self._wake.wait())
 
     def _is_done(self, poll: Poll) -> bool:
         """Whether nothing is left to move; raises why a queue is refused."""

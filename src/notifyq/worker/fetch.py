@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
@@ -15,6 +14,7 @@ from notifyq.database.retry import StoppableWait
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import Message
 from notifyq.models.outcome import Rejected
+from notifyq.notify.wake import at_most
 from notifyq.telemetry import MessagesClaimed, OrphansReleased
 from notifyq.worker.settle import Settler
 from notifyq.worker.wake import Poll
@@ -278,9 +278,7 @@ class Fetcher:
     async def close(self) -> None:
         """Search a last time for messages of claims without an answer."""
         if self._doubt_ends > time.monotonic():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_SEARCH):
-                    await self._release_orphans()
+            await at_most(_LAST_SEARCH, self._release_orphans())
 
     def _requests(self, room: int) -> list[tuple[timedelta | None, int, list[str], int | None]]:
         return [

@@ -18,7 +18,7 @@ from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.models.outcome import Failed, Rejected, Released, Success
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
-from notifyq.notify.wake import Waiters, due_in
+from notifyq.notify.wake import Waiters, at_most, due_in
 from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
 from notifyq.worker.fetch import Claims
@@ -124,9 +124,7 @@ class MessageInbox:
                 if ended >= end:
                     return None
                 longest = min(end - ended, await self._until_due(names, began))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(longest):
-                        await wake.wait()
+                await at_most(longest, wake.wait())
                 await asyncio.sleep(max(0.0, ended + _PAUSE - time.monotonic()))
 
     async def finish(self, message: Message, result: Any = None) -> bool:

@@ -8,7 +8,6 @@ import logging
 import random
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -16,6 +15,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, is_refusal
 from notifyq.errors import NotifyqError
+from notifyq.notify.wake import at_most
 from notifyq.printable import in_line
 from notifyq.queues.admin import check_versions
 from notifyq.telemetry import (
@@ -74,9 +74,7 @@ class Maintenance:
             await self._fire()
             await self._run_urgent()
             ends = time.monotonic() + self._pause(began)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ends - time.monotonic()):
-                    await self._fire_in_time()
+            await at_most(ends - time.monotonic(), self._fire_in_time())
             await asyncio.sleep(ends - time.monotonic())
 
     def _pause(self, began: float) -> float:

@@ -18,6 +18,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.retry import is_passing
 from notifyq.errors import NotifyqError
+from notifyq.notify.wake import at_most
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Database
@@ -81,9 +82,7 @@ class Presence:
                     raise
                 log.warning("this worker is not shown to operators: %s", error)
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY * random.uniform(0.8, 1)):  # noqa: S311  not all at once
-                    await self._hurry.wait()
+            await at_most(_EVERY * random.uniform(0.8, 1), self._hurry.wait())  # noqa: S311  not all at once
 
 
 @cache

@@ -20,7 +20,7 @@ from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
-from notifyq.notify.wake import TokenBucket
+from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.telemetry import (
     BatchFinished,
     Guarded,
@@ -275,9 +275,7 @@ class Worker:
             if seconds > 0 and room > 0:
                 seconds = min(seconds, self._fetcher.retry_in, await self._poller.rate_limit_wait())
             if seconds > 0 and not self._stops:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await self._wake.wait()
+                await at_most(seconds, self._wake.wait())
 
     async def _fetch(self, room: int) -> Poll:
         """Claim messages and start their handlers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -15,7 +14,7 @@ from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import NotifyqError, RestoredDatabaseError
 from notifyq.execution.call import is_closing
 from notifyq.execution.runtime import Runtime, Threads, Transactions
-from notifyq.notify.wake import TokenBucket
+from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.telemetry import BatchDropped, StreamSuppressed, StreamUnsuppressed
 from notifyq.worker.streams.assignment import Assignment
 from notifyq.worker.streams.delivery import Delivery
@@ -168,9 +167,7 @@ class StreamConsumer:
         instants.append(self._members.next_try)
         seconds = min(seconds, max(0.0, min(instants) - now))
         if seconds > 0 and not self._is_stopping:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
+            await at_most(seconds, self._wake.wait())
 
     def _choose(self, now: float, *, everything: bool) -> list[Member]:
         chosen = [
@@ -307,9 +304,7 @@ class StreamConsumer:
         self.stop()
         closing = asyncio.create_task(self._poller.close())
         # A poll that runs may have opened a batch: it must leave the batch before the slot is left.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_POLL):
-                await self._has_ended.wait()
+        await at_most(_LAST_POLL, self._has_ended.wait())
         await self._members.stand_down()
         await self._members.leave([member for member in self._members if member.task is None])
         tasks = {member.task for member in self._members if member.task is not None}

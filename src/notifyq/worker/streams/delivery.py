@@ -19,6 +19,7 @@ from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
 from notifyq.models.annotations import name
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
+from notifyq.notify.wake import at_most
 from notifyq.printable import in_line
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
@@ -354,9 +355,7 @@ class Delivery:
         """Wait before the next call for events that failed. False: it was cancelled."""
         if again:
             delay = max(delay for delay, _ in again.values()).total_seconds()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(delay):
-                    await self.cancelled.wait()
+            await at_most(delay, self.cancelled.wait())
         return not self.cancelled.is_set()
 
     async def _settle(self, batch: Batch, result: _Result) -> bool:
