@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import os
-import secrets
-import socket
 import time
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -26,7 +23,7 @@ from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 from notifyq.queues.policy import Policy
 from notifyq.telemetry import log_events
-from notifyq.worker.fetch import Claims
+from notifyq.worker.fetch import Claims, process_name
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.settle import Key
@@ -142,8 +139,7 @@ class NotifyqBroker(AsyncBroker):
         await self._app.admin.check_schema()
         if not await self._app.admin.queue_info(self._queue):
             await self._app.admin.create_queue(self._queue, self._policy)
-        worker = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
-        claims = self._claims = Claims(database, worker)
+        claims = self._claims = Claims(database, process_name())
         listener = await self._open.enter_async_context(
             Listener(
                 database,

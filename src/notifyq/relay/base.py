@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
-import secrets
-import socket
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
@@ -32,6 +29,7 @@ from notifyq.relay.events import (
 )
 from notifyq.relay.target import Target, reason_of
 from notifyq.telemetry import Guarded, log_events
+from notifyq.worker.fetch import process_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -85,7 +83,7 @@ class BaseRelay:
         self._accepts_restored = options.get("accept_restored", False)
         self._settings = options.get("settings") or RelaySettings.load()
         self._telemetry = Guarded(options.get("telemetry", log_events))
-        self.name = f"relay {socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.name = f"relay {process_name()}"
         self.counts: Counter[str] = Counter()
         """Messages by outcome: moved, known, merged, dropped, failed, refused, lost, released."""
         self.works = asyncio.Event()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -47,6 +50,11 @@ _MOST_PREFETCHED = 1000
 """Most messages to prefetch, however fast they are: as many as one statement finishes."""
 _WINDOW = 0.02
 """Least seconds that one measurement lasts."""
+
+
+def process_name() -> str:
+    """A unique name: messages that are locked under it and not known here are released."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
 class Claims:

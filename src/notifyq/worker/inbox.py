@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -21,7 +18,7 @@ from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most, due_in
 from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
-from notifyq.worker.fetch import Claims
+from notifyq.worker.fetch import Claims, process_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,8 +76,7 @@ class MessageInbox:
     ) -> None:
         self._database = database
         self._notifications = notifications
-        # Unique: messages that are locked under this name and not known here are released.
-        process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        process = process_name()
         self.worker = f"{worker}:{process}" if worker else process
         self._claims = Claims(database, self.worker)
         self._held: dict[int, Message] = {}

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
-import socket
 import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -32,7 +29,7 @@ from notifyq.telemetry import (
     WorkerStopping,
     log_events,
 )
-from notifyq.worker.fetch import Claims, Fetcher
+from notifyq.worker.fetch import Claims, Fetcher, process_name
 from notifyq.worker.loop_watch import LoopWatch
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.presence import Presence
@@ -91,7 +88,7 @@ class Worker:
         self._registry = registry
         self._settings = settings
         self._telemetry = Guarded(telemetry)
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.name = process_name()
         self._claims = claims(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
