@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from notifyq.execution import runtime
+from notifyq.notify.wake import call_on
 from notifyq.operations import monitor
 from notifyq.operations.metrics import WorkerMetrics
 from notifyq.telemetry import (
@@ -154,13 +155,12 @@ async def test_a_result_that_exists_wins_over_a_timeout_that_fires_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits, let_go, reported = asyncio.Event(), threading.Event(), threading.Event()
-    report = runtime._report
 
     def noted(*args: Any) -> None:
-        report(*args)
+        call_on(*args)
         reported.set()
 
-    monkeypatch.setattr(runtime, "_report", noted)
+    monkeypatch.setattr(runtime, "call_on", noted)
     with passing(caplog, "has blocked the event loop") as logged:
 
         @app.subscriber("s", "reader", timeout=0.6)

@@ -17,6 +17,7 @@ from notifyq.database.retry import retrying
 from notifyq.execution.around import call_inside
 from notifyq.models.message import Message, newest
 from notifyq.models.outcome import Rejected, Success
+from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -67,9 +68,9 @@ class Threads:
             try:
                 result = context.run(call_inside, self._around, function, *args)
             except BaseException as error:  # noqa: BLE001  it is raised where the result is awaited
-                _report(loop, self._ended, future, None, error)
+                call_on(loop, self._ended, future, None, error)
             else:
-                _report(loop, self._ended, future, result, None)
+                call_on(loop, self._ended, future, result, None)
 
         if self._idle == 0:
             threading.Thread(target=self._serve, name="notifyq-handler", daemon=True).start()
@@ -113,13 +114,6 @@ class Threads:
             future.set_exception(error)
         else:
             future.set_result(result)
-
-
-def _report(loop: asyncio.AbstractEventLoop, ended: Callable[..., None], *args: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(ended, *args)
-    except RuntimeError:  # the loop is closed: the process is ending
-        return
 
 
 class Transactions:

@@ -26,6 +26,7 @@ from notifyq.database.retry import is_passing, retrying
 from notifyq.dsn import masked
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.notify.session import Session
+from notifyq.notify.wake import call_on
 from notifyq.telemetry import (
     ListenerConnected,
     ListenerLost,
@@ -154,8 +155,7 @@ class Listener:
         thread, self._thread = self._thread, None
         self._stopping = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # its loop has ended by itself
-                self._loop.call_soon_threadsafe(self._stopped.set)
+            call_on(self._loop, self._stopped.set)
         if thread is not None:
             await self._home.run_in_executor(None, thread.join)
         self.failed.cancel()
@@ -172,8 +172,7 @@ class Listener:
             future.set_exception(error)
 
     def _call_home(self, function: Callable[..., None], *args: Any) -> None:
-        with suppress(RuntimeError):  # the main loop is closed
-            self._home.call_soon_threadsafe(function, *args)
+        call_on(self._home, function, *args)
 
     async def _at_home(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a call on the main loop, where the pool of the database lives."""

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -20,6 +20,14 @@ _LATE = 0.02
 """Seconds that a query for what came after a poll may take to reach the server."""
 _LATEST = 5.0
 """Most seconds after a poll that such a query covers; the next poll finds the rest."""
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Call a function on the loop of another thread, unless that is closed: its work has ended."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        return
 
 
 async def at_most(seconds: float, call: Awaitable[object]) -> None:

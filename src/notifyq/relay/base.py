@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -17,7 +17,7 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals, is_limited
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.notify.wake import Wake
+from notifyq.notify.wake import Wake, call_on
 from notifyq.queues.admin import Admin
 from notifyq.relay.events import (
     RelayMoved,
@@ -105,8 +105,7 @@ class BaseRelay:
         """
         self._stops += 1
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nothing is left to stop
-                self._loop.call_soon_threadsafe(self._stop_requested)
+            call_on(self._loop, self._stop_requested)
 
     def _stop_requested(self) -> None:
         self._wake.set()

@@ -25,6 +25,7 @@ from notifyq.models.outcome import (
     Success,
     Suspended,
 )
+from notifyq.notify.wake import call_on
 from notifyq.printable import in_line
 from notifyq.telemetry import HandlerStuck, LockLost, LocksExtended, MessageFinished
 from notifyq.telemetry.tracebacks import log_failure
@@ -349,13 +350,11 @@ class Runner:
 
     def _lock_lost(self, key: Key) -> None:
         # Called on the listener's loop.
-        with suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
-            self._home.call_soon_threadsafe(self._lock_over, key)
+        call_on(self._home, self._lock_over, key)
 
     def _locks_extended(self, quantity: int) -> None:
         if quantity and self._telemetry.wants(LocksExtended):
-            with suppress(RuntimeError):
-                self._home.call_soon_threadsafe(self._telemetry, LocksExtended(quantity=quantity))
+            call_on(self._home, self._telemetry, LocksExtended(quantity=quantity))
 
     def _settle(self, ended: dict[Held, Outcome], run: float = 0.0) -> None:
         """Record how messages ended after so many seconds; none waits for another one."""

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import math
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals
 from notifyq.errors import NotifyqError
-from notifyq.notify.wake import due_in
+from notifyq.notify.wake import call_on, due_in
 from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
 
 if TYPE_CHECKING:
@@ -462,8 +461,7 @@ class Suppression:
         except _BROKEN as error:
             # The call may have taken a lease that is not known here: it ends with the session.
             log.debug("a call about notifications was not answered: %s", error)
-            with suppress(RuntimeError):  # the listener has ended
-                self._loop.call_soon_threadsafe(session.abort)
+            call_on(self._loop, session.abort)
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()

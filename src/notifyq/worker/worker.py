@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
-from notifyq.notify.wake import TokenBucket, at_most
+from notifyq.notify.wake import TokenBucket, at_most, call_on
 from notifyq.telemetry import (
     BatchFinished,
     Guarded,
@@ -147,8 +147,7 @@ class Worker:
         """
         self._stops += 1
         if self._home is not None:
-            with suppress(RuntimeError):  # the loop is closed: there is nothing left to stop
-                self._home.call_soon_threadsafe(self._stop_requested)
+            call_on(self._home, self._stop_requested)
 
     def _stop_requested(self) -> None:
         self.patience.stop()
