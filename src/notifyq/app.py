@@ -399,9 +399,6 @@ class App(Decorators):
         if worker.queues:
             await self.create_queues(sorted(worker.queues))
             await self._warn_of_one_attempt(worker.queues)
-        if worker.streams:
-            await self.create_subscriptions(worker.streams)
-        if worker.queues:
             try:
                 await self.create_schedules(worker.queues)
             except AccessDeniedError:
@@ -409,6 +406,8 @@ class App(Decorators):
                     "the schedules of this app were not updated, as only an admin may define them: "
                     "run `notifyq schedules apply`"
                 )
+        if worker.streams:
+            await self.create_subscriptions(worker.streams)
 
     async def _warn_of_one_attempt(self, queues: Iterable[str]) -> None:
         """Warn where what is recorded is of no use after a crash, as no attempt is left."""

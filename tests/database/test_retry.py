@@ -9,6 +9,7 @@ import pytest
 from tenacity import Future, RetryCallState
 
 from notifyq.database.retry import Patience, StoppableWait, retrying
+from notifyq.errors import QueueBusyError
 
 
 def longest_wait(error: Exception) -> float:
@@ -76,6 +77,17 @@ async def test_a_wait_that_is_over_can_be_stopped(make: type[StoppableWait]) -> 
     waits = make()
     assert await waits.through(lambda: asyncio.sleep(0))
     waits.stop()
+
+
+async def test_a_start_waits_for_a_queue_that_others_use() -> None:
+    outcomes: list[Exception | None] = [QueueBusyError("in use"), None]
+
+    async def step() -> None:
+        if error := outcomes.pop(0):
+            raise error
+
+    assert await patience().through(step)
+    assert outcomes == []
 
 
 async def test_a_timeout_of_the_step_itself_is_no_stop() -> None:

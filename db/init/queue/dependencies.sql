@@ -211,38 +211,31 @@ begin
     begin
       v_locked := '{}';
       loop
-        with recursive cancelled (id, cause) as (
-          -- Each id is looked up: a join could read all dependencies and compare each with each.
-          select d.message_id, u.id
+        with recursive reached (id, cause, ends, fails) as (
+          select u.id, null::bigint, true, u.status <> 'success'
           from unnest(lock_dependents.ids, lock_dependents.statuses) as u (id, status)
-          cross join lateral (
-            select e.message_id from notifyq.dependency as e
-            where e.after_id = u.id and e.status is null and e.on_failure = 'cancel'
-            offset 0
-          ) as d
-          where u.status <> 'success'
           union
-          select d.message_id, o.cause
-          from cancelled as o
+          select d.message_id, coalesce(r.cause, r.id), d.fails, d.fails
+          from reached as r
+          -- Each id is looked up: a join could read all dependencies and compare each with each.
           cross join lateral (
-            select e.message_id from notifyq.dependency as e
-            where e.after_id = o.id and e.status is null and e.on_failure = 'cancel'
+            select e.message_id, r.fails and e.on_failure = 'cancel' as fails
+            from notifyq.dependency as e
+            where e.after_id = r.id and e.status is null
             offset 0
           ) as d
+          where r.ends
         )
-        select coalesce(array_agg(o.id order by o.id), '{}'), array_agg(o.cause order by o.id)
-        into lock_dependents.cancelled, lock_dependents.causes
-        from (select d.id, min(d.cause) as cause from cancelled as d group by d.id) as o;
-        v_waiting := array(
-          select distinct d.message_id
-          from unnest(lock_dependents.ids || lock_dependents.cancelled) as u (id)
-          cross join lateral (
-            select e.message_id from notifyq.dependency as e
-            where e.after_id = u.id and e.status is null
-            offset 0
-          ) as d
-          order by d.message_id
-        );
+        select coalesce(array_agg(o.id order by o.id) filter (where o.fails), '{}'),
+          array_agg(o.cause order by o.id) filter (where o.fails),
+          coalesce(array_agg(o.id order by o.id), '{}')
+        into lock_dependents.cancelled, lock_dependents.causes, v_waiting
+        from (
+          select r.id, bool_or(r.fails) as fails, min(r.cause) filter (where r.fails) as cause
+          from reached as r
+          where r.cause is not null
+          group by r.id
+        ) as o;
         -- Locked messages get no new dependents, but may have got some before.
         exit when v_waiting = v_locked;
         perform from messages.message as m

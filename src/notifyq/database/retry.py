@@ -16,7 +16,7 @@ from tenacity import (
     wait_random,
 )
 
-from notifyq.errors import DatabaseUnavailableError
+from notifyq.errors import DatabaseUnavailableError, QueueBusyError
 
 if TYPE_CHECKING:
     import logging
@@ -102,7 +102,12 @@ def _wait(state: RetryCallState) -> float:
     return (_WHILE_AWAY if error is None or is_away(error) else _WHILE_BUSY)(state)
 
 
-def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetrying:
+def retrying(
+    what: str,
+    log: logging.Logger,
+    lasting: timedelta,
+    may_pass: Callable[[BaseException], bool] = is_passing,
+) -> AsyncRetrying:
     """Retry errors that may pass for as long as `lasting`; then raise the last one unchanged."""
 
     def before_sleep(state: RetryCallState) -> None:
@@ -117,7 +122,7 @@ def retrying(what: str, log: logging.Logger, lasting: timedelta) -> AsyncRetryin
         )
 
     return AsyncRetrying(
-        retry=retry_if_exception(is_passing),
+        retry=retry_if_exception(may_pass),
         stop=stop_after_delay(lasting),
         wait=_wait,
         before_sleep=before_sleep,
@@ -155,12 +160,16 @@ class StoppableWait:
         return True
 
 
+def _may_start(error: BaseException) -> bool:
+    return is_passing(error) or isinstance(error, QueueBusyError)
+
+
 class Patience(StoppableWait):
-    """The start of a process: it waits for a server that is away."""
+    """The start of a process: it waits while a server is away, or a queue is in use."""
 
     def __init__(self, what: str, log: logging.Logger, lasting: timedelta) -> None:
         super().__init__()
-        self._retrying = partial(retrying, what, log, lasting)
+        self._retrying = partial(retrying, what, log, lasting, _may_start)
 
     async def through(self, step: Callable[[], Awaitable[object]]) -> bool:
         """Retry a step of the start until it succeeds. False: it was stopped before.

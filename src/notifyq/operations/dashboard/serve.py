@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()  # who reads the address may connect at once
+        listener.listen()  # a reader of the address may connect at once
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {host} port {port}: {error.strerror}"
