@@ -134,15 +134,17 @@ create or replace function notifyq.maintain_output(quantity integer)
   returns void language plpgsql
   set enable_seqscan = off set jit = off
 as $$
+declare
+  v_now timestamptz := clock_timestamp();
 begin
   delete from notifyq.message_output as o
-  where (o.message_id, o.number) in (
-    select f.message_id, f.number
+  where o.ctid = any (array(
+    select f.ctid
     from notifyq.message_output as f
-    where f.forget_at <= clock_timestamp()
+    where f.forget_at <= v_now
     order by f.forget_at
     limit quantity
-  );
+  ));
   delete from notifyq.message_progress as p
   where not exists (select from messages.message as m where m.id = p.message_id);
 end;

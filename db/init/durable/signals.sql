@@ -295,6 +295,7 @@ create or replace function notifyq.maintain_signals(quantity integer)
   set enable_seqscan = off set jit = off
 as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_ids bigint[] := array(
     select s.id from notifyq.signal as s where s.is_new order by s.id limit quantity
   );
@@ -336,13 +337,13 @@ begin
   v_ids := array(
     select s.id
     from notifyq.signal as s
-    where s.forget_at <= clock_timestamp()
+    where s.forget_at <= v_now
     order by s.forget_at
     limit quantity
     for update skip locked
   );
   update notifyq.signal as s
-  set forget_at = clock_timestamp() + interval '1 day'
+  set forget_at = v_now + interval '1 day'
   where s.id = any (v_ids)
     and case when s.message_id is null
       then exists (select from notifyq.signal_wait as w where w.signal = s.name)
@@ -350,6 +351,6 @@ begin
     end;
   delete from notifyq.signal as s
   where s.id = any (v_ids)
-    and s.forget_at <= clock_timestamp();
+    and s.forget_at <= v_now;
 end;
 $$;

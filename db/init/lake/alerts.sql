@@ -140,13 +140,13 @@ declare
   v_row messages.anomaly;
 begin
   delete from messages.anomaly as a
-  where (a.queue, a.metric, a.bucket_at) in (
-    select o.queue, o.metric, o.bucket_at
+  where a.ctid = any (array(
+    select o.ctid
     from messages.anomaly as o
     where o.found_at < v_year
     order by o.found_at
     limit 10000
-  );
+  ));
   if alerts is not null then
     perform messages.create_queue(alerts);
   end if;

@@ -162,13 +162,13 @@ begin
     limit 1;
     perform notifyq.save_limit_state(v_state, notifyq.pay_charges(v_state), true);
     delete from notifyq.limit_key as k
-    where (k.queue, k.key, k.number) in (
-      select o.queue, o.key, o.number
+    where k.ctid = any (array(
+      select o.ctid
       from notifyq.limit_key as o
       where o.queue = v_queue
         and o.paid_at <= clock_timestamp() - interval '10 seconds'
       limit sweep_limit_keys.quantity
-    );
+    ));
     get diagnostics v_swept = row_count;
     v_all := v_all + v_swept;
   end loop;

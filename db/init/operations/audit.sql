@@ -77,13 +77,13 @@ declare
   v_removed integer;
 begin
   delete from messages.audit as a
-  where a.id in (
-    select o.id
+  where a.ctid = any (array(
+    select o.ctid
     from messages.audit as o
     where o.acted_at < now() - interval '400 days'
     order by o.acted_at
     limit forget_audit.quantity
-  );
+  ));
   get diagnostics v_removed = row_count;
   return v_removed;
 end;

@@ -70,13 +70,13 @@ declare
   v_forgotten integer;
 begin
   delete from notifyq.worker as w
-  where w.name in (
-    select o.name from notifyq.worker as o
+  where w.ctid = any (array(
+    select o.ctid from notifyq.worker as o
     where o.seen_at < clock_timestamp() - interval '1 hour'
     order by o.name
     limit quantity
     for update skip locked
-  );
+  ));
   get diagnostics v_forgotten = row_count;
   return v_forgotten;
 end;

@@ -148,10 +148,11 @@ create or replace function notifyq.expire(quantity integer)
   set enable_seqscan = off set jit = off
 as $$
 declare
+  v_now timestamptz := clock_timestamp();
   v_ids bigint[] := array(
     select e.message_id
     from notifyq.expiry as e
-    where e.expires_at <= clock_timestamp()
+    where e.expires_at <= v_now
     order by e.expires_at
     limit quantity
     for update skip locked

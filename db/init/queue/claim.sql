@@ -96,7 +96,8 @@ begin
   perform notifyq.forward_into(queues, greatest(quantity, 100))
   where exists (select from notifyq.forward);
   perform notifyq.expire(10000)
-  where exists (select from notifyq.expiry as e where e.expires_at <= clock_timestamp());
+  where (select e.expires_at from notifyq.expiry as e order by e.expires_at limit 1)
+    <= clock_timestamp();
   -- Reading one empty queue is cheap; reading a thousand is not.
   if cardinality(claim.queues) > 20
     or (claim.queues is null and exists (select from messages.queue as q offset 20))
@@ -221,7 +222,8 @@ begin
     );
   end if;
   perform notifyq.expire(10000)
-  where exists (select from notifyq.expiry as e where e.expires_at <= clock_timestamp());
+  where (select e.expires_at from notifyq.expiry as e order by e.expires_at limit 1)
+    <= clock_timestamp();
   perform
   from messages.message as m
   where m.id = claim_id.id

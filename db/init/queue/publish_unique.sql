@@ -334,12 +334,18 @@ begin
   if dedup_window is not null and on_duplicate = 'keep' then
     -- Existing messages get no window of this call.
     delete from notifyq.dedup as d
-    where d.queue = template.queue
-      and (d.dedup_key, d.id) in (
-        select p.dedup_key, p.new
-        from unnest(dedup_keys, v_new, v_ids, v_leads) as p (dedup_key, new, id, leads)
-        where p.id <> p.new and p.leads
-      );
+    where d.ctid = any (array(
+      select o.ctid
+      from unnest(dedup_keys, v_new, v_ids, v_leads) as p (dedup_key, new, id, leads)
+      -- Each is looked up: a join could compare all of them with all keys of the queue.
+      cross join lateral (
+        select k.ctid
+        from notifyq.dedup as k
+        where k.queue = template.queue and k.dedup_key = p.dedup_key and k.id = p.new
+        offset 0
+      ) as o
+      where p.id <> p.new and p.leads
+    ));
   end if;
   if expires_at is not null or v_after is not null then
     v_published := array(

@@ -121,20 +121,20 @@ create or replace function notifyq.forget_receipts(quantity integer)
 as $$
 begin
   delete from notifyq.relay_receipt as r
-  where (r.role, r.source, r.position) in (
-    select o.role, o.source, o.position
+  where r.ctid = any (array(
+    select o.ctid
     from notifyq.relay_receipt as o
     where o.forget_at < now()
     order by o.forget_at
     limit forget_receipts.quantity
     for update skip locked
-  );
+  ));
   -- The latest mark alone would not do: parallel relays record theirs in any order.
   delete from notifyq.relay_mark as k
-  where (k.role, k.target, k.source, k.position) in (
-    select o.role, o.target, o.source, o.position
+  where k.ctid = any (array(
+    select o.ctid
     from (
-      select m.role, m.target, m.source, m.position, m.noted_at,
+      select m.ctid, m.noted_at,
         row_number() over (
           partition by m.role, m.target, m.source order by m.noted_at desc
         ) as nth
@@ -143,7 +143,7 @@ begin
     where o.nth > 20
       and o.noted_at < now() - interval '1 minute'
     limit forget_receipts.quantity
-  );
+  ));
 end;
 $$;
 
@@ -306,8 +306,13 @@ begin
   v_report.ids := array(
     select r.message_id
     from unnest(receive_many.positions) with ordinality as u (position, ordinal)
-    left join notifyq.relay_receipt as r
-      on r.role = v_role and r.source = receive_many.source and r.position = u.position
+    -- Each is looked up: a join could compare all of them with all receipts.
+    left join lateral (
+      select o.message_id
+      from notifyq.relay_receipt as o
+      where o.position = u.position and o.source = receive_many.source and o.role = v_role
+      offset 0
+    ) as r on true
     order by u.ordinal
   );
   v_report.known := v_sent - cardinality(v_ids);

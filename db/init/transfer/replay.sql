@@ -332,12 +332,12 @@ begin
   where p.used_at < clock_timestamp() - interval '30 days'
     and not p.is_closed;
   delete from notifyq.replayed as d
-  where (d.replay, d.archive_id) in (
-    select o.replay, o.archive_id
+  where d.ctid = any (array(
+    select o.ctid
     from notifyq.replayed as o
     join notifyq.replay as p on p.id = o.replay and p.is_closed
     limit forget_loads.quantity
-  );
+  ));
   delete from notifyq.replay as p
   where p.used_at < v_year
     and not exists (select from notifyq.replayed as d where d.replay = p.id);
