@@ -520,6 +520,33 @@ async def test_readers_of_dead_messages_read_no_cancelled_ones(
                 assert max([0, *touched]) <= 100, f"{call}: {plan.text}"
 
 
+@pytest.mark.parametrize("is_analysed", [False, True])
+async def test_dead_messages_are_not_compared_with_all_that_were_redriven(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        insert into messages.message_archive (
+          id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
+          headers
+        )
+        select i, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
+        from generate_series(1, 5000) as i;
+        insert into notifyq.redrive (archive_id, message_id)
+        select i, 10000 + i from generate_series(101, 5000) as i;
+    """)
+    await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for call in {*DEAD, "messages.redrive(quantity => 10)"} - {"messages.dead_since()"}:
+        for _ in range(TIMES):
+            plans = await explained.rolled_back(f"select * from {call}")
+            assert any("redrive r" in plan.text for plan in plans), call
+            for plan in plans:
+                removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
+                assert sum(map(int, removed)) <= 100, f"{call}: {plan.text}"
+
+
 SEARCHES = {
     # What is searched, and how many rows at most an index gives for it.
     "notifyq.search_archive()": 4100,

@@ -462,7 +462,7 @@ begin
         and d.archived_at < coalesce(redrive_ids.until, 'infinity')
         and (redrive_ids.subscriber is null or d.subscriber = redrive_ids.subscriber)
         and (d.archived_at, d.id) > (v_at, v_id)
-        and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
+        and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
       order by d.archived_at, d.id
       limit redrive_ids.quantity - cardinality(v_again)
     )

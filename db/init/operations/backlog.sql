@@ -119,15 +119,16 @@ begin
   ), dead as materialized (
     select d.name, count(*) as dead
     from (
-      select a.queue as name
+      select a.queue as name, a.id
       from messages.message_archive as a
       where notifyq.is_dead(a.status, a.cancelled_by)
         and a.archived_at > v_now - interval '1 day'
-        and not exists (select from notifyq.redrive as r where r.archive_id = a.id)
       -- Bounded: each reads a row somewhere in the archive.
       order by a.archived_at desc
       limit 2000
     ) as d
+    -- `offset 0`: as in notifyq.dead_rows().
+    where not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
     group by d.name
   ), counted as materialized (
     select u.name, w.waiting, s.scheduled, s.next_at

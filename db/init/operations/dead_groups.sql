@@ -36,7 +36,7 @@ begin
     where (c.queue is null or l.queue = c.queue)
       and (c.type is null or l.type = c.type)
       and (c.subscriber is null or l.subscriber = c.subscriber)
-      and not exists (select from notifyq.redrive as r where r.archive_id = l.id)
+      and not exists (select from notifyq.redrive as r where r.archive_id = l.id offset 0)
   ), same as materialized (
     -- A fingerprint is the same for all digits but 0, which begins 0x1: other digits become 1.
     select translate(
@@ -215,7 +215,7 @@ begin
   from notifyq.search_archive_step(c, quantity, position_at, position_id, budget, true) as f;
   _ids := array(
     select u.id from unnest(_ids) as u (id)
-    where not exists (select from notifyq.redrive as r where r.archive_id = u.id)
+    where not exists (select from notifyq.redrive as r where r.archive_id = u.id offset 0)
   );
 end;
 $$;
