@@ -521,6 +521,29 @@ async def test_readers_of_dead_messages_read_no_cancelled_ones(
 
 
 @pytest.mark.parametrize("is_analysed", [False, True])
+async def test_messages_that_expire_are_not_compared_with_each_other(
+    explained: Explained, *, is_analysed: bool
+) -> None:
+    connection = explained.connection
+    await connection.execute("""
+        set auto_explain.log_min_duration = -1;
+        insert into messages.message (id, message) overriding system value
+        select i, '1' from generate_series(1, 2000) as i;
+        insert into notifyq.expiry (message_id, expires_at)
+        select i, now() - interval '1 second' from generate_series(1, 1000) as i;
+    """)
+    await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
+    await connection.execute("set auto_explain.log_min_duration = 0")
+    for call in ("messages.maintain()", "messages.claim(quantity => 10)"):
+        for _ in range(TIMES):
+            plans = await explained.rolled_back(f"select * from {call}")
+            assert any("Delete on expiry" in plan.text for plan in plans), call
+            for plan in plans:
+                removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
+                assert sum(map(int, removed)) <= 1000, f"{call}: {plan.text}"
+
+
+@pytest.mark.parametrize("is_analysed", [False, True])
 async def test_dead_messages_are_not_compared_with_all_that_were_redriven(
     explained: Explained, *, is_analysed: bool
 ) -> None:
@@ -775,6 +798,7 @@ DUE = {
     "next_batch": "select messages.next_batch('s', 'a')",
     "forward_pending": "select notifyq.forward_pending()",
     "maintain": "select messages.maintain()",
+    "signal": "select messages.signal('s', '1', 77)",
     "report_anomalies": "select notifyq.report_anomalies('[]')",
 }
 IN_AN_HOUR = "now() + interval '1 hour' from generate_series(1, 5000) as n"
@@ -797,6 +821,9 @@ async def test_due_rows_are_found_by_time(explained: Explained, *, is_analysed: 
         insert into notifyq.expiry (message_id, expires_at) select n, {IN_AN_HOUR};
         insert into notifyq.signal (name, message_id, payload, is_new, forget_at)
         select 's', n, '1', false, {IN_AN_HOUR};
+        insert into messages.message (id, message) overriding system value values (77, '1');
+        insert into notifyq.signal_wait (message_id, step, signal, is_new)
+        select n, 'w', 's', false from generate_series(1, 5000) as n;
         insert into notifyq.message_output (message_id, number, attempt, chunk, forget_at)
         select n, 1, 1, '1', {IN_AN_HOUR};
         insert into notifyq.relay_receipt (role, source, position, message_id, forget_at)
@@ -809,7 +836,9 @@ async def test_due_rows_are_found_by_time(explained: Explained, *, is_analysed: 
     """)
     await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
     await connection.execute("set auto_explain.log_min_duration = 0")
-    of_them = r"on (?:event_retry|dedup|expiry|signal|message_output|relay_receipt|anomaly)\b"
+    of_them = (
+        r"on (?:event_retry|dedup|expiry|signal|signal_wait|message_output|relay_receipt|anomaly)\b"
+    )
     for call, statement in DUE.items():
         for _ in range(TIMES):
             plans = await explained.rolled_back(statement)

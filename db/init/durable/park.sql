@@ -44,6 +44,10 @@ begin
     and m.parked_at is not null
   order by m.id
   for update;
+  -- The update below fires triggers, which takes a millisecond even without a row.
+  if not found then
+    return 0::bigint;
+  end if;
   with woken as (
     update messages.message as m
     set state = 'waiting', available_at = now(), parked_at = null

@@ -44,19 +44,20 @@ create or replace function notifyq.wake_waits(name text, message_id bigint)
 as $$
 begin
   return notifyq.wake_parked(array(
-    select distinct w.message_id
+    select w.message_id
     from notifyq.signal_wait as w
-    where w.signal = wake_waits.name
-      and (
-        w.message_id = wake_waits.message_id
-        or wake_waits.message_id is null and not exists (
-          select
-          from messages.message as m
-          join messages.queue_grant as g on g.queue = m.queue
-          where m.id = w.message_id
-        )
+    where w.signal = wake_waits.name and w.message_id = wake_waits.message_id
+    union
+    select w.message_id
+    from notifyq.signal_wait as w
+    where w.signal = wake_waits.name and wake_waits.message_id is null
+      and not exists (
+        select
+        from messages.message as m
+        join messages.queue_grant as g on g.queue = m.queue
+        where m.id = w.message_id
+        offset 0
       )
-    order by w.message_id
   ));
 end;
 $$;

@@ -173,9 +173,8 @@ begin
   where e.message_id = any (v_ids)
     and not exists (
       select from messages.message as m
-      where m.id = e.message_id
-        and m.lock_token = 0
-        and m.id <> all (array(select f.id from unnest(v_free) as f))
+      where m.id = e.message_id and m.lock_token = 0
+      offset 0
     );
 end;
 $$;
