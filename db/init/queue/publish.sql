@@ -102,17 +102,14 @@ begin
     or publish.expires_in is not null
   then
     return (
-      notifyq.publish_all(
-        publish.queue, array[publish.message], publish.priority, v_due, publish.type,
-        publish.headers, array[publish.key], publish.max_attempts, array[publish.dedup_key],
-        notifyq.check_unique(
-          case when publish.dedup_key is not null then array[publish.dedup_key] end,
-          publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
-        ),
-        publish.dedup_window, publish.on_duplicate, publish.after, publish.on_failure,
-        publish.available_at, publish.delay, notifyq.expires_at(publish.expires_in, v_due)
+      select messages.publish_many(
+        publish.queue, array[publish.message], publish.priority, publish.delay,
+        publish.available_at, publish.type, publish.headers,
+        case when publish.dedup_key is not null then array[publish.dedup_key] end,
+        array[publish.key], publish.max_attempts, publish.dedup_scope, publish.dedup_window,
+        publish.on_duplicate, publish.after, publish.on_failure, publish.expires_in
       )
-    )[1];
+    );
   end if;
   -- The existing message may be finished, and its key free, before the query below: try again.
   loop
@@ -202,7 +199,7 @@ declare
   v_due timestamptz := notifyq.due_at(delay, available_at);
   v_null integer := array_position(publish_many.messages, null);
   v_scope text;
-  v_is_plain boolean;
+  template messages.message;
 begin
   v_scope := notifyq.check_unique(
     publish_many.dedup_keys, publish_many.dedup_scope, publish_many.dedup_window,
@@ -213,9 +210,9 @@ begin
       format('message %s is null', v_null), 'publish the JSON value null instead'
     );
   end if;
-  perform notifyq.check_between('max_attempts', publish_many.max_attempts, 1, 1000);
-  perform notifyq.check_keys('keys', publish_many.keys, publish_many.messages);
-  perform notifyq.check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
+  perform notifyq.check_between('max_attempts', publish_many.max_attempts, 1, 1000),
+    notifyq.check_keys('keys', publish_many.keys, publish_many.messages),
+    notifyq.check_keys('dedup_keys', publish_many.dedup_keys, publish_many.messages);
   if exists (select from messages.stream as s where s.name = publish_many.queue) then
     perform notifyq.check_event_options(
       publish_many.priority, v_due > now(),
@@ -233,48 +230,52 @@ begin
     return;
   end if;
   v_queue := notifyq.find_queue(publish_many.queue);
-  v_is_plain := publish_many.dedup_keys is null and publish_many.after is null
-    and publish_many.expires_in is null;
-  if v_is_plain and v_queue.durable then
-    -- Rows of a function keep their order. A sort would change nothing but, for very many rows,
-    -- write a file.
+  if publish_many.dedup_keys is not null or publish_many.after is not null
+    or publish_many.expires_in is not null
+  then
+    template.queue := publish_many.queue;
+    template.priority := coalesce(publish_many.priority, 0);
+    template.available_at := v_due;
+    template.type := publish_many.type;
+    template.headers := coalesce(publish_many.headers, '{}');
+    template.max_attempts := publish_many.max_attempts;
+    template.dedup_scope := v_scope;
+    return query
+    select unnest(
+      notifyq.publish_all(
+        v_queue, template, publish_many.messages, publish_many.keys, publish_many.dedup_keys,
+        publish_many.dedup_window, publish_many.on_duplicate, publish_many.after,
+        publish_many.on_failure, publish_many.available_at, publish_many.delay,
+        notifyq.expires_at(publish_many.expires_in, v_due)
+      )
+    );
+  elsif v_queue.durable then
+    -- Ids that are drawn together cost less. Rows of a function keep their order.
     return query
     insert into messages.message as m
-      (queue, message, priority, available_at, type, headers, key, max_attempts)
+      (id, queue, message, priority, available_at, type, headers, key, max_attempts)
+    overriding system value
     select
-      publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due, publish_many.type,
-      coalesce(publish_many.headers, '{}'), p.key, publish_many.max_attempts
-    from unnest(publish_many.messages, publish_many.keys) as p (message, key)
+      p.id, publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due,
+      publish_many.type, coalesce(publish_many.headers, '{}'), p.key, publish_many.max_attempts
+    from unnest(
+      array(select nextval('messages.message_id_seq') from unnest(publish_many.messages)),
+      publish_many.messages, publish_many.keys
+    ) as p (id, message, key)
     returning m.id;
-    return;
-  end if;
-  if v_is_plain then
+  else
     return query
     insert into notifyq.message_unlogged as m
       (id, queue, message, priority, available_at, type, headers, key, max_attempts)
     select
-      nextval('messages.message_id_seq'), publish_many.queue, p.message,
-      coalesce(publish_many.priority, 0), v_due, publish_many.type,
-      coalesce(publish_many.headers, '{}'), p.key, publish_many.max_attempts
-    from (
-      select u.* from unnest(publish_many.messages, publish_many.keys) with ordinality
-        as u (message, key, position)
-      order by u.position
-    ) as p
+      p.id, publish_many.queue, p.message, coalesce(publish_many.priority, 0), v_due,
+      publish_many.type, coalesce(publish_many.headers, '{}'), p.key, publish_many.max_attempts
+    from unnest(
+      array(select nextval('messages.message_id_seq') from unnest(publish_many.messages)),
+      publish_many.messages, publish_many.keys
+    ) as p (id, message, key)
     returning m.id;
-    return;
   end if;
-  return query
-  select p.id
-  from unnest(
-    notifyq.publish_all(
-      publish_many.queue, publish_many.messages, publish_many.priority, v_due, publish_many.type,
-      publish_many.headers, publish_many.keys, publish_many.max_attempts, publish_many.dedup_keys,
-      v_scope, publish_many.dedup_window, publish_many.on_duplicate, publish_many.after,
-      publish_many.on_failure, publish_many.available_at, publish_many.delay,
-      notifyq.expires_at(publish_many.expires_in, v_due)
-    )
-  ) as p (id);
 end;
 $$;
 comment on function messages.publish_many is

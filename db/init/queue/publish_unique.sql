@@ -16,9 +16,9 @@ create or replace function notifyq.check_unique(
   returns text language plpgsql
 as $$
 begin
-  perform notifyq.check_given('on_duplicate', on_duplicate is not null);
-  perform notifyq.check_choice('on_duplicate', on_duplicate, '{keep,replace,debounce}');
-  perform notifyq.check_choice('dedup_scope', dedup_scope, '{live,waiting}');
+  perform notifyq.check_given('on_duplicate', on_duplicate is not null),
+    notifyq.check_choice('on_duplicate', on_duplicate, '{keep,replace,debounce}'),
+    notifyq.check_choice('dedup_scope', dedup_scope, '{live,waiting}');
   if dedup_keys is null then
     if dedup_scope is not null or dedup_window is not null or on_duplicate <> 'keep' then
       perform notifyq.raise_invalid(
@@ -208,21 +208,17 @@ $$;
 -- Publish all: publish messages of which some may exist already.
 
 -- Publish messages that may exist already; return ids of the existing or new messages, in order.
+-- The template has the columns that all of them have in common.
 create or replace function notifyq.publish_all(
-  queue text, payloads jsonb[], priority integer, due timestamptz, type text, headers jsonb,
-  keys text[], max_attempts integer, dedup_keys text[], dedup_scope text, dedup_window interval,
-  on_duplicate text, after bigint[], on_failure text, available_at timestamptz, delay interval,
-  expires_at timestamptz
+  queue messages.queue, template messages.message, payloads jsonb[], keys text[],
+  dedup_keys text[], dedup_window interval, on_duplicate text, after bigint[], on_failure text,
+  available_at timestamptz, delay interval, expires_at timestamptz
 )
   returns bigint[] language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-  v_queue messages.queue := notifyq.find_queue(queue);
-  -- The columns that all messages have in common.
-  template messages.message;
-  v_sequence regclass := pg_get_serial_sequence('messages.message', 'id')::regclass;
   v_new bigint[];
   v_leads boolean[];
   v_ids bigint[];
@@ -231,13 +227,6 @@ declare
   v_ended notifyq.dependency[];
   v_published bigint[];
 begin
-  template.queue := queue;
-  template.priority := coalesce(priority, 0);
-  template.available_at := due;
-  template.type := type;
-  template.headers := coalesce(headers, '{}');
-  template.max_attempts := max_attempts;
-  template.dedup_scope := dedup_scope;
   -- The trigger `admit` does not see an existing message.
   if exists (select from messages.queue_grant) then
     perform notifyq.check_access(template.queue, 'publish into');
@@ -246,7 +235,7 @@ begin
     if on_duplicate = 'debounce' then
       perform notifyq.raise_invalid('debounce and after exclude each other');
     end if;
-    if not v_queue.durable then
+    if not queue.durable then
       perform notifyq.raise_invalid('messages of an unlogged queue cannot wait for others');
     end if;
     v_ended := notifyq.predecessors(after, on_failure);
@@ -262,7 +251,7 @@ begin
   -- same keys in different orders would deadlock. The transaction gets its transaction id before
   -- its message ids, see queue/find.sql.
   perform pg_current_xact_id();
-  v_new := array(select nextval(v_sequence) from generate_series(1, cardinality(payloads)));
+  v_new := array(select nextval('messages.message_id_seq') from unnest(payloads));
   -- Of several messages with one key one is published: the first, or else the newest.
   v_leads := array(
     select p.dedup_key is null or p.position = case on_duplicate

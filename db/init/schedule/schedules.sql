@@ -260,34 +260,23 @@ create or replace function notifyq.publish_due(schedule messages.schedule, due t
   -- The text of a time must not depend on the session.
   set timezone = 'UTC'
 as $$
-declare
-  v_id bigint;
 begin
-  if due = '{}' then
-    return null;
-  end if;
-  with published as (
-    -- Only notifyq can give this token to a new message, see admit(): the right to publish was
-    -- checked when the schedule was defined, and the session that fires it need not have it.
-    insert into messages.message as m
-      (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
-    select
-      schedule.queue, schedule.message,
-      schedule.headers || jsonb_build_object('schedule', schedule.name, 'due', d.due),
-      schedule.type, schedule.priority, schedule.key, schedule.max_attempts,
-      -- now() may be before the due time, if the transaction began earlier; without jitter it
-      -- is now.
-      case when schedule.jitter > interval '0'
-        then greatest(now(), d.due + random() * schedule.jitter) else now()
-      end,
-      1
-    from unnest(publish_due.due) as d (due)
-    order by d.due
-    returning m.id
-  )
-  select max(p.id) into v_id from published as p;
-  -- Null if the messages were diverted into message_unlogged.
-  return coalesce(v_id, currval('messages.message_id_seq'));
+  -- Only notifyq can give this token to a new message, see admit(): the right to publish was checked
+  -- when the schedule was defined, and the session that fires it need not have it.
+  insert into messages.message
+    (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
+  select
+    schedule.queue, schedule.message,
+    schedule.headers || jsonb_build_object('schedule', schedule.name, 'due', d.due),
+    schedule.type, schedule.priority, schedule.key, schedule.max_attempts,
+    -- now() may be before the due time, if the transaction began earlier; without jitter it is now.
+    case when schedule.jitter > interval '0'
+      then greatest(now(), d.due + random() * schedule.jitter) else now()
+    end,
+    1
+  from unnest(publish_due.due) as d (due);
+  -- Rows that were diverted into message_unlogged would not be returned.
+  return case when due <> '{}' then currval('messages.message_id_seq') end;
 end;
 $$;
 

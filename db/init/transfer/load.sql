@@ -182,14 +182,8 @@ declare
   v_trial bigint := (random() * 9e18)::bigint;
 begin
   begin
-    insert into notifyq.load_row (
-      attempt, position, available_at, delay, priority, max_attempts, queue, message, type, key,
-      headers, dedup_key
-    )
-    select
-      v_trial, r.position, r.available_at, r.delay, r.priority, r.max_attempts, r.queue, r.message,
-      r.type, r.key, r.headers, r.dedup_key
-    from notifyq.load_row as r
+    update notifyq.load_row as r
+    set attempt = v_trial
     where r.attempt = try_staged.attempt
       and r.position between try_staged.first and try_staged.last;
     perform notifyq.publish_staged(array[v_trial]);

@@ -205,8 +205,7 @@ declare
   v_ids bigint[];
   v_are_new boolean;
   v_one record;
-  -- Targets for which a plain insert does not publish: streams, and queues that are not durable.
-  v_others text[];
+  v_streams text[];
 begin
   if receive_many.source is null or receive_many.source = '' then
     perform notifyq.raise_invalid('source must not be empty', 'name the system of the messages');
@@ -233,20 +232,17 @@ begin
   if v_sent = 0 then
     return v_report;
   end if;
-  v_others := array(
+  v_streams := array(
     select s.name from messages.stream as s where s.name = any (receive_many.queues)
-    union all
-    select q.name from messages.queue as q
-    where not q.durable and q.name = any (receive_many.queues)
   );
   perform notifyq.find_queue(u.name)
   from unnest(receive_many.queues) as u (name)
-  where u.name <> all (v_others)
+  where u.name <> all (v_streams)
   group by u.name;
   -- The transaction gets its id before its message ids, see queue/find.sql.
   perform pg_current_xact_id();
   v_drawn := array(
-    select nextval('messages.message_id_seq') from generate_series(1, v_sent)
+    select nextval('messages.message_id_seq') from unnest(receive_many.positions)
   );
   -- First: a session that receives the same messages at the same time waits here for the end of
   -- this transaction, and then finds the receipts.
@@ -272,11 +268,11 @@ begin
     receive_many.max_attempts
   ) as u (id, queue, message, priority, type, headers, key, dedup_key, max_attempts)
   where u.dedup_key is null
-    and u.queue <> all (v_others)
+    and u.queue <> all (v_streams)
     -- Not a join: the planner expects short arrays, and would compare each with each.
     and (v_are_new or u.id = any (v_ids))
   order by u.id;
-  if v_others <> '{}' or array_remove(receive_many.dedup_keys, null) <> '{}' then
+  if v_streams <> '{}' or array_remove(receive_many.dedup_keys, null) <> '{}' then
     for v_one in
       select u.*, exists (select from messages.stream as s where s.name = u.queue) as is_event
       from unnest(
@@ -287,7 +283,7 @@ begin
         id, position, queue, message, priority, type, headers, key, dedup_key, dedup_scope,
         max_attempts, ordinal
       )
-      where (u.dedup_key is not null or u.queue = any (v_others))
+      where (u.dedup_key is not null or u.queue = any (v_streams))
         and (v_are_new or u.id = any (v_ids))
       order by u.ordinal
     loop
