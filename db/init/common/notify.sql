@@ -60,6 +60,21 @@ begin
 end;
 $$;
 
+-- Notify the queues of those of the messages that can be claimed now, once each.
+create or replace function notifyq.notify_messages(ids bigint[])
+  returns void language plpgsql
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off
+as $$
+begin
+  perform notifyq.notify_queue(q, notifyq.compact_ids((array_agg(m.id order by m.id))[1:1000]))
+  from messages.message as m
+  join messages.queue as q on q.name = m.queue
+  where m.id = any (ids)
+    and m.state = 'waiting'
+  group by q;
+end;
+$$;
+
 -- Suppression: publishers skip NOTIFY while a busy worker polls the queue.
 --
 -- Such a worker holds the suppression key of the queue exclusively, on its listening session. The

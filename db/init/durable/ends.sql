@@ -67,12 +67,7 @@ begin
   where m.id = any (ids)
     and not m.awaited;
   -- A claim at this moment has skipped the locked rows.
-  perform notifyq.notify_queue(q, notifyq.compact_ids((array_agg(m.id order by m.id))[1:1000]))
-  from messages.message as m
-  join messages.queue as q on q.name = m.queue
-  where m.id = any (ids)
-    and m.state = 'waiting'
-  group by q;
+  perform notifyq.notify_messages(ids);
 end;
 $$;
 

@@ -56,11 +56,7 @@ begin
     returning m.id
   )
   select coalesce(array_agg(w.id order by w.id), '{}') into v_woken from woken as w;
-  perform notifyq.notify_queue(q, notifyq.compact_ids((array_agg(m.id order by m.id))[1:1000]))
-  from messages.message as m
-  join messages.queue as q on q.name = m.queue
-  where m.id = any (v_woken)
-  group by q;
+  perform notifyq.notify_messages(v_woken);
   return cardinality(v_woken)::bigint;
 end;
 $$;

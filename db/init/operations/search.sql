@@ -328,19 +328,16 @@ create or replace function messages.run_now(id bigint)
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set jit = off
 as $$
-declare
-  v_name text;
 begin
   update messages.message as m
   set state = 'waiting', available_at = now(), parked_at = null
   where m.id = run_now.id
     and m.state = 'scheduled'
-    and m.blockers is null
-  returning m.queue into v_name;
+    and m.blockers is null;
   if not found then
     return false;
   end if;
-  perform notifyq.notify_queue(notifyq.find_queue(v_name), run_now.id::text);
+  perform notifyq.notify_messages(array[run_now.id]);
   return true;
 end;
 $$;

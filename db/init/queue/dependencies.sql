@@ -162,23 +162,18 @@ create or replace function messages.unblock(id bigint)
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off
 as $$
-declare
-  v_name text;
-  v_queue messages.queue;
 begin
   update messages.message as m
   set blockers = null,
     state = 'waiting',
     available_at = now()
   where m.id = unblock.id
-    and m.blockers is not null
-  returning m.queue into v_name;
+    and m.blockers is not null;
   if not found then
     return false;
   end if;
   delete from notifyq.dependency as d where d.message_id = unblock.id and d.status is null;
-  select q.* into v_queue from messages.queue as q where q.name = v_name;
-  perform notifyq.notify_queue(v_queue, unblock.id::text);
+  perform notifyq.notify_messages(array[unblock.id]);
   return true;
 end;
 $$;
@@ -311,9 +306,9 @@ begin
     where m.id = c.message_id
       and m.id = any (array(select k.message_id from counted as k))
       and m.blockers is not null
-    returning m.id, m.state
+    returning m.id
   )
-  select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
+  select array_agg(f.id) into v_due from freed as f;
   if v_cancelled <> '{}' then
     -- What waited for a cancelled message is cancelled by the same, what waited for a dead one is
     -- dead like that.
@@ -329,11 +324,7 @@ begin
     where m.id = any (v_cancelled)
     group by b.cancelled_by;
   end if;
-  perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(m.id)))
-  from messages.message as m
-  join messages.queue as q on q.name = m.queue
-  where m.id = any (v_due[1:1000])
-  group by q;
+  perform notifyq.notify_messages(v_due);
 end;
 $$;
 

@@ -147,9 +147,6 @@ create or replace function notifyq.replace_message(
   returns bigint language plpgsql
   set enable_seqscan = off
 as $$
-declare
-  v_state messages.message_state;
-  v_queue messages.queue;
 begin
   update messages.message as m
   set message = replace_message.payload,
@@ -166,8 +163,7 @@ begin
   where m.id = replace_message.id
     and m.state <> 'locked'
     and m.root_id is null
-    and m.dedup_key is not null
-  returning m.state into v_state;
+    and m.dedup_key is not null;
   if not found then
     -- Locked by a worker or with recorded steps, and unique while live.
     return (
@@ -175,9 +171,8 @@ begin
       where m.id = replace_message.id and m.dedup_scope is null
     );
   end if;
-  if on_duplicate = 'debounce' and v_state = 'waiting' then
-    select q.* into v_queue from messages.queue as q where q.name = newer.queue;
-    perform notifyq.notify_queue(v_queue, id::text);
+  if on_duplicate = 'debounce' then
+    perform notifyq.notify_messages(array[id]);
   end if;
   return id;
 end;

@@ -58,8 +58,6 @@ as $$
 declare
   -- Raises before anything is marked, if the caller may not read it.
   v_report messages.message_report := messages.result(id);
-  v_queue messages.queue;
-  v_state messages.message_state;
 begin
   if v_report.archived_at is not null then
     return v_report;
@@ -67,14 +65,10 @@ begin
   update messages.message as m
   set awaited = true
   where m.id = await_result.id
-    and not m.awaited
-  returning m.state into v_state;
-  if v_state = 'waiting' then
+    and not m.awaited;
+  if found then
     -- A claim at this moment has skipped the locked row.
-    select q.* into v_queue from messages.queue as q where q.name = v_report.queue;
-    if found then
-      perform notifyq.notify_queue(v_queue, id::text);
-    end if;
+    perform notifyq.notify_messages(array[id]);
   end if;
   return messages.result(id);
 end;

@@ -174,20 +174,12 @@ begin
     for update skip locked
   );
   perform notifyq.archive_unlogged(
-    array(select d.id from unnest(v_dropped) as d where d.state = s.state),
-    array(select d.lock_token from unnest(v_dropped) as d where d.state = s.state),
-    array(
-      select 'rejected'::messages.message_status from unnest(v_dropped) as d
-      where d.state = s.state
-    ),
-    array(
-      select format('dropped: the queue was full, its capacity is %s', queue.capacity)
-      from unnest(v_dropped) as d
-      where d.state = s.state
-    ),
-    null::jsonb[], s.state, true
+    array_agg(d.id), array_agg(d.lock_token), array_agg('rejected'::messages.message_status),
+    array_agg(format('dropped: the queue was full, its capacity is %s', queue.capacity)),
+    null::jsonb[], d.state, true
   )
-  from (select distinct d.state from unnest(v_dropped) as d) as s;
+  from unnest(v_dropped) as d
+  group by d.state;
   return (queue.capacity / 100)::bigint;
 end;
 $$;

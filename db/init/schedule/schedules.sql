@@ -261,8 +261,8 @@ create or replace function notifyq.publish_due(schedule messages.schedule, due t
   set timezone = 'UTC'
 as $$
 begin
-  -- Only notifyq can give this token to a new message, see admit(): the right to publish was checked
-  -- when the schedule was defined, and the session that fires it need not have it.
+  -- Only notifyq can give this token to a new message, see admit(): the right to publish was
+  -- checked when the schedule was defined, and the session that fires it need not have it.
   insert into messages.message
     (queue, message, headers, type, priority, key, max_attempts, available_at, lock_token)
   select

@@ -178,7 +178,7 @@ create or replace function notifyq.try_staged(attempt bigint, first bigint, last
   set enable_seqscan = off set jit = off
 as $$
 declare
-  -- Other sessions may try the same rows.
+  -- No other attempt has this number.
   v_trial bigint := (random() * 9e18)::bigint;
 begin
   begin
