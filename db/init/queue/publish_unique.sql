@@ -84,16 +84,12 @@ begin
         where d.queue = reserve_keys.queue
           and d.dedup_key = u.dedup_key
       ) end
-      from unnest(reserve_keys.dedup_keys, reserve_keys.ids) with ordinality
-        as u (dedup_key, id, position)
-      order by u.position
+      from unnest(reserve_keys.dedup_keys, reserve_keys.ids) as u (dedup_key, id)
     );
     exit when array_position(v_holders, null) is null;
   end loop;
   return array(
-    select nullif(h.holder, h.id)
-    from unnest(v_holders, reserve_keys.ids) with ordinality as h (holder, id, position)
-    order by h.position
+    select nullif(h.holder, h.id) from unnest(v_holders, reserve_keys.ids) as h (holder, id)
   );
 end;
 $$;
@@ -260,8 +256,7 @@ begin
       template.queue,
       array(
         select case when p.leads then p.dedup_key end
-        from unnest(dedup_keys, v_leads) with ordinality as p (dedup_key, leads, position)
-        order by p.position
+        from unnest(dedup_keys, v_leads) as p (dedup_key, leads)
       ),
       v_new, dedup_window
     );
@@ -294,9 +289,7 @@ begin
             and m.dedup_key = p.dedup_key
         )
       end
-      from unnest(v_new, dedup_keys, v_ids, v_leads) with ordinality
-        as p (new, dedup_key, id, leads, position)
-      order by p.position
+      from unnest(v_new, dedup_keys, v_ids, v_leads) as p (new, dedup_key, id, leads)
     );
     if on_duplicate <> 'keep' then
       for v_each in

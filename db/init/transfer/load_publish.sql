@@ -115,36 +115,28 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_targets text[];
-  v_with_keys text[];
   v_streams text[];
   v_unlogged text[];
+  v_with_keys text[];
   v_plain text[];
   v_queue text;
   v_published bigint := 0::bigint;
   v_rows bigint;
 begin
   select array_agg(t.queue order by t.queue),
-    array_agg(t.queue order by t.queue) filter (where t.has_keys)
-  into v_targets, v_with_keys
+    coalesce(array_agg(t.queue order by t.queue) filter (where q.name is null), '{}'),
+    array_agg(t.queue) filter (where not q.durable),
+    array_agg(t.queue) filter (where q.durable and t.has_keys),
+    array_agg(t.queue) filter (where q.durable and not t.has_keys)
+  into v_targets, v_streams, v_unlogged, v_with_keys, v_plain
   from (
     select r.queue, bool_or(r.dedup_key is not null) as has_keys
     from unnest(publish_staged.attempts) as u (id)
     join notifyq.load_row as r on r.attempt = u.id
     group by r.queue
-  ) as t;
+  ) as t
+  left join messages.queue as q on q.name = t.queue;
   perform notifyq.check_target(u.queue) from unnest(v_targets) as u (queue);
-  v_streams := array(
-    select s.name from messages.stream as s where s.name = any (v_targets) order by s.name
-  );
-  v_unlogged := array(
-    select q.name from messages.queue as q
-    where q.name = any (v_targets) and not q.durable and q.name <> all (v_streams)
-    order by q.name
-  );
-  v_plain := array(
-    select u.queue from unnest(v_targets) as u (queue)
-    where u.queue <> all (v_streams || v_unlogged || coalesce(v_with_keys, '{}'))
-  );
   foreach v_queue in array v_streams loop
     v_published := v_published + notifyq.publish_staged_events(v_queue, attempts);
   end loop;
@@ -163,7 +155,7 @@ begin
     where s.attempt = u.id and s.queue = any (v_plain)
     order by s.position
   ) as r
-  where v_plain <> '{}';
+  where v_plain is not null;
   get diagnostics v_rows = row_count;
   v_published := v_published + v_rows;
   -- Dedup keys in order, as all publishers lock them.
@@ -179,7 +171,6 @@ begin
   join notifyq.load_row as r on r.attempt = u.id
   where v_with_keys is not null
     and r.queue = any (v_with_keys)
-    and r.queue <> all (v_streams || v_unlogged)
   order by r.queue, r.dedup_key, u.number, r.position
   on conflict (queue, dedup_key) where dedup_key is not null do nothing;
   get diagnostics v_rows = row_count;
@@ -197,7 +188,7 @@ begin
       r.type, coalesce(r.headers::jsonb, '{}'), r.dedup_key, r.key, r.max_attempts
     from unnest(attempts) with ordinality as u (id, number)
     join notifyq.load_row as r on r.attempt = u.id
-    where v_unlogged <> '{}'
+    where v_unlogged is not null
       and r.queue = any (v_unlogged)
     order by r.queue, r.dedup_key, u.number, r.position
   ) as o

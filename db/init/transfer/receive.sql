@@ -39,18 +39,14 @@ begin
   )
   select coalesce(array_agg(f.position), '{}') into v_fresh from fresh as f;
   for v_sent in
-    select s.*, row_number() over (partition by s.position order by s.ordinal) as nth
-    from rows from (
-      jsonb_to_recordset(receive.messages) as (
-        position text, queue text, message jsonb, priority integer, available_at timestamptz,
-        type text, headers jsonb, dedup_key text, key text, max_attempts integer
-      )
-    ) with ordinality as s (
-      position, queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts,
-      ordinal
+    select s.*, row_number() over (partition by s.position order by e.ordinal) as nth
+    from jsonb_array_elements(receive.messages) with ordinality as e (one, ordinal)
+    cross join lateral jsonb_to_record(e.one) as s (
+      position text, queue text, message jsonb, priority integer, available_at timestamptz,
+      type text, headers jsonb, dedup_key text, key text, max_attempts integer
     )
     where s.position = any (v_fresh)
-    order by s.ordinal
+    order by e.ordinal
   loop
     continue when v_sent.nth > 1;
     v_report.merged := v_report.merged + notifyq.receive_one(
