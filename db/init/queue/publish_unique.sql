@@ -207,6 +207,8 @@ create or replace function notifyq.publish_all(
 )
   returns bigint[] language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  -- Else each call would plan most of its queries again, which takes longer than to run them.
+  set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
