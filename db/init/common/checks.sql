@@ -219,8 +219,8 @@ begin
   if delay is not null and available_at is not null then
     perform notifyq.raise_invalid('delay and available_at exclude each other', 'give one of them');
   end if;
-  perform notifyq.check_duration('delay', delay);
-  perform notifyq.check_instant('available_at', nullif(available_at, 'infinity'));
+  perform notifyq.check_duration('delay', delay),
+    notifyq.check_instant('available_at', nullif(available_at, 'infinity'));
   return coalesce(
     available_at,
     -- Not for a delay of zero: the clock is past now(), so the message would be scheduled.
