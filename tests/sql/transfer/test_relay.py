@@ -110,6 +110,16 @@ async def test_a_dedup_key_that_is_taken_merges(connection: Connection) -> None:
     assert await receive(connection, sent, dedup_keys=["d", None, "e"]) == (ids, 0, 3)
 
 
+async def test_an_unlogged_queue_receives_each_message_once(connection: Connection) -> None:
+    await connection.execute("select messages.create_queue('v', durable => false)")
+    sent = ["1", "2", "3"]
+    ids, merged, known = await receive(connection, sent, queue="v", dedup_keys=[None, "d", None])
+    assert (merged, known) == (0, 0)
+    assert await messages(connection) == sorted(zip(ids, sent, strict=True))
+    assert await connection.fetchval("select count(*) from only messages.message") == 0
+    assert await receive(connection, sent, queue="v") == (ids, 0, 3)
+
+
 async def test_a_batch_with_a_mistake_receives_nothing(connection: Connection) -> None:
     with pytest.raises(QueueNotFoundError):
         await receive(connection, ["1"], queue="absent")
