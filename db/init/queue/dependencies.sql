@@ -306,9 +306,9 @@ begin
     where m.id = c.message_id
       and m.id = any (array(select k.message_id from counted as k))
       and m.blockers is not null
-    returning m.id
+    returning m.id, m.state
   )
-  select array_agg(f.id) into v_due from freed as f;
+  select array_agg(f.id order by f.id) into v_due from freed as f where f.state = 'waiting';
   if v_cancelled <> '{}' then
     -- What waited for a cancelled message is cancelled by the same, what waited for a dead one is
     -- dead like that.
@@ -324,7 +324,7 @@ begin
     where m.id = any (v_cancelled)
     group by b.cancelled_by;
   end if;
-  perform notifyq.notify_messages(v_due);
+  perform notifyq.notify_messages(v_due[1:1000]);
 end;
 $$;
 
