@@ -64,6 +64,7 @@ $$;
 create or replace function notifyq.notify_messages(ids bigint[])
   returns void language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 begin
   perform notifyq.notify_queue(q, notifyq.compact_ids((array_agg(m.id order by m.id))[1:1000]))

@@ -87,7 +87,11 @@ begin
     returning m as row
   )
   select coalesce(array_agg(f.row), '{}') into v_freed from freed as f;
-  perform notifyq.notify_messages(array(select f.id from unnest(v_freed) as f));
+  perform notifyq.notify_queue(q, notifyq.compact_ids(array_agg(f.id)))
+  from unnest(v_freed) as f
+  join messages.queue as q on q.name = f.queue
+  where f.state = 'waiting'
+  group by q;
   if release_locked.delay > interval '0' and exists (
     select from notifyq.limit_turn as f where f.is_blocked
   ) then

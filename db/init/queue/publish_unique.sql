@@ -326,11 +326,7 @@ begin
       where p.id <> p.new and p.leads
     ));
   end if;
-  if expires_at is not null or v_after is not null then
-    v_published := array(
-      select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new
-    );
-  end if;
+  v_published := array(select u.id from unnest(v_ids, v_new) as u (id, new) where u.id = u.new);
   if expires_at is not null then
     insert into notifyq.expiry (message_id, expires_at)
     select u.id, publish_all.expires_at from unnest(v_published) as u (id);

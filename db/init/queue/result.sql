@@ -58,6 +58,7 @@ as $$
 declare
   -- Raises before anything is marked, if the caller may not read it.
   v_report messages.message_report := messages.result(id);
+  v_state messages.message_state;
 begin
   if v_report.archived_at is not null then
     return v_report;
@@ -65,10 +66,13 @@ begin
   update messages.message as m
   set awaited = true
   where m.id = await_result.id
-    and not m.awaited;
-  if found then
+    and not m.awaited
+  returning m.state into v_state;
+  if v_state = 'waiting' then
     -- A claim at this moment has skipped the locked row.
-    perform notifyq.notify_messages(array[id]);
+    perform notifyq.notify_queue(q, id::text)
+    from messages.queue as q
+    where q.name = v_report.queue;
   end if;
   return messages.result(id);
 end;
