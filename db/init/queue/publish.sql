@@ -83,9 +83,7 @@ begin
   if v_segment is not null then
     perform notifyq.check_event_options(
       publish.priority, v_due > now(),
-      publish.dedup_key is not null or publish.after is not null
-        or publish.expires_in is not null,
-      publish.max_attempts
+      num_nonnulls(publish.dedup_key, publish.after, publish.expires_in) > 0, publish.max_attempts
     );
     return (
       notifyq.publish_events(
@@ -97,10 +95,9 @@ begin
     perform notifyq.check_between('max_attempts', publish.max_attempts, 1, 1000);
   end if;
   -- Rare options cost all other calls only these tests for null.
-  if publish.dedup_scope is not null or publish.dedup_window is not null
-    or publish.on_duplicate is distinct from 'keep' or publish.after is not null
-    or publish.expires_in is not null
-  then
+  if publish.on_duplicate is distinct from 'keep' or num_nonnulls(
+    publish.dedup_scope, publish.dedup_window, publish.after, publish.expires_in
+  ) > 0 then
     return (
       select messages.publish_many(
         publish.queue, array[publish.message], publish.priority, publish.delay,
@@ -216,8 +213,7 @@ begin
   if exists (select from messages.stream as s where s.name = publish_many.queue) then
     perform notifyq.check_event_options(
       publish_many.priority, v_due > now(),
-      publish_many.dedup_keys is not null or publish_many.after is not null
-        or publish_many.expires_in is not null,
+      num_nonnulls(publish_many.dedup_keys, publish_many.after, publish_many.expires_in) > 0,
       publish_many.max_attempts
     );
     return query
@@ -230,9 +226,7 @@ begin
     return;
   end if;
   v_queue := notifyq.find_queue(publish_many.queue);
-  if publish_many.dedup_keys is not null or publish_many.after is not null
-    or publish_many.expires_in is not null
-  then
+  if num_nonnulls(publish_many.dedup_keys, publish_many.after, publish_many.expires_in) > 0 then
     template.queue := publish_many.queue;
     template.priority := coalesce(publish_many.priority, 0);
     template.available_at := v_due;
