@@ -70,21 +70,18 @@ comment on function messages.audit_list is
   'prefix (queue: queue.pause, queue.resume), about one subject, at since or later. Raises NQ003.';
 
 create or replace function notifyq.forget_audit(quantity integer)
-  returns integer language plpgsql
+  returns integer language sql
   set enable_seqscan = off
 as $$
-declare
-  v_removed integer;
-begin
-  delete from messages.audit as a
-  where a.ctid = any (array(
-    select o.ctid
-    from messages.audit as o
-    where o.acted_at < now() - interval '400 days'
-    order by o.acted_at
-    limit forget_audit.quantity
-  ));
-  get diagnostics v_removed = row_count;
-  return v_removed;
-end;
+  with forgotten as (
+    delete from messages.audit as a
+    where a.ctid = any (array(
+      select o.ctid from messages.audit as o
+      where o.acted_at < now() - interval '400 days'
+      order by o.acted_at
+      limit forget_audit.quantity
+    ))
+    returning a.id
+  )
+  select count(*)::integer from forgotten;
 $$;

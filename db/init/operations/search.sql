@@ -10,17 +10,15 @@ declare
     'state', 'queue', 'subscriber', 'type', 'key', 'dedup_key', 'worker', 'error', 'fingerprint',
     'payload', 'since', 'until'
   ];
+  v_given jsonb := coalesce(conditions, '{}');
   v_name text;
   v_found notifyq.search_conditions;
 begin
-  if jsonb_typeof(coalesce(conditions, '{}')) <> 'object' then
+  if jsonb_typeof(v_given) <> 'object' then
     perform notifyq.raise_invalid('conditions must be a JSON object');
   end if;
-  select k.name into v_name
-  from jsonb_object_keys(coalesce(conditions, '{}')) as k (name)
-  where k.name <> all (v_known)
-  limit 1;
-  if found then
+  v_name := (select min(k.name) from jsonb_object_keys(v_given - v_known) as k (name));
+  if v_name is not null then
     perform notifyq.raise_invalid(
       format('unknown condition %L', left(v_name, 100)),
       'conditions are ' || array_to_string(v_known, ', ')
@@ -29,9 +27,7 @@ begin
   begin
     v_found := jsonb_populate_record(
       null::notifyq.search_conditions,
-      coalesce(conditions, '{}') || jsonb_build_object(
-        'since_at', conditions -> 'since', 'until_at', conditions -> 'until'
-      )
+      v_given || jsonb_build_object('since_at', v_given -> 'since', 'until_at', v_given -> 'until')
     );
   exception
     when data_exception or syntax_error then
@@ -61,12 +57,49 @@ begin
 end;
 $$;
 
--- For paths with .datetime(): the operator @@ does not compare instants with dates.
+-- For paths with .datetime(): the operator @@ does not compare instants with dates, but is faster.
 create or replace function notifyq.payload_matches(message jsonb, path jsonpath)
   returns boolean language sql stable
   set timezone = 'UTC'
 as $$
   select jsonb_path_match_tz(message, path, '{}', true);
+$$;
+
+-- The conditions that are the same for live and finished messages. The server inlines it.
+create or replace function notifyq.meets_conditions(
+  c notifyq.search_conditions,
+  queue text,
+  type text,
+  key text,
+  dedup_key text,
+  worker text,
+  details text,
+  message jsonb,
+  is_dated boolean
+)
+  returns boolean language sql stable
+as $$
+  select (c.queue is null or queue = c.queue)
+    and (c.type is null or type = c.type)
+    and (c.key is null or key = c.key)
+    and (c.dedup_key is null or dedup_key = c.dedup_key)
+    and (c.worker is null or worker ^@ c.worker)
+    and (c.error is null or strpos(lower(details), lower(c.error)) > 0)
+    -- The text begins like its fingerprint: comparing that first is faster.
+    and (
+      c.fingerprint is null
+      or (
+        c.fingerprint = '(no details)'
+        or ltrim(details, e' \t\r\n\f\v')
+          ^@ split_part(split_part(c.fingerprint, '<', 1), ' ', 1)
+      )
+      and notifyq.error_fingerprint(details) = c.fingerprint
+    )
+    and (
+      c.payload is null
+      or case when is_dated then notifyq.payload_matches(message, c.payload)
+        else message @@ c.payload end
+    );
 $$;
 
 -- A page shows short payloads, and fetches the others one by one.
@@ -90,33 +123,19 @@ begin
       select m.id from messages.message as m
       where m.queue = c.queue and m.dedup_key = c.dedup_key
     );
-  elsif c.state = 'locked' then
+  elsif c.queue is not null or c.state = 'locked' then
     v_ids := array(
       select m.id from messages.message as m
+      where m.queue = c.queue and m.state = 'waiting' and coalesce(c.state, 'waiting') = 'waiting'
+      union all
+      select m.id from messages.message as m
+      where m.queue = c.queue and m.state = 'scheduled'
+        and coalesce(c.state, 'blocked') in ('scheduled', 'blocked')
+      union all
+      select m.id from messages.message as m
       where m.state = 'locked' and (c.queue is null or m.queue = c.queue)
+        and coalesce(c.state, 'locked') = 'locked'
       limit v_most + 1
-    );
-  elsif c.queue is not null then
-    v_ids := array(
-      (
-        select m.id from messages.message as m
-        where c.state is distinct from 'scheduled' and c.state is distinct from 'blocked'
-          and m.queue = c.queue and m.state = 'waiting'
-        limit v_most + 1
-      )
-      union all
-      (
-        select m.id from messages.message as m
-        where c.state is distinct from 'waiting'
-          and m.queue = c.queue and m.state = 'scheduled'
-        limit v_most + 1
-      )
-      union all
-      (
-        select m.id from messages.message as m
-        where c.state is null and m.queue = c.queue and m.state = 'locked'
-        limit v_most + 1
-      )
     );
   end if;
   return case when cardinality(v_ids) <= v_most then v_ids end;
@@ -131,39 +150,56 @@ create or replace function notifyq.search_live(
 )
   returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
-  set enable_mergejoin = off set enable_sort = off set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
   c notifyq.search_conditions := notifyq.parse_conditions(
     conditions, array['waiting', 'scheduled', 'blocked', 'locked']
   );
-  v_end timestamptz;
-  v_is_plain boolean := c.payload::text !~ '[.]datetime[(]';
-  v_few bigint[];
+  v_is_dated boolean := c.payload::text ~ '[.]datetime[(]';
+  v_few bigint[] := notifyq.few_live_ids(c);
+  v_path text := case
+    when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'
+  end;
   v_before bigint := coalesce(search_live.before_id, 9223372036854775807);
-  v_slice integer := case when c.payload is null then 1000 else 100 end;
-  v_path text;
-  v_scanned bigint;
-  v_found bigint[];
-  v_last bigint;
-  v_ids bigint[] := array[]::bigint[];
+  v_left integer := search_live.quantity;
+  v_scanned bigint := 0::bigint;
+  v_end timestamptz;
+  v_row record;
   v_more notifyq.found_message;
 begin
   perform notifyq.check_quantity(search_live.quantity, 1000);
   perform notifyq.check_duration('budget', search_live.budget);
   v_end := clock_timestamp() + search_live.budget;
-  v_few := notifyq.few_live_ids(c);
-  v_path := case
-    when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'
-  end;
-  loop
-    -- One of the branches runs; each reads the newest candidates before v_before by an index.
-    with scanned as materialized (
+  for v_row in
+    select s.id, case
+        when (
+            c.state is null
+            or case c.state
+              when 'blocked' then s.blockers is not null
+              else s.state::text = c.state and s.blockers is null
+            end
+          )
+          and (c.since_at is null or s.created_at >= c.since_at)
+          and (c.until_at is null or s.created_at < c.until_at)
+          -- (no details) is the fingerprint of dead ones.
+          and (c.fingerprint is null or s.details is not null)
+          and notifyq.meets_conditions(
+            c, s.queue, s.type, s.key, s.dedup_key, s.locked_by, s.details, s.message, v_is_dated
+          )
+        then row(
+          s.id, s.queue, case when s.blockers is null then s.state::text else 'blocked' end,
+          s.created_at, s.available_at, s.locked_at, s.lock_expires_at, null, s.priority,
+          s.attempts, s.type, s.key, coalesce(s.dedup_key, s.given_up_key), s.locked_by, null,
+          null, null, left(s.details, 1000), notifyq.shorten_payload(s.message)
+        )::notifyq.found_message
+      end as found
+    -- One of the branches runs; each has the newest first by an index.
+    from (
       (
         select m.* from messages.message as m
         where v_path = 'few' and m.id = any (v_few) and m.id < v_before
-        order by m.id desc limit v_slice
+        order by m.id desc
       )
       union all
       (
@@ -173,70 +209,28 @@ begin
           and notifyq.key_hash(m.queue, m.key) >= notifyq.key_hash(c.queue, c.key)
           and notifyq.key_hash(m.queue, m.key) <= notifyq.key_hash(c.queue, c.key)
           and m.id < v_before
-        order by notifyq.key_hash(m.queue, m.key) desc, m.id desc limit v_slice
+        order by notifyq.key_hash(m.queue, m.key) desc, m.id desc
       )
       union all
       (
         select m.* from messages.message as m
         where v_path = 'id' and m.id < v_before
-        order by m.id desc limit v_slice
+        order by m.id desc
       )
-    )
-    select count(*), min(l.id), array(
-        select l.id from scanned as l
-        where (c.queue is null or l.queue = c.queue)
-          and (
-            c.state is null
-            or case c.state
-              when 'blocked' then l.blockers is not null
-              else l.state::text = c.state and l.blockers is null
-            end
-          )
-          and (c.type is null or l.type = c.type)
-          and (c.key is null or l.key = c.key)
-          and (c.dedup_key is null or l.dedup_key = c.dedup_key)
-          and (c.worker is null or l.locked_by ^@ c.worker)
-          and (c.since_at is null or l.created_at >= c.since_at)
-          and (c.until_at is null or l.created_at < c.until_at)
-          and (c.error is null or strpos(lower(l.details), lower(c.error)) > 0)
-          and (
-            c.fingerprint is null
-            or l.details is not null and notifyq.error_fingerprint(l.details) = c.fingerprint
-          )
-          and (
-            c.payload is null
-            or case when v_is_plain then l.message @@ c.payload
-              else notifyq.payload_matches(l.message, c.payload) end
-          )
-        order by l.id desc
-        limit search_live.quantity - cardinality(v_ids)
-      )
-    into v_scanned, v_last, v_found
-    from scanned as l;
-    v_ids := v_ids || v_found;
-    if cardinality(v_ids) >= search_live.quantity then
-      v_last := v_ids[cardinality(v_ids)];
+    ) as s
+  loop
+    if (v_row.found).id is not null then
+      return next v_row.found;
+      v_left := v_left - 1;
     end if;
-    exit when v_scanned < v_slice or cardinality(v_ids) >= search_live.quantity
-      or clock_timestamp() > v_end;
-    v_before := v_last;
-    v_slice := least(v_slice * 2, case when c.payload is null then 10000 else 500 end);
+    v_scanned := v_scanned + 1;
+    if v_left = 0 or v_scanned % 100 = 0 and clock_timestamp() > v_end then
+      v_more.id := v_row.id;
+      v_more.state := 'more';
+      return next v_more;
+      return;
+    end if;
   end loop;
-  return query
-  select m.id, m.queue, case when m.blockers is null then m.state::text else 'blocked' end,
-    m.created_at, m.available_at, m.locked_at, m.lock_expires_at, null::timestamptz, m.priority,
-    m.attempts, m.type, m.key, coalesce(m.dedup_key, m.given_up_key), m.locked_by, null::text,
-    null::bigint, null::bigint, left(m.details, 1000), notifyq.shorten_payload(m.message)
-  from unnest(v_ids) with ordinality as u (id, position)
-  cross join lateral (
-    select o.* from messages.message as o where o.id = u.id offset 0
-  ) as m
-  order by u.position;
-  if v_scanned >= v_slice or cardinality(v_ids) >= search_live.quantity then
-    v_more.id := v_last;
-    v_more.state := 'more';
-    return next v_more;
-  end if;
 end;
 $$;
 comment on function notifyq.search_live is
@@ -246,43 +240,16 @@ comment on function notifyq.search_live is
   'predicate), since and until (of created_at). It scans for about budget: where there may be '
   'more, the last row has the state `more` and the id to continue before. Raises NQ003.';
 
-create or replace function notifyq.message_state_of(id bigint)
-  returns notifyq.relative_report language plpgsql stable
-  set enable_seqscan = off set jit = off
-as $$
-declare
-  v_state notifyq.relative_report;
-begin
-  v_state.id := message_state_of.id;
-  select m.queue, case when m.blockers is null then m.state::text else 'blocked' end
-  into v_state.queue, v_state.state
-  from messages.message as m
-  where m.id = message_state_of.id;
-  if not found then
-    select a.queue, a.status::text, a.archived_at
-    into v_state.queue, v_state.state, v_state.happened_at
-    from messages.message_archive as a
-    where a.id = message_state_of.id
-    order by a.archived_at desc
-    limit 1;
-  end if;
-  return v_state;
-end;
-$$;
-
 create or replace function notifyq.message_relatives(id bigint, quantity integer default 100)
   returns setof notifyq.relative_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
-declare
-  v_kind text;
-  v_id bigint;
-  v_at timestamptz;
-  v_state notifyq.relative_report;
 begin
   perform notifyq.check_quantity(message_relatives.quantity, 10000);
-  for v_kind, v_id, v_at in
+  return query
+  select o.kind, o.id, s.queue, s.state, coalesce(o.happened_at, s.happened_at)
+  from (
     (
       select 'after', d.after_id, null::timestamptz
       from notifyq.dependency as d
@@ -309,12 +276,23 @@ begin
       where r.message_id = message_relatives.id
       order by r.archive_id desc limit message_relatives.quantity
     )
-  loop
-    v_state := notifyq.message_state_of(v_id);
-    v_state.kind := v_kind;
-    v_state.happened_at := coalesce(v_at, v_state.happened_at);
-    return next v_state;
-  end loop;
+  ) as o (kind, id, happened_at)
+  left join lateral (
+    (
+      select m.queue, case when m.blockers is null then m.state::text else 'blocked' end as state,
+        null::timestamptz as happened_at
+      from messages.message as m
+      where m.id = o.id
+    )
+    union all
+    (
+      select a.queue, a.status::text, a.archived_at
+      from messages.message_archive as a
+      where a.id = o.id
+      order by a.archived_at desc
+    )
+    limit 1
+  ) as s on true;
 end;
 $$;
 comment on function notifyq.message_relatives is

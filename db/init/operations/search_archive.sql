@@ -26,117 +26,60 @@ begin
 end;
 $$;
 
--- No index has all queues by time: every finish would have to maintain it. This finds the span of
--- time before upto that has about as many messages as wanted; it begins at _from.
-create or replace function notifyq.search_window(
-  queues text[],
-  upto timestamptz,
-  oldest timestamptz,
-  wanted integer,
-  inout width interval,
-  out _from timestamptz
-)
-  language plpgsql stable
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
-as $$
-declare
-  v_count integer;
-  v_is_cut boolean := false;
-begin
-  loop
-    _from := greatest(upto - width, oldest);
-    select count(*)::integer into v_count
-    from (
-      select
-      -- Not `any`: the planner could choose an index with another first column.
-      from unnest(queues) as q (name)
-      cross join lateral (
-        select
-        from messages.message_archive as a
-        where a.queue = q.name and a.archived_at >= _from and a.archived_at <= upto
-        offset 0
-      ) as a
-      limit wanted + 1
-    ) as scanned;
-    if v_count > wanted and width > interval '10 microseconds' then
-      width := width / 8;
-      v_is_cut := true;
-    elsif v_count < wanted / 8 and _from > oldest and not v_is_cut then
-      width := width * 8;
-    else
-      return;
-    end if;
-  end loop;
-end;
-$$;
-
--- Finds the keys of finished messages that match the conditions, the latest first; with
--- is_ascending the oldest first, for dead ones only. The archive may be huge: nothing sorts or
--- counts it. An index gives slices in the order of time, the conditions are tried on these, and
--- when budget is used up the next call continues from _at and _id; null: the end.
+-- Finds finished messages that match the conditions, the latest first; with is_ascending the oldest
+-- first, only dead ones that were not published again. The archive may be huge: nothing sorts or
+-- counts it. Messages come in the order of time by an index, the conditions are tried on each, and
+-- when budget is used up, the last row has the state `more` and the position to continue from.
 create or replace function notifyq.search_archive_step(
   c notifyq.search_conditions,
   quantity integer,
   position_at timestamptz,
   position_id bigint,
   budget interval,
-  is_ascending boolean,
-  out _ids bigint[],
-  out _times timestamptz[],
-  out _at timestamptz,
-  out _id bigint
+  is_ascending boolean
 )
-  language plpgsql stable
+  returns setof notifyq.found_message language plpgsql stable
   set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_end timestamptz;
-  v_slice integer := case when c.payload is null then 1000 else 100 end;
-  v_most integer := case when c.payload is null then 10000 else 500 end;
   v_path text := case
+    when is_ascending then 'dead_up'
     -- All cancelled ones are rejected.
     when c.state in ('dead', 'failed', 'lock_expired') then 'dead'
     -- Only messages that did not succeed have a subscriber or an error.
     when c.state = 'rejected' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
       and c.state is null then 'failed'
     when c.queue is not null then 'queue' else 'window' end;
-  v_low timestamptz := coalesce(c.since_at, '-infinity'::timestamptz);
-  v_high timestamptz := coalesce(c.until_at - interval '1 microsecond', clock_timestamp());
-  v_after_id bigint := coalesce(
-    position_id, case when is_ascending then 0 else 9223372036854775807 end
+  v_low timestamptz := greatest(
+    c.since_at, case when is_ascending then position_at end, '-infinity'::timestamptz
   );
-  v_is_plain boolean := c.payload::text !~ '[.]datetime[(]';
-  v_begin text := case
-    when c.fingerprint = '(no details)' then ''
-    else split_part(split_part(c.fingerprint, '<', 1), ' ', 1) end;
+  v_high timestamptz := least(
+    coalesce(c.until_at - interval '1 microsecond', clock_timestamp()),
+    case when not is_ascending then position_at end
+  );
+  v_id bigint := coalesce(position_id, case when is_ascending then 0 else 9223372036854775807 end);
+  v_is_dated boolean := c.payload::text ~ '[.]datetime[(]';
   v_queues text[];
   v_from timestamptz;
   v_width interval := interval '1 hour';
-  v_scanned bigint[];
-  v_scanned_at timestamptz[];
-  v_found bigint[];
-  v_found_at timestamptz[];
-  v_left integer;
+  v_most integer := case when c.payload is null then 4000 else 400 end;
+  v_count bigint;
+  v_scanned bigint := 0::bigint;
+  v_left integer := quantity;
+  v_end timestamptz;
+  v_row record;
+  v_more notifyq.found_message;
 begin
   perform notifyq.check_duration('budget', budget);
   v_end := clock_timestamp() + budget;
-  _ids := '{}';
-  _times := '{}';
-  if is_ascending then
-    v_path := 'dead_up';
-    v_low := greatest(v_low, position_at);
-  else
-    v_high := least(v_high, position_at);
-  end if;
+  v_more.state := 'more';
   if v_path = 'window' then
-    v_queues := case
-      when c.queue is null then notifyq.archived_queues() else array[c.queue] end;
-    if v_queues = '{}' then
-      return;
-    end if;
+    v_queues := notifyq.archived_queues();
+    -- From 9999 back, windows would grow beyond the range of instants. A year is for wrong clocks.
+    v_high := least(v_high, clock_timestamp() + interval '1 year');
     v_low := greatest(v_low, (
-      select min(f.archived_at)
+      select coalesce(min(f.archived_at), 'infinity')
       from unnest(v_queues) as q (name)
       cross join lateral (
         select a.archived_at from messages.message_archive as a
@@ -147,125 +90,114 @@ begin
   while v_low <= v_high loop
     v_from := v_low;
     if v_path = 'window' then
-      select w.width, w._from into v_width, v_from
-      from notifyq.search_window(v_queues, v_high, v_low, v_slice, v_width) as w;
-    end if;
-    v_left := quantity - cardinality(_ids);
-    -- One of the branches runs.
-    with scanned as materialized (
-      (
-        select a.* from messages.message_archive as a
-        where v_path = 'dead' and notifyq.is_dead(a.status, a.cancelled_by)
-          and a.archived_at >= v_from and a.archived_at <= v_high
-          and (a.archived_at < v_high or a.id < v_after_id)
-        order by a.archived_at desc, a.id desc limit v_slice
-      )
-      union all
-      (
-        select a.* from messages.message_archive as a
-        where v_path = 'failed' and a.status <> 'success' and a.archived_at >= v_from
-          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_after_id)
-        order by a.archived_at desc, a.id desc limit v_slice
-      )
-      union all
-      (
-        select a.* from messages.message_archive as a
-        where v_path = 'dead_up' and notifyq.is_dead(a.status, a.cancelled_by)
-          and a.archived_at <= v_high
-          and a.archived_at >= v_from and (a.archived_at > v_from or a.id > v_after_id)
-        order by a.archived_at, a.id limit v_slice
-      )
-      union all
-      (
-        select a.* from messages.message_archive as a
-        where v_path = 'queue' and a.queue = c.queue and a.archived_at >= v_from
-          and a.archived_at <= v_high and (a.archived_at < v_high or a.id < v_after_id)
-        order by a.archived_at desc, a.id desc limit v_slice
-      )
-      union all
-      (
-        select a.*
+      -- No index has all queues by time: every finish would have to maintain it. This finds a span
+      -- of time that has few enough messages to sort.
+      v_from := greatest(v_high - v_width, v_low);
+      select count(*) into v_count
+      from (
+        select
+        -- Not `any`: the planner could choose an index with another first column.
         from unnest(v_queues) as q (name)
         cross join lateral (
-          select o.* from messages.message_archive as o
-          where v_path = 'window' and o.queue = q.name and o.archived_at >= v_from
-            and o.archived_at <= v_high and (o.archived_at < v_high or o.id < v_after_id)
+          select
+          from messages.message_archive as a
+          where a.queue = q.name and a.archived_at between v_from and v_high
           offset 0
         ) as a
-        order by a.archived_at desc, a.id desc limit v_slice
-      )
-    ),
-    matching as (
-      select l.id, l.archived_at
-      from scanned as l
-      where (c.queue is null or l.queue = c.queue)
-        and (
-          c.state is null
-          or case c.state
-            when 'dead' then not exists (
-              select from notifyq.redrive as r where r.archive_id = l.id
+        limit v_most + 1
+      ) as w;
+      if v_count > v_most and v_width > interval '10 microseconds' then
+        v_width := v_width / 8;
+        continue;
+      end if;
+    end if;
+    for v_row in
+      select s.id, s.archived_at, case
+          when (c.state is null or c.state = 'dead' or s.status::text = c.state)
+            and (c.subscriber is null or s.subscriber = c.subscriber)
+            and notifyq.meets_conditions(
+              c, s.queue, s.type, s.key, s.dedup_key, s.handled_by, s.details, s.message, v_is_dated
             )
-            else l.status::text = c.state
-          end
+            and (
+              not is_ascending and c.state is distinct from 'dead'
+              or not exists (select from notifyq.redrive as r where r.archive_id = s.id offset 0)
+            )
+          then row(
+            s.id, s.queue, s.status, s.created_at, s.available_at, s.locked_at, null,
+            s.archived_at, s.priority, s.attempts, s.type, s.key, s.dedup_key, s.handled_by,
+            s.subscriber, s.event_id,
+            (select r.message_id from notifyq.redrive as r where r.archive_id = s.id),
+            left(s.details, 1000), notifyq.shorten_payload(s.message)
+          )::notifyq.found_message
+        end as found
+      -- One of the branches runs. A comparison of rows alone would leave out no partition.
+      from (
+        (
+          select a.* from messages.message_archive as a
+          where v_path = 'dead' and notifyq.is_dead(a.status, a.cancelled_by)
+            and a.archived_at between v_from and v_high and (a.archived_at, a.id) < (v_high, v_id)
+          order by a.archived_at desc, a.id desc
         )
-        and (c.subscriber is null or l.subscriber = c.subscriber)
-        and (c.type is null or l.type = c.type)
-        and (c.key is null or l.key = c.key)
-        and (c.dedup_key is null or l.dedup_key = c.dedup_key)
-        and (c.worker is null or l.handled_by ^@ c.worker)
-        and (c.error is null or strpos(lower(l.details), lower(c.error)) > 0)
-        -- The text begins like its fingerprint: comparing that first is faster.
-        and (
-          c.fingerprint is null
-          or coalesce(ltrim(l.details, e' \t\r\n\f\v'), '') ^@ v_begin
-          and notifyq.error_fingerprint(l.details) = c.fingerprint
+        union all
+        (
+          select a.* from messages.message_archive as a
+          where v_path = 'failed' and a.status <> 'success'
+            and a.archived_at between v_from and v_high and (a.archived_at, a.id) < (v_high, v_id)
+          order by a.archived_at desc, a.id desc
         )
-        and (
-          c.payload is null
-          or case when v_is_plain then l.message @@ c.payload
-            else notifyq.payload_matches(l.message, c.payload) end
+        union all
+        (
+          select a.* from messages.message_archive as a
+          where v_path = 'dead_up' and notifyq.is_dead(a.status, a.cancelled_by)
+            and a.archived_at between v_from and v_high and (a.archived_at, a.id) > (v_from, v_id)
+          order by a.archived_at, a.id
         )
-      order by case when is_ascending then l.archived_at end, case when is_ascending then l.id end,
-        l.archived_at desc, l.id desc
-      limit v_left
-    )
-    select
-      array(select l.id from scanned as l),
-      array(select l.archived_at from scanned as l),
-      array(select m.id from matching as m),
-      array(select m.archived_at from matching as m)
-    into v_scanned, v_scanned_at, v_found, v_found_at;
-    _ids := _ids || v_found;
-    _times := _times || v_found_at;
-    if cardinality(v_found) >= v_left then
-      _at := _times[cardinality(_times)];
-      _id := _ids[cardinality(_ids)];
+        union all
+        (
+          select a.* from messages.message_archive as a
+          where v_path = 'queue' and a.queue = c.queue
+            and a.archived_at between v_from and v_high and (a.archived_at, a.id) < (v_high, v_id)
+          order by a.archived_at desc, a.id desc
+        )
+        union all
+        (
+          select a.*
+          from unnest(v_queues) as q (name)
+          cross join lateral (
+            select o.* from messages.message_archive as o
+            where v_path = 'window' and o.queue = q.name
+              and o.archived_at between v_from and v_high
+              and (o.archived_at, o.id) < (v_high, v_id)
+            offset 0
+          ) as a
+          order by a.archived_at desc, a.id desc
+        )
+      ) as s
+    loop
+      if (v_row.found).id is not null then
+        return next v_row.found;
+        v_left := v_left - 1;
+      end if;
+      v_scanned := v_scanned + 1;
+      if v_left = 0 or v_scanned % 100 = 0 and clock_timestamp() > v_end then
+        v_more.id := v_row.id;
+        v_more.archived_at := v_row.archived_at;
+        return next v_more;
+        return;
+      end if;
+    end loop;
+    exit when v_from <= v_low;
+    v_high := v_from - interval '1 microsecond';
+    v_id := 9223372036854775807;
+    if v_count < v_most / 8 then
+      v_width := v_width * 8;
+    elsif clock_timestamp() > v_end then
+      v_more.id := v_id;
+      v_more.archived_at := v_high;
+      return next v_more;
       return;
-    elsif cardinality(v_scanned) = v_slice then
-      -- In the order of the branch that ran.
-      _at := v_scanned_at[v_slice];
-      _id := v_scanned[v_slice];
-    elsif v_path = 'window' and v_from > v_low then
-      _at := v_from - interval '1 microsecond';
-      _id := 9223372036854775807;
-    else
-      exit;
-    end if;
-    if clock_timestamp() > v_end then
-      return;
-    end if;
-    v_after_id := _id;
-    if is_ascending then
-      v_low := _at;
-    else
-      v_high := _at;
-    end if;
-    if v_scanned <> '{}' then
-      v_slice := least(v_slice * 2, v_most);
     end if;
   end loop;
-  _at := null;
-  _id := null;
 end;
 $$;
 
@@ -278,40 +210,17 @@ create or replace function notifyq.search_archive(
 )
   returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
-  set enable_mergejoin = off set jit = off
 as $$
-declare
-  v_found record;
-  v_more notifyq.found_message;
 begin
   perform notifyq.check_quantity(search_archive.quantity, 1000);
-  v_found := notifyq.search_archive_step(
+  return query
+  select f.*
+  from notifyq.search_archive_step(
     notifyq.parse_conditions(
       conditions, array['success', 'rejected', 'failed', 'lock_expired', 'dead']
     ),
     quantity, before_at, before_id, budget, false
-  );
-  return query
-  select a.id, a.queue, a.status::text, a.created_at, a.available_at, a.locked_at,
-    null::timestamptz, a.archived_at, a.priority, a.attempts, a.type, a.key, a.dedup_key,
-    a.handled_by, a.subscriber, a.event_id,
-    (select r.message_id from notifyq.redrive as r where r.archive_id = a.id),
-    left(a.details, 1000), notifyq.shorten_payload(a.message)
-  from unnest(v_found._ids, v_found._times) with ordinality as u (id, archived_at, position)
-  cross join lateral (
-    select o.* from messages.message_archive as o
-    where o.id = u.id and o.archived_at = u.archived_at
-    -- A barrier: else a plan made while the table was empty would read all of it for each.
-    offset 0
-  ) as a
-  order by u.position;
-  if v_found._at is not null then
-    v_more.id := v_found._id;
-    v_more.archived_at := v_found._at;
-    v_more.state := 'more';
-    return next v_more;
-  end if;
+  ) as f;
 end;
 $$;
 comment on function notifyq.search_archive is

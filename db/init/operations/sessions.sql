@@ -31,11 +31,8 @@ begin
     version, queues, streams
   )
   values (
-    worker_heartbeat.worker, clock_timestamp(), clock_timestamp() - blocked_for,
-    pg_backend_pid(), worker_heartbeat.pid,
-    worker_heartbeat.concurrency, worker_heartbeat.running, worker_heartbeat.is_stopping,
-    worker_heartbeat.host, worker_heartbeat.version, worker_heartbeat.queues,
-    worker_heartbeat.streams
+    worker, clock_timestamp(), clock_timestamp() - blocked_for, pg_backend_pid(), pid, concurrency,
+    running, is_stopping, host, version, queues, streams
   )
   on conflict on constraint worker_name_pk do update set
     seen_at = clock_timestamp(), blocked_at = excluded.blocked_at,
@@ -64,22 +61,20 @@ comment on function notifyq.remove_worker is
 
 -- Removes workers that crashed: they reported no end.
 create or replace function notifyq.forget_workers(quantity integer)
-  returns integer language plpgsql
+  returns integer language sql
 as $$
-declare
-  v_forgotten integer;
-begin
-  delete from notifyq.worker as w
-  where w.ctid = any (array(
-    select o.ctid from notifyq.worker as o
-    where o.seen_at < clock_timestamp() - interval '1 hour'
-    order by o.name
-    limit quantity
-    for update skip locked
-  ));
-  get diagnostics v_forgotten = row_count;
-  return v_forgotten;
-end;
+  with forgotten as (
+    delete from notifyq.worker as w
+    where w.ctid = any (array(
+      select o.ctid from notifyq.worker as o
+      where o.seen_at < clock_timestamp() - interval '1 hour'
+      order by o.name
+      limit quantity
+      for update skip locked
+    ))
+    returning w.name
+  )
+  select count(*)::integer from forgotten;
 $$;
 
 create or replace function messages.workers(most integer default 20)

@@ -142,6 +142,8 @@ async def test_finished_messages_are_found_by_each_condition(connection: Connect
         ({"payload": '$.n.datetime() > "2026-01-01".datetime()'}, []),
         ({"since": at.isoformat(), "state": "success"}, [won[1]]),
         ({"until": at.isoformat(), "state": "success"}, [won[0]]),
+        ({"until": "9999-12-31", "state": "success"}, [*reversed(won)]),
+        ({"until": "infinity", "state": "success"}, [*reversed(won)]),
     ):
         assert await search(connection, **conditions) == expected, conditions
     assert sorted(i or 0 for i in await search(connection)) == sorted(newest)
@@ -155,40 +157,63 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(
     connection: Connection, conditions: dict[str, str]
 ) -> None:
     ids = await archive(connection, 20)
-    # With the same instant, ids decide the order; and a long time ago.
+    await at_one_instant(connection, ids[5:15])
+    await archive(connection, 5, at=NOON)
+    assert await pages(connection, "archive", 3, **conditions) == await latest(connection)
+
+
+async def test_pages_of_all_queues_follow_each_other_however_dense_they_are(
+    connection: Connection,
+) -> None:
+    """They are read by windows of time, of up to 400 messages where payloads are compared."""
+    ids = await archive(connection, 1500)
+    await at_one_instant(connection, ids[300:800])
+    await archive(connection, 450, queue="other", at=NOON)
+    assert await pages(connection, "archive", 100, payload="$.n > 0") == await latest(connection)
+
+
+async def at_one_instant(connection: Connection, ids: list[int]) -> None:
+    """Have the archive decide the order by ids."""
     await connection.execute(
         "update messages.message_archive set archived_at = $2 where id = any ($1)",
-        ids[5:15],
+        ids,
         datetime.now(UTC) - timedelta(seconds=10),
     )
-    await archive(connection, 5, at=NOON)
-    expected = await connection.fetch(
+
+
+async def latest(connection: Connection) -> list[int]:
+    """All of the archive in the order of a search."""
+    found = await connection.fetch(
         "select id from messages.message_archive order by archived_at desc, id desc"
     )
+    return [row[0] for row in found]
+
+
+async def pages(
+    connection: Connection, where: str, quantity: int, /, **conditions: Any
+) -> list[int]:
+    """Search page by page."""
     found: list[int] = []
     position: dict[str, Any] = {}
     while True:
         page = await rows(
-            connection, "notifyq.search_archive", conditions=conditions, quantity=3, **position
+            connection,
+            f"notifyq.search_{where}",
+            conditions=conditions,
+            quantity=quantity,
+            **position,
         )
         found += [row["id"] for row in page if row["state"] != "more"]
         if not page or page[-1]["state"] != "more":
-            break
-        position = {"before_at": page[-1]["archived_at"], "before_id": page[-1]["id"]}
-    assert found == [row[0] for row in expected]
+            return found
+        position = {"before_id": page[-1]["id"]}
+        if where == "archive":
+            position["before_at"] = page[-1]["archived_at"]
 
 
 async def test_pages_of_live_messages_follow_each_other(connection: Connection) -> None:
     ids = await publish(connection, 10)
-    found: list[int] = []
-    position: dict[str, Any] = {}
-    while True:
-        page = await rows(connection, "notifyq.search_live", quantity=4, **position)
-        found += [row["id"] for row in page if row["state"] != "more"]
-        if not page or page[-1]["state"] != "more":
-            break
-        position = {"before_id": page[-1]["id"]}
-    assert found == ids[::-1]
+    assert await pages(connection, "live", 4) == ids[::-1]
 
 
 async def test_a_search_stops_in_time_and_returns_its_position(connection: Connection) -> None:

@@ -263,12 +263,12 @@ class View:
         return target if is_ours and is_plain else self.url(fallback)
 
     def confirm(
-        self, title: str, lines: Sequence[str], *, action: str, button: str,
-        fields: Mapping[str, Any], is_dangerous: bool = True,
+        self, title: str, lines: Sequence[str], *, button: str, fields: Mapping[str, Any],
+        is_dangerous: bool = True,
     ) -> Response:  # fmt: skip
-        """The page of a confirmation; its form has the field `confirmed=yes`."""
+        """The page of a confirmation; its form repeats the action with `confirmed=yes`."""
         return self.render(
-            "confirm.html", title=title, lines=lines, action=action, button=button,
+            "confirm.html", title=title, lines=lines, button=button,
             fields={key: value for key, value in fields.items() if value is not None},
             is_dangerous=is_dangerous,
         )  # fmt: skip

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 EXAMPLES = (
     "write NAME = VALUE, as in customer = 'x', user.id = 7 or amount > 50 and not paid = true, "
@@ -24,6 +27,7 @@ _TOKEN = re.compile(
     | (?P<bracket>\[\s*(?:\d+|\*)\s*\])
     | (?P<mark>[(),.])
     | (?P<word>(?:[^\s=<>!~:()\[\]"',.&|-]|\.(?=\d)|(?<=\d)\.|-(?!>)|&(?!&)|\|(?!\|))+)
+    | (?P<wrong>\S)
     )""",
     re.VERBOSE,
 )
@@ -39,6 +43,7 @@ class ConditionError(ValueError):
 
 class _Token(NamedTuple):
     kind: str
+    """The group of the pattern; of a mark its text."""
     text: str
     start: int
     end: int
@@ -73,24 +78,22 @@ def _contains(text: str) -> str:
         found = json.loads(text)
     except (ValueError, RecursionError):
         raise ConditionError(f"{_cut(text)} is not a JSON object: {EXAMPLES}") from None
-    parts: list[str] = []
-
-    def walk(value: object, path: str, depth: int) -> None:
-        if depth > _DEEPEST:
-            raise ConditionError(f"an object may be nested at most {_DEEPEST} levels deep")
-        match value:
-            case dict():
-                for name, it in value.items():
-                    walk(it, f"{path}.{json.dumps(name, ensure_ascii=False)}", depth + 1)
-            case list():
-                raise ConditionError("for a list, compare one element, as in items[*].price > 9")
-            case _:
-                parts.append(f"{path} == {json.dumps(value, ensure_ascii=False)}")
-
-    walk(found, "$", 0)
+    parts = list(_members(found, "$", 0))
     if not parts:
         raise ConditionError(f"{_cut(text)} contains no value: {EXAMPLES}")
     return " && ".join(parts)
+
+
+def _members(value: object, path: str, depth: int) -> Iterator[str]:
+    if depth > _DEEPEST:
+        raise ConditionError(f"an object may be nested at most {_DEEPEST} levels deep")
+    if isinstance(value, list):
+        raise ConditionError("for a list, compare one element, as in items[*].price > 9")
+    if isinstance(value, dict):
+        for name, it in value.items():
+            yield from _members(it, f"{path}.{_json(name)}", depth + 1)
+    else:
+        yield f"{path} == {_json(value)}"
 
 
 class _Reader:
@@ -103,31 +106,26 @@ class _Reader:
         self._depth = 0
 
     def read(self) -> str:
-        if not self._tokens:
+        if len(self._tokens) == 1:
             raise ConditionError(f"the condition is empty: {EXAMPLES}")
         path = self._any()
-        if self._position < len(self._tokens):
+        if self._next().kind != "end":
             self._refuse("is not expected here")
         return path
 
     def _split(self) -> list[_Token]:
-        tokens, position = [], 0
-        while self._text[position:].strip():
-            found = _TOKEN.match(self._text, position)
-            if found is None or found.lastgroup is None:
-                rest = self._text[position:].strip()
-                what = "the quote is not closed" if rest[0] in "'\"" else "is not understood"
-                raise ConditionError(f"at {_cut(rest)}: {what}: {EXAMPLES}")
-            kind = found.lastgroup
-            tokens.append(_Token(kind, found[kind], found.start(kind), found.end()))
-            position = found.end()
-        return tokens
+        tokens, end = [], len(self._text)
+        for found in _TOKEN.finditer(self._text):
+            kind = str(found.lastgroup)
+            text, start = found[kind], found.start(kind)
+            if kind == "wrong":
+                what = "the quote is not closed" if text in "'\"" else "is not understood"
+                raise ConditionError(f"at {_cut(self._text[start:])}: {what}: {EXAMPLES}")
+            tokens.append(_Token(text if kind == "mark" else kind, text, start, found.end()))
+        return [*tokens, _Token("end", "", end, end)]
 
     def _next(self, skip: int = 0) -> _Token:
-        position = self._position + skip
-        if position < len(self._tokens):
-            return self._tokens[position]
-        return _Token("end", "", len(self._text), len(self._text))
+        return self._tokens[min(self._position + skip, len(self._tokens) - 1)]
 
     def _take(self) -> _Token:
         token = self._next()
@@ -136,9 +134,7 @@ class _Reader:
 
     def _is(self, *wanted: str) -> bool:
         token = self._next()
-        return token.kind in wanted or token.word in wanted or (
-            token.kind == "mark" and token.text in wanted
-        )  # fmt: skip
+        return token.kind in wanted or token.word in wanted
 
     def _accept(self, *wanted: str) -> bool:
         """Take the next token if it is one of these."""
@@ -155,16 +151,17 @@ class _Reader:
         where = "the end" if token.kind == "end" else _cut(self._text[token.start :])
         raise ConditionError(f"at {where}: {what}: {EXAMPLES}")
 
+    def _separated(self, read: Callable[[], str], *by: str) -> list[str]:
+        found = [read()]
+        while self._accept(*by):
+            found.append(read())
+        return found
+
     def _any(self) -> str:
-        found = [self._all()]
-        while self._accept("or"):
-            found.append(self._all())
-        return " || ".join(found)
+        return " || ".join(self._separated(self._all, "or"))
 
     def _all(self) -> str:
-        found = [self._one()]
-        while self._accept("and", ","):
-            found.append(self._one())
+        found = self._separated(self._one, "and", ",")
         return " && ".join(f"({it})" for it in found) if len(found) > 1 else found[0]
 
     def _one(self) -> str:
@@ -218,37 +215,28 @@ class _Reader:
         return f"{path} != null" if is_negated else f"({path} == null || !exists({path}))"
 
     def _path(self) -> str:
-        names = [self._name()]
-        path = ""
-        while True:
-            token = self._next()
+        parts = [self._name()]
+        while self._is("bracket", "arrow", "."):
+            token = self._take()
             if token.kind == "bracket":
-                self._take()
-                path += f".{_json(names.pop())}" if names else ""
-                path += "".join(token.text.split())
-            elif token.kind == "arrow" or (token.kind == "mark" and token.text == "."):
-                self._take()
-                # SQL's payload ->> 'customer' names a member of the payload.
-                is_whole = (
-                    token.kind == "arrow" and not path and names in (["payload"], ["message"])
-                )
-                path += "" if is_whole or not names else f".{_json(names.pop())}"
-                names = [self._name()]
-            else:
-                return f"${path}" + "".join(f".{_json(it)}" for it in names)
+                parts.append("".join(token.text.split()))
+                continue
+            # SQL's payload ->> 'customer' names a member of the payload.
+            if token.kind == "arrow" and parts in (['."payload"'], ['."message"']):
+                parts = []
+            parts.append(self._name())
+        return "$" + "".join(parts)
 
     def _name(self) -> str:
         token = self._next()
         if token.kind not in {"word", "text"} or token.word in _WORDS - {"in", "is", "like"}:
             self._refuse("a name is missing")
         self._take()
-        return _unquoted(token.text) if token.kind == "text" else token.text
+        return f".{_json(_unquoted(token.text) if token.kind == 'text' else token.text)}"
 
     def _list(self) -> list[str]:
         self._expect("(", "a list in brackets is missing")
-        found = [self._value()]
-        while self._accept(","):
-            found.append(self._value())
+        found = self._separated(self._value, ",")
         self._expect(")", "a closing bracket is missing")
         return found
 
@@ -258,14 +246,12 @@ class _Reader:
         if token.kind == "text":
             self._take()
             return _unquoted(token.text)
-        first, last = token.start, token.start
+        begin, last = self._position, token.start
         while not (self._is("end", "or", "and", ",", ")") and self._ends(self._next())):
             last = self._take().end
-        value = self._text[first:last].strip()
+        value = self._text[token.start : last].strip()
         if not value or any(it in value for it in "'\"<>="):
-            self._position = next(
-                (n for n, it in enumerate(self._tokens) if it.start >= first), len(self._tokens)
-            )
+            self._position = begin
             self._refuse("a value is missing, or needs quotes")
         return value
 
@@ -274,11 +260,7 @@ class _Reader:
         if token.kind != "word" or self._next(1).word == "not" or self._next(1).text == "(":
             return True
         skip = 2
-        while (token := self._next(skip)).kind in {
-            "bracket",
-            "mark",
-            "arrow",
-        } and token.text != ")":
+        while (token := self._next(skip)).kind in {"bracket", "arrow", "(", ",", "."}:
             skip += 1 if token.kind == "bracket" else 2
         return token.kind == "operator" or token.word in _WORDS - {"and", "or"}
 
@@ -320,8 +302,8 @@ def _unquoted(text: str) -> str:
         return text[1:-1]
 
 
-def _json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _cut(text: str) -> str:

@@ -133,7 +133,7 @@ class DeadGroup:
     dead: int
     first_at: datetime
     last_at: datetime
-    last_id: int | None
+    last_id: int
     queues: tuple[str, ...]
     statuses: tuple[str, ...]
     sample: str | None

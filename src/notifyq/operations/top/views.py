@@ -75,14 +75,17 @@ def text(title: str, name: str, rank: int = 0, most: int = 60) -> Column:
     return Column(title, cell, cell, rank, is_number=False, most=most)
 
 
-def number(title: str, name: str, rank: int = 0) -> Column:
-    """A column of numbers."""
+def number(title: str, name: str, rank: int = 0, *, may_guess: bool = False) -> Column:
+    """A column of numbers; `may_guess`: they are estimates unless the row is exact."""
 
     def order(_: Snapshot, row: Any) -> float:
         value: float = getattr(row, name)
         return value
 
-    return Column(title, lambda seen, row: count(order(seen, row)), order, rank)
+    def cell(seen: Snapshot, row: Any) -> str:
+        return count(order(seen, row), exact=not may_guess or row.is_exact)
+
+    return Column(title, cell, order, rank)
 
 
 def since(title: str, name: str, rank: int = 0) -> Column:
@@ -118,11 +121,7 @@ QUEUES = View(
     "Queues",
     (
         text("queue", "queue", most=28),
-        Column(
-            "waiting",
-            lambda _, it: count(it.waiting, exact=it.is_exact),
-            lambda _, it: it.waiting,
-        ),
+        number("waiting", "waiting", may_guess=True),
         number("locked", "locked"),
         since("oldest", "oldest_waiting_at"),
         _rate("rate", "finished", per_second),
@@ -132,12 +131,7 @@ QUEUES = View(
             "minute", lambda seen, it: course(seen.rates[it.queue].course), rank=5, is_number=False
         ),
         _rate("run95", "run_p95", lasting, 3),
-        Column(
-            "scheduled",
-            lambda _, it: count(it.scheduled, exact=it.is_exact),
-            lambda _, it: it.scheduled,
-            2,
-        ),
+        number("scheduled", "scheduled", 2, may_guess=True),
         _rate("wait95", "wait_p95", lasting, 4),
     ),
     lambda seen: seen.backlog,

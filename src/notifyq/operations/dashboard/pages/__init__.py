@@ -38,16 +38,7 @@ from notifyq.operations.dashboard.pages import (
 if TYPE_CHECKING:
     from notifyq.operations.dashboard.section import Section
 
-SECTIONS: tuple[Section, ...] = (
-    overview.section,
-    queues.section,
-    messages.section,
-    message.section,
-    dead.section,
-    streams.section,
-    schedules.section,
-    workers.section,
-    health.section,
-    audit.section,
-    login.section,
-)
+_PAGES = (
+    overview, queues, messages, message, dead, streams, schedules, workers, health, audit, login,
+)  # fmt: skip
+SECTIONS: tuple[Section, ...] = tuple(page.section for page in _PAGES)

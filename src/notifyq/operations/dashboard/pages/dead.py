@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -41,37 +41,12 @@ _STEP = 500
 _SECONDS = 3.0
 """How long one request continues with steps before it shows its progress."""
 _STATES = frozenset({"dead", "failed", "rejected", "lock_expired"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """One of the two actions on many messages, and its texts."""
-
-    act: Act
-    action: str
-    page: str
-    verb: str
-    done: str
-    effect: str
-
-
-_RETRY = _Kind(
-    Act.RETRY,
-    "dead.retry",
-    "retry_dead",
-    "Retry",
-    "retried",
-    "Each is published again once, with all of its attempts, the oldest first. Dead events are "
-    "delivered to their subscriber again.",
-)
-_DELETE = _Kind(
-    Act.DELETE,
-    "dead.delete",
-    "discard_dead",
-    "Delete",
-    "deleted",
-    "They are permanently removed from the archive, with the history of their attempts.",
-)
+_EFFECTS = {
+    Act.RETRY: "Each is published again once, with all of its attempts, the oldest first. Dead "
+    "events are delivered to their subscriber again.",
+    Act.DELETE: "They are permanently removed from the archive, with the history of their "
+    "attempts.",
+}
 
 
 @section.page("/dead", "dead")
@@ -104,7 +79,7 @@ async def dead(view: View) -> Response:
 async def _shown(view: View, group: DeadGroup) -> tuple[DeadGroup, str, str]:
     """A group, and its fingerprint and last error without masked values."""
     documents: tuple[str | None, ...] = (None,)
-    if group.last_id is not None and not view.masks.are_none:
+    if not view.masks.are_none:
         rows = await view.database.fetch(statements.FINISHED, group.last_id)
         documents = (rows[0]["message"], rows[0]["headers"]) if rows else (None,)
     return (
@@ -117,22 +92,22 @@ async def _shown(view: View, group: DeadGroup) -> tuple[DeadGroup, str, str]:
 @section.action("/dead/retry", "retry_dead")
 async def retry(view: View) -> Response:
     """Retry all dead messages that match."""
-    return await _run(view, _RETRY)
+    return await _run(view, Act.RETRY)
 
 
 @section.action("/dead/discard", "discard_dead")
 async def discard(view: View) -> Response:
     """Delete all dead messages that match."""
-    return await _run(view, _DELETE)
+    return await _run(view, Act.DELETE)
 
 
-async def _run(view: View, kind: _Kind) -> Response:
+async def _run(view: View, act: Act) -> Response:
     fields = {name: view.form.get(name, "") for name in (*NAMES, "like") if view.form.get(name)}
     if fields.get("state", "dead") not in _STATES:
         raise HTTPException(400, "only dead messages can be retried or deleted")
     conditions = await conditions_of(view, fields)
     if not view.is_confirmed:
-        return await _confirm(view, kind, conditions, fields)
+        return await _confirm(view, act, conditions, fields)
     if conditions.until is None:
         raise HTTPException(400, "until is missing")
     done, skipped, total = (
@@ -144,21 +119,18 @@ async def _run(view: View, kind: _Kind) -> Response:
     subject = f"those like {fields['like']}" if fields.get("like") else "those found"
     deadline = time.monotonic() + _SECONDS
     while True:
-        async with view.acting(kind.action, subject, **details) as running:
-            one = await step(
-                running.connection, kind.act, conditions, quantity=_STEP, position=position
-            )
+        async with view.acting(f"dead.{act.name.lower()}", subject, **details) as running:
+            one = await step(running.connection, act, conditions, quantity=_STEP, position=position)
             running.note(found=one.found, done=one.done)
         done, skipped, position = done + one.done, skipped + one.found - one.done, one.position
         if position is None:
-            return view.back(_summary(kind, done, skipped), fallback="dead")
+            return view.back(_summary(act, done, skipped), fallback="dead")
         if time.monotonic() > deadline:
             break
     return view.render(
         "progress.html",
         title="Working …",
-        action=view.url(kind.page),
-        text=_summary(kind, done, skipped),
+        text=_summary(act, done, skipped),
         done=done + skipped,
         total=total,
         fields=fields | {"done": done, "skipped": skipped, "position": position, "total": total},
@@ -166,7 +138,7 @@ async def _run(view: View, kind: _Kind) -> Response:
 
 
 async def _confirm(
-    view: View, kind: _Kind, conditions: Conditions, fields: dict[str, str]
+    view: View, act: Act, conditions: Conditions, fields: dict[str, str]
 ) -> Response:
     """Show how many messages match; messages that fail from now on are left out."""
     now = await clock(view.database)
@@ -184,22 +156,23 @@ async def _confirm(
             fields["like"] = str(newest.messages[0].id)
     many = f"{count.found:,}" if count.position is None else f"{count.found:,} or more"
     where = ", ".join(f"{name} {fields[name]}" for name in _FILTERS[:3] if name in fields)
+    button = f"{act.name.capitalize()} {many}"
     return view.confirm(
-        f"{kind.verb} {many} dead {'message' if many == '1' else 'messages'}?",
+        f"{button} dead {'message' if many == '1' else 'messages'}?",
         [
             f"These are all that match{f' ({where})' if where else ''}; messages that fail from "
             "now on are left out.",
-            kind.effect,
+            _EFFECTS[act],
         ],
-        action=view.url(kind.page),
-        button=f"{kind.verb} {many}",
+        button=button,
         fields=fields | {"until": until.isoformat(), "total": count.found},
-        is_dangerous=kind is _DELETE,
+        is_dangerous=act is Act.DELETE,
     )
 
 
-def _summary(kind: _Kind, done: int, skipped: int) -> str:
-    text = f"{done:,} dead {'message was' if done == 1 else 'messages were'} {kind.done}."
+def _summary(act: Act, done: int, skipped: int) -> str:
+    what = "retried" if act is Act.RETRY else "deleted"
+    text = f"{done:,} dead {'message was' if done == 1 else 'messages were'} {what}."
     if skipped:
         text += f" {skipped:,} {'was' if skipped == 1 else 'were'} not: their queue or subscription"
         text += " does not exist any more, or another user was faster."

@@ -205,7 +205,6 @@ async def stop(view: View) -> Response:
                 "It is rejected, and its worker cancels the handler. What the handler "
                 "has done outside of the database stays done.",
             ],
-            action=view.url("stop_message"),
             button="Stop",
             fields={"id": id_},
         )
@@ -252,7 +251,6 @@ async def release(view: View) -> Response:
                 "The current worker is not stopped: if it still handles the message, the message "
                 "is handled twice. Release messages of workers that are gone.",
             ],
-            action=view.url("release_message"),
             button="Release",
             fields={"id": id_, "lock_token": token},
         )
@@ -283,7 +281,6 @@ async def discard(view: View) -> Response:
         return view.confirm(
             f"Delete dead message {id_}?",
             ["It is permanently removed from the archive, with the history of its attempts."],
-            action=view.url("discard_message"),
             button="Delete",
             fields={"id": id_},
         )

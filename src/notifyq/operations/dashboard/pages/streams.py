@@ -58,7 +58,6 @@ async def seek(view: View) -> Response:
                 "The next batch begins there: events in between are delivered again, or skipped.",
                 "Its open batch and its pending retries are dropped.",
             ],
-            action=view.url("seek_stream"),
             button="Move",
             fields={"stream": stream, "subscriber": subscriber, "position": position},
         )
