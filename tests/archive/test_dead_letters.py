@@ -189,13 +189,9 @@ async def test_a_refused_read_is_repeated(
     database: str, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-
-    async def is_logged() -> bool:
-        return "refused for a test" in caplog.text
-
     async with Database(database) as ours, Follower(ours, Events(), poll=0.1) as follower:
         async with refusing(connection, CALLS[0], state):
-            await until(is_logged, "the refusal is logged", 30)
+            await until(lambda: "refused for a test" in caplog.text, "the refusal is logged", 30)
             dead = await kill(connection, 2)
         await follower.until(2)
     assert sorted(follower.ids) == sorted(dead)

@@ -29,15 +29,15 @@ async def test_a_dead_event_is_counted(connection: Connection, database: str) ->
     def read() -> Scrape:
         return Scrape(generate_latest(metrics.registry).decode())
 
-    async def is_dead() -> bool:
-        return sum(read().of("notifyq_procedure_dead_events_total").values()) == 1
-
     async with Broker(database, telemetry=metrics) as broker:
         task = asyncio.create_task(broker.serve())
         assert read()("notifyq_brokers") == 1
         assert metrics.health.unready() is None
         await send(connection, "1")
-        await until(is_dead, "the failure is counted")
+        await until(
+            lambda: sum(read().of("notifyq_procedure_dead_events_total").values()) == 1,
+            "the failure is counted",
+        )
         broker.stop()
         await task
     assert read()("notifyq_brokers") == 0

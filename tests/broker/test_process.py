@@ -132,16 +132,13 @@ async def test_stop_broker_ends_a_long_procedure(app: Connection, database: str)
     async with Broker(database, telemetry=events.append) as broker:
         task = asyncio.create_task(broker.serve())
         await send(app, "1")
-
-        async def is_busy() -> bool:
-            return bool(
-                await app.fetchval(
-                    "select count(*) from pg_stat_activity where wait_event = 'PgSleep' "
-                    "and pid = (messages.status_broker()).pid"
-                )
-            )
-
-        await until(is_busy, "the procedure runs")
+        await until(
+            lambda: app.fetchval(
+                "select count(*) from pg_stat_activity where wait_event = 'PgSleep' "
+                "and pid = (messages.status_broker()).pid"
+            ),
+            "the procedure runs",
+        )
         async with asyncio.timeout(5):
             await app.execute("select messages.stop_broker(patience => '0.1 s')")
             await task

@@ -76,12 +76,10 @@ async def test_a_refused_run_is_tried_again(
     # Its session is not lost, and not reported so.
     if logged:
         assert not any(isinstance(it, BrokerLost) for it in events)
-
-        async def is_over() -> bool:
-            return "it works again" in caplog.text
-
         # The call that has handled the event is still to return.
-        await until(is_over, "the end of the refusals is logged", 30)
+        await until(
+            lambda: "it works again" in caplog.text, "the end of the refusals is logged", 30
+        )
 
 
 @pytest.mark.parametrize("state", OF_ALL)

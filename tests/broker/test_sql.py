@@ -92,13 +92,10 @@ async def test_effects_and_position_are_committed_together(
     await app.execute("select pg_advisory_lock(1)")
     broker = await connect()
     running = asyncio.create_task(drain(broker))
-
-    async def is_called() -> bool:
-        return bool(
-            await app.fetchval("select count(*) from pg_locks where not granted and objid = 1")
-        )
-
-    await until(is_called, "the procedure is called")
+    await until(
+        lambda: app.fetchval("select count(*) from pg_locks where not granted and objid = 1"),
+        "the procedure is called",
+    )
     await terminate(app, broker)
     await app.execute("select pg_advisory_unlock(1)")
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
@@ -312,11 +309,7 @@ async def test_stop_broker_frees_the_lock_that_a_cancelled_call_left(
     await left.execute("select pg_advisory_lock(hashtextextended(current_user, 7305427011))")
     assert await is_running(app)
     assert await app.fetchval("select messages.stop_broker(patience => '0 s')")
-
-    async def is_closed() -> bool:
-        return left.is_closed()
-
-    await until(is_closed, "the client sees that its session was ended")
+    await until(left.is_closed, "the client sees that its session was ended")
     assert not await is_running(app)
     assert not await drain(await connect())
 

@@ -105,11 +105,7 @@ async def test_a_proxy_ends_with_connections_that_wait(database: str) -> None:
     async with Proxy(database) as proxy:
         proxy.hold()
         waiting = asyncio.create_task(_answer(proxy.dsn))
-
-        async def has_come() -> bool:
-            return bool(proxy._links)
-
-        await until(has_come, "the connection has come")
+        await until(lambda: proxy._links, "the connection has come")
     async with asyncio.timeout(5):
         with pytest.raises((OSError, ConnectionError)):
             await waiting

@@ -14,7 +14,7 @@ import pytest
 from cli.programs import NOTIFYQ, Running, Terminal, environment
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
 from notifyq.queues.publisher import Publisher
-from support.database import rows, session, until
+from support.database import rows, session, until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -181,18 +181,16 @@ async def test_a_stream_may_pause_for_longer_than_a_transaction_may_idle(
         f'alter database "{name}" set idle_in_transaction_session_timeout = 50'
     )
 
-    async def is_idle_for_long() -> bool:
-        return bool(
-            await connection.fetchval(
+    async def payloads() -> AsyncIterator[Any]:
+        yield 1
+        await until(
+            lambda: connection.fetchval(
                 "select count(*) from pg_stat_activity where state = 'idle in transaction' "
                 "and state_change < clock_timestamp() - interval '200 ms' "
                 "and datname = current_database()"
-            )
+            ),
+            "the transaction idles for longer than it may",
         )
-
-    async def payloads() -> AsyncIterator[Any]:
-        yield 1
-        await until(is_idle_for_long, "the transaction idles for longer than it may")
         yield 2
 
     async with App(database) as app:
@@ -236,11 +234,7 @@ async def test_following_ends_by_interrupt_or_with_the_input(
         assert publishing.process.stdin is not None
         publishing.process.stdin.write("1\n")
         publishing.process.stdin.flush()
-
-        async def is_there() -> bool:
-            return await count(connection) == 1
-
-        await until(is_there, "the line is published")
+        await until_equal(lambda: count(connection), 1, "the line is published")
         assert publishing.stop(signal.SIGINT)[:2] == (130, "1 published\n")
     with Running(database, "publish", "default", "-f", stdin=subprocess.PIPE) as publishing:
         publishing.process.communicate("2\n3", timeout=30)  # the last line without its end
@@ -256,11 +250,7 @@ async def test_lines_of_a_terminal_can_be_followed(database: str) -> None:
     with Terminal(database, "publish", "default", "--follow") as terminal:
         async with session(database) as connection:
             terminal.type('"typed"\n')
-
-            async def is_there() -> bool:
-                return await count(connection) == 1
-
-            await until(is_there, "the line is published", 20)
+            await until_equal(lambda: count(connection), 1, "the line is published", 20)
         terminal.type("\x04")
         assert terminal.end() == 0
 

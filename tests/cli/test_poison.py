@@ -40,17 +40,13 @@ async def test_a_poison_message_kills_as_many_workers_as_it_has_attempts(
     # The policy of the queue differs: max_attempts of the handler must outlive its process.
     await value(connection, "create_queue", name="poison", max_attempts=1)
     id_ = await value(connection, "publish", queue="poison", message=how)
-
-    async def is_archived() -> bool:
-        return bool(await archived(connection, id_))
-
     kills = 0
     for attempt in (1, 2, 3):
         with Running(
             database, "worker", "deadly:app", cwd=tmp_path, env={"NOTIFYQ_MAINTENANCE": "1h"}
         ) as worker:
             if (how, attempt) == ("survives", 3):
-                await until(is_archived, "the message is handled")
+                await until(lambda: archived(connection, id_), "the message is handled")
                 break
             assert worker.end().code == {"exit": 7}.get(how, -9)
             kills += 1

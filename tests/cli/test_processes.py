@@ -16,7 +16,7 @@ import pytest
 from cli.programs import Result, Running, Terminal
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.processes import Supervisor
-from support.database import publish, until, value
+from support.database import publish, until_equal, value
 from support.running import statuses
 
 if TYPE_CHECKING:
@@ -109,11 +109,9 @@ async def test_all_processes_work_and_one_signal_stops_them(
         assert workers.pids.keys() == {1, 2, 3}
         assert len({*workers.pids.values(), workers.process.pid}) == 4
         await publish(connection, 60, "pids")
-
-        async def all_done() -> bool:
-            return await statuses(connection) == {"success": 60}
-
-        await until(all_done, "all messages are handled", 30)
+        await until_equal(
+            lambda: statuses(connection), {"success": 60}, "all messages are handled", 30
+        )
         result = workers.stop(signal.SIGTERM)
     assert (result.code, result.out) == (0, "")
     found = await connection.fetch("select distinct result from messages.message_archive")

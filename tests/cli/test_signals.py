@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
-from support.database import session, until
+from support.database import session, until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,10 +49,7 @@ def processes(folder: Path) -> list[str]:
 
 
 async def is_clean(folder: Path) -> None:
-    async def nothing() -> bool:
-        return not processes(folder)
-
-    await until(nothing, "no process is left")
+    await until(lambda: not processes(folder), "no process is left")
     assert not list((folder / "tmp").iterdir())
 
 
@@ -71,11 +68,11 @@ async def test_bench(temporary: Path) -> None:
 async def test_chaos(temporary: Path) -> None:
     args = ("chaos", "--faults", "worker-kill", "--minutes", "5")
     with running(temporary, *args) as chaos:
-
-        async def is_up() -> bool:
-            return any("notifyq worker" in it or " worker " in it for it in processes(temporary))
-
-        await until(is_up, "the workers are there", 40)
+        await until(
+            lambda: any("notifyq worker" in it or " worker " in it for it in processes(temporary)),
+            "the workers are there",
+            40,
+        )
         assert chaos.stop(signal.SIGHUP).code == CODES[signal.SIGHUP]
     await is_clean(temporary)
 
@@ -96,14 +93,14 @@ async def test_demo(temporary: Path, database: str) -> None:
 
             await until(is_at_work, "the demo is at work", 40)
             assert demo.stop(signal.SIGINT).code == CODES[signal.SIGINT]
-
-            async def is_alone() -> bool:
-                return not await connection.fetchval(
+            await until_equal(
+                lambda: connection.fetchval(
                     "select count(*) from pg_stat_activity where pid <> pg_backend_pid() "
                     "and datname = current_database() and application_name like 'notifyq%'"
-                )
-
-            await until(is_alone, "no session of the demo is left")
+                ),
+                0,
+                "no session of the demo is left",
+            )
             rows = await connection.fetch("select name from messages.queue")
             assert [row["name"] for row in rows if row["name"].startswith("demo")] == []
     await is_clean(temporary)
@@ -145,16 +142,13 @@ async def test_file_that_is_not_complete(
     async with session(database) as connection, connection.transaction():
         await connection.execute("lock table messages.message_archive in access exclusive mode")
         with running(temporary, *args, dsn=database) as command:
-
-            async def waits() -> bool:
-                return bool(
-                    await connection.fetchval(
-                        "select exists (select from pg_locks where not granted and database = "
-                        "(select oid from pg_database where datname = current_database()))"
-                    )
-                )
-
-            await until(waits, "the command waits for the lock")
+            await until(
+                lambda: connection.fetchval(
+                    "select exists (select from pg_locks where not granted and database = "
+                    "(select oid from pg_database where datname = current_database()))"
+                ),
+                "the command waits for the lock",
+            )
             assert command.stop(end).code == CODES[end]
     assert [it.name for it in temporary.iterdir()] == ["tmp"]
     await is_clean(temporary)

@@ -140,11 +140,10 @@ async def test_a_failed_command_gets_only_its_message_again(
     assert "Traceback" not in result.err
     with watch(database, "--exec", failing, "--state", state) as watching:
         late = await kill(connection)
-
-        async def all_came() -> bool:
-            return len((tmp_path / "got").read_text().splitlines()) == 7
-
-        await until(all_came, "the message that failed, two more, and a new one came")
+        await until(
+            lambda: len((tmp_path / "got").read_text().splitlines()) == 7,
+            "the message that failed, two more, and a new one came",
+        )
         assert watching.stop(signal.SIGTERM).code == 0
     got = [json.loads(line)["id"] for line in (tmp_path / "got").read_text().splitlines()]
     assert got == [*expected[:3], *expected[2:], *late]

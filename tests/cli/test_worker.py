@@ -209,13 +209,18 @@ async def test_a_summary_is_logged_when_there_was_something(
         with summing_up(worker):
             await app.publish("q", 1)
             await app.publish("s", 1)
-
-            async def all_is_logged() -> bool:
-                return {"1 events", "1 success"} <= {
-                    part for line in caplog.messages for part in line.split(": ")[-1].split(", ")
-                }
-
-            await until(all_is_logged, "the summary has both", 30)
+            await until(
+                lambda: (
+                    {"1 events", "1 success"}
+                    <= {
+                        part
+                        for line in caplog.messages
+                        for part in line.split(": ")[-1].split(", ")
+                    }
+                ),
+                "the summary has both",
+                30,
+            )
     summaries = [line for line in caplog.messages if line.startswith("in the last ")]
     assert len(summaries) in {1, 2}
 

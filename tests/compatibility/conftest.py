@@ -60,11 +60,7 @@ class Mortal:
         pid = self._server.running
         assert pid is not None
         os.kill(pid, signal.SIGQUIT)
-
-        async def is_gone() -> bool:
-            return self._server.running is None
-
-        await until(is_gone, "the server is gone")
+        await until(lambda: self._server.running is None, "the server is gone")
         await asyncio.to_thread(self._server.start)
 
 

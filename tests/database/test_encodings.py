@@ -153,13 +153,10 @@ async def test_a_subscriber_goes_on_after_an_error_with_any_text(
         if len(seen) == 2:
             raise Reject(TEXT)
 
-    async def has_seen_both() -> bool:
-        return seen[-1:] == [2]
-
     async with working(app, poll=0.1):
         await app.publish("news", 1)
         await app.publish("news", 2)
-        await until(has_seen_both, "both events are handled", 30)
+        await until(lambda: seen[-1:] == [2], "both events are handled", 30)
     [dead] = await app.archive.dead(subscriber="reader")
     assert SHOWN[encoding] in (dead.details or "")
 

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from notifyq import App
-from support.database import Connection, session, until
+from support.database import Connection, session, until_equal
 
 SESSIONS = (
     "select count(*) from pg_stat_activity "
@@ -32,11 +32,9 @@ def until_closed(dsn: str) -> None:
 
     async def run() -> None:
         async with session(dsn) as connection:
-
-            async def none_is_left() -> bool:
-                return bool(await connection.fetchval(SESSIONS) == 0)
-
-            await until(none_is_left, "all sessions are closed", 30)
+            await until_equal(
+                lambda: connection.fetchval(SESSIONS), 0, "all sessions are closed", 30
+            )
 
     asyncio.run(run())
 

@@ -105,11 +105,11 @@ class Run:
     async def until_flowing(self) -> None:
         """Wait until handler and subscriber have had more, and later ones, than up to now."""
         handled, seen = len(self.handled), len(self.seen)
-
-        async def goes_on() -> bool:
-            return len(self.handled) > handled + 20 and len(self.seen) > seen + 10
-
-        await until(goes_on, "messages are handled", seconds=40)
+        await until(
+            lambda: len(self.handled) > handled + 20 and len(self.seen) > seen + 10,
+            "messages are handled",
+            seconds=40,
+        )
 
 
 @pytest.mark.timeout(90)
@@ -146,11 +146,7 @@ async def test_all_processes_reconnect_to_the_promoted_standby(pair: Pair) -> No
                 return set(acknowledged.values()) <= await archived(connection)
 
             await until(all_done, "all acknowledged messages are handled", seconds=20)
-
-            async def all_reported() -> bool:
-                return dead >= doomed
-
-            await until(all_reported, "all dead messages are reported", seconds=20)
+            await until(lambda: dead >= doomed, "all dead messages are reported", seconds=20)
             assert await doubles(connection) == 0
         assert events.of(ListenerLost)
         # The old primary comes back as a read-only server; no process connects to it.

@@ -8,7 +8,7 @@ import pytest
 
 from cli.programs import Notifyq
 from notifyq import App
-from support.database import session, until
+from support.database import session, until_equal
 from support.running import statuses, working
 
 if TYPE_CHECKING:
@@ -52,11 +52,9 @@ async def test_the_product_works_without_the_wal_position(managed: str) -> None:
         async with working(app, maintenance=0.1):
             for payload in ("good", "bad"):
                 await app.publish("q", payload)
-
-            async def is_done() -> bool:
-                return await statuses(connection, "q") == {"success": 1, "failed": 1}
-
-            await until(is_done, "all is handled", 30)
+            await until_equal(
+                lambda: statuses(connection, "q"), {"success": 1, "failed": 1}, "all is handled", 30
+            )
         await _check_functions(connection, position)
     await app.close()
 

@@ -57,16 +57,13 @@ async def behind(bouncer: Pooler) -> AsyncIterator[App]:
 
 async def until_none_is_left(connection: Connection) -> None:
     """Wait until no advisory lock is held; a session of the pooler would keep it without end."""
-
-    async def none_is_left() -> bool:
-        return bool(
-            await connection.fetchval(
-                "select not exists (select from pg_locks as l where l.locktype = 'advisory' and "
-                "l.database = (select oid from pg_database where datname = current_database()))"
-            )
-        )
-
-    await until(none_is_left, "no promise is held")
+    await until(
+        lambda: connection.fetchval(
+            "select not exists (select from pg_locks as l where l.locktype = 'advisory' and "
+            "l.database = (select oid from pg_database where datname = current_database()))"
+        ),
+        "no promise is held",
+    )
 
 
 async def test_with_a_listen_dsn_notifications_arrive_behind_a_pooler(
@@ -119,20 +116,18 @@ async def test_a_notification_read_with_another_call_proves_nothing(
     """What was promised after it would outlive the worker, on a session that others are lent."""
     calls: list[asyncio.Task[Any]] = []
 
-    async def is_running() -> bool:
-        return bool(
-            await connection.fetchval(
-                "select count(*) from pg_stat_activity as a "
-                "where a.datname = current_database() and a.state = 'active' "
-                "and a.query = 'select pg_sleep(0.5)'"
-            )
-        )
-
     async def notify(channel: str) -> bool:
         # The pooler has one server session, and the first notification is sent there.
         if not calls:
             calls.append(asyncio.create_task(session.fetch("select pg_sleep(0.5)")))
-            await until(is_running, "the call is running")
+            await until(
+                lambda: connection.fetchval(
+                    "select count(*) from pg_stat_activity as a "
+                    "where a.datname = current_database() and a.state = 'active' "
+                    "and a.query = 'select pg_sleep(0.5)'"
+                ),
+                "the call is running",
+            )
         await connection.execute(f"notify {channel}")
         return True
 
@@ -193,25 +188,18 @@ async def test_a_worker_works_through_a_pooler(
         waited = await beside.publish("slow", 5)
         await beside.publish_many("accounts", [1, 2, 3])
         await beside.publish_many("orders", ["a", "b"])
-
-        async def has_outlived_its_lock() -> bool:
-            return bool(
-                await connection.fetchval(
-                    "select clock_timestamp() > locked_at + interval '1.5 seconds' "
-                    "and lock_expires_at > clock_timestamp() "
-                    "from messages.message where queue = 'slow'"
-                )
-            )
-
-        await until(has_outlived_its_lock, "the lock is extended")
+        await until(
+            lambda: connection.fetchval(
+                "select clock_timestamp() > locked_at + interval '1.5 seconds' "
+                "and lock_expires_at > clock_timestamp() "
+                "from messages.message where queue = 'slow'"
+            ),
+            "the lock is extended",
+        )
         is_held.set()
         assert await waited.result(timeout=20) == 5
         await events.wait(MessageFinished, 3, queue="accounts", status="success")
-
-        async def both() -> bool:
-            return seen == ["a", "b"]
-
-        await until(both, "the subscriber has both")
+        await until(lambda: seen == ["a", "b"], "the subscriber has both")
     assert await connection.fetchval("select array_agg(entry order by entry) from accounts") == [
         1,
         2,

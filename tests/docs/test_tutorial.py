@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from docs.pages import DOCS, blocks
-from support.database import session, until
+from support.database import session, until_equal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,11 +98,7 @@ class Reader:
 
         async def wait() -> None:
             async with session(self._dsn) as connection:
-
-                async def is_idle() -> bool:
-                    return not await connection.fetchval(_DUE)
-
-                await until(is_idle, "no message is due")
+                await until_equal(lambda: connection.fetchval(_DUE), 0, "no message is due")
 
         asyncio.run(wait())
 

@@ -374,11 +374,7 @@ async def test_wrong_use_is_an_error_with_its_own_class(app: App, events: Events
     await app.create_queues()
     await app.publish("q", 1)
     async with working(app, events) as worker:
-
-        async def is_parked() -> bool:
-            return bool(worker.counts["parked"])
-
-        await until(is_parked, "a parked message")
+        await until(lambda: worker.counts["parked"], "a parked message")
     with pytest.raises(StepClosedError, match="after its handler returned"):
         await kept[0].run("late", str)
 

@@ -182,15 +182,12 @@ async def test_a_stop_gives_back_what_lingers_and_what_runs_too_long(
     async with working(app, events, grace=0) as worker:
         await many.publish_many(range(3))
         await begun.wait()
-
-        async def has_claimed() -> bool:
-            return bool(
-                await connection.fetchval(
-                    "select count(*) = 3 from messages.message where state = 'locked'"
-                )
-            )
-
-        await until(has_claimed, "all three are claimed")
+        await until(
+            lambda: connection.fetchval(
+                "select count(*) = 3 from messages.message where state = 'locked'"
+            ),
+            "all three are claimed",
+        )
         worker.stop()
     rows = await connection.fetch("select state::text, attempts from messages.message")
     assert [tuple(row) for row in rows] == [("waiting", 0)] * 3

@@ -47,10 +47,7 @@ async def gone(pid: int) -> None:
 
 
 async def pid_in(path: Path) -> int:
-    async def is_written() -> bool:
-        return path.exists() and bool(path.read_text())
-
-    await until(is_written, "the handler runs", 30)
+    await until(lambda: path.exists() and bool(path.read_text()), "the handler runs", 30)
     return int(path.read_text())
 
 

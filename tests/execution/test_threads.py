@@ -73,11 +73,7 @@ async def test_a_function_that_is_given_up_counts_as_stuck_until_it_ends() -> No
     # Its thread is not free, so the next call gets another one.
     assert await threads.run(threading.active_count) >= 3
     let_go.set()
-
-    async def has_ended() -> bool:
-        return threads.stuck == 0
-
-    await until(has_ended, "the function has ended")
+    await until(lambda: threads.stuck == 0, "the function has ended")
     assert threads.busy == 0
     threads.close()
 

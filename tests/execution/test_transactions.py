@@ -142,11 +142,7 @@ async def test_a_lost_lock_undoes_what_was_written(
 
     async with working(app, events):
         handle = await enter.publish(9)
-
-        async def has_begun() -> bool:
-            return begun == [1]
-
-        await until(has_begun, "the handler has begun")
+        await until(lambda: begun == [1], "the handler has begun")
         await expire(connection, handle)
         await value(connection, "reap")
         await connection.execute("select pg_notify('new_message', 'accounts:')")

@@ -50,7 +50,7 @@ async def test_handlers_go_on_after_the_server_has_ended_the_connections_of_djan
     assert await statuses(connection, "q") == {"success": 6}
 
 
-async def test_context_managers_run_around_each_sync_function(  # noqa: C901
+async def test_context_managers_run_around_each_sync_function(
     app: App,
 ) -> None:
     seen: list[str] = []
@@ -95,11 +95,7 @@ async def test_context_managers_run_around_each_sync_function(  # noqa: C901
         assert seen == [*inside("sync"), "async", *inside("step")]
         seen.clear()
         await app.publish("news", 1)
-
-        async def has_ended() -> bool:
-            return seen == inside("event")
-
-        await until(has_ended, "the event is handled", 30)
+        await until(lambda: seen == inside("event"), "the event is handled", 30)
 
 
 async def test_an_error_of_a_context_manager_is_one_of_the_handler(

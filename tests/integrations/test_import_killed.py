@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +11,10 @@ import pytest
 from integrations.sources import enqueue, install, install_pgqueuer
 from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer
-from support.database import ROOT
+from support.dying import dying
 
 if TYPE_CHECKING:
     from support.database import Connection
-
-PROGRAM = Path(__file__).with_name("killed.py")
 
 
 @pytest.mark.timeout(120)
@@ -28,14 +24,8 @@ async def test_an_import_is_killed_at_every_step(
 ) -> None:
     """Each run is killed one step later than the last one, and continues its work."""
     await install(system, empty_database)
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, PROGRAM, system, empty_database, database),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
-    output, _ = await program.communicate()
-    assert program.returncode == 0
-    steps, sent = map(int, output.split())
+    program = Path(__file__).with_name("killed.py")
+    steps, sent = await dying(program, system, empty_database, database)
     assert steps > 10
 
     messages = await connection.fetch(

@@ -14,7 +14,7 @@ from taskiq.api import run_receiver_task
 from taskiq.serializers import PickleSerializer
 
 from notifyq.contrib.taskiq import NotifyqBroker
-from support.database import ROOT, Connection, until
+from support.database import ROOT, Connection, until, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,11 +114,9 @@ async def test_killed_workers_lose_no_message(
     dead: list[int] = []
     for _ in range(3):
         await kill_one(dead)
-
-    async def is_empty() -> bool:
-        return not await connection.fetchval("select count(*) from messages.message")
-
-    await until(is_empty, "all is done", 60)
+    await until_equal(
+        lambda: connection.fetchval("select count(*) from messages.message"), 0, "all is done", 60
+    )
     workers.terminate()
     await workers.wait()
     assert await connection.fetchval("select count(distinct number) from done") == quantity
@@ -173,17 +171,13 @@ async def test_a_lock_lasts_as_long_as_the_function(
     async with working(broker):
         await begun.wait()
         first = await connection.fetchval("select lock_expires_at from messages.message")
-
-        async def is_extended() -> bool:
-            return bool(
-                await connection.fetchval(
-                    "select lock_expires_at - $1::timestamptz > interval '1 s' "
-                    "from messages.message",
-                    first,
-                )
-            )
-
-        await until(is_extended, "the lock is extended")
+        await until(
+            lambda: connection.fetchval(
+                "select lock_expires_at - $1::timestamptz > interval '1 s' from messages.message",
+                first,
+            ),
+            "the lock is extended",
+        )
         end.set()
         await archived(connection, 1)
     assert called == 1

@@ -15,7 +15,7 @@ from notifyq.database.pool import Database
 from notifyq.notify.listener import Listener
 from notifyq.notify.session import Session
 from notifyq.telemetry import ListenerConnected, ListenerLost
-from support.database import Connection, until
+from support.database import Connection, until, until_equal
 from support.running import Events
 
 
@@ -152,11 +152,7 @@ async def test_a_session_that_was_ended_listens_again_and_reports_a_notification
         received.notifications.clear()
         await connection.execute("notify notifications, 'after'")
         await received.wait("after")
-
-    async def none_left() -> bool:
-        return await sessions(connection) == []
-
-    await until(none_left, "its sessions have ended")
+    await until_equal(lambda: sessions(connection), [], "its sessions have ended")
 
 
 async def test_the_ping_detects_a_session_that_no_longer_answers(

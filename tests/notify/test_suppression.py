@@ -154,21 +154,16 @@ async def test_a_message_published_without_notify_just_before_the_release_is_fou
     async with working(app, events):
         (session,) = events.of(ListenerConnected)
         await load(connection, connect, events)
-
-        async def is_releasing() -> bool:
-            return bool(await gate.fetchval(IS_BLOCKED, session.backend_pid))
-
-        await until(is_releasing, "the worker is about to end the suppression")
+        await until(
+            lambda: gate.fetchval(IS_BLOCKED, session.backend_pid),
+            "the worker is about to end the suppression",
+        )
         async with slow.transaction():
             (late,) = await publish(slow, 1, "q")
             assert not await slow.fetchval(SHARES, "q")
             answers.clear()
             await gate.execute("select pg_advisory_unlock(36)")
-
-            async def has_checked() -> bool:
-                return bool(answers)
-
-            await until(has_checked, "the worker has checked on open publishers")
+            await until(lambda: answers, "the worker has checked on open publishers")
             assert not answers[0], "it does not wait for the publisher"
         await events.wait(MessageFinished, message_id=late)
 

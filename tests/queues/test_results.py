@@ -44,13 +44,10 @@ async def finish(connection: Connection, id_: int, **outcome: Any) -> None:
 
 async def awaited(connection: Connection, id_: int) -> None:
     """Until somebody has marked the message, which is after it listens."""
-
-    async def is_marked() -> bool:
-        return bool(
-            await connection.fetchval("select awaited from messages.message where id = $1", id_)
-        )
-
-    await until(is_marked, "the message is awaited")
+    await until(
+        lambda: connection.fetchval("select awaited from messages.message where id = $1", id_),
+        "the message is awaited",
+    )
 
 
 @pytest.fixture(autouse=True)

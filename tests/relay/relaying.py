@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from notifyq.config import DatabaseSettings, RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import Relay, RelayStarted
+from support.database import until
 from support.running import Events
 
 if TYPE_CHECKING:
@@ -77,3 +79,38 @@ async def payloads(connection: Connection, queue: str = "default") -> list[Any]:
         "select message from messages.message where queue = $1 order by id", queue
     )
     return [row[0] for row in rows]
+
+
+async def fill(connection: Connection, first: int, count: int) -> None:
+    """Publish so many numbers into the default queue."""
+    await connection.execute(
+        "select messages.publish_many('default', array("
+        "select to_jsonb(n) from generate_series($1::int, $2::int) as n))",
+        first,
+        first + count - 1,
+    )
+
+
+async def until_there(there: Connection, count: int, queue: str = "default") -> None:
+    async def are_there() -> bool:
+        return len(await payloads(there, queue)) == count
+
+    await until(are_there, f"{count} messages are in {queue}", 30)
+
+
+@asynccontextmanager
+async def command(
+    source: str, target: str, *options: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the command, and kill it if it is still there in the end."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "notifyq", "relay", source, target, *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield program
+    finally:
+        if program.returncode is None:
+            program.kill()
+        await program.communicate()

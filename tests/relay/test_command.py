@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +14,12 @@ from notifyq.cli import relay as command_module
 from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import Relay, StreamRelay
-from relay.relaying import payloads
+from relay.relaying import command, payloads, until_there
 from support.database import publish, until
 from support.refusing import refusing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from support.database import Connection
 
@@ -29,23 +27,7 @@ REFUSED = ["notifyq.relay_claim", "messages.next_batch"]
 """What the relay of queues calls, and that of a subscription."""
 
 
-@asynccontextmanager
-async def command(
-    source: str, target: str, *options: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the command for a queue and a subscription; kill it if it is there in the end."""
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "notifyq", "relay", source, target, *options),
-        *("--queue", "default", "--stream", "news:hub:copies"),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield program
-    finally:
-        if program.returncode is None:
-            program.kill()
-        await program.communicate()
+ROUTES = ("--queue", "default", "--stream", "news:hub:copies")
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +35,6 @@ async def _made(connection: Connection, there: Connection) -> None:
     await there.execute("select messages.create_queue('copies')")
     await connection.execute("select messages.create_stream('news')")
     await connection.execute("select messages.subscribe('news', 'hub')")
-
-
-async def until_there(there: Connection, queue: str, count: int) -> None:
-    async def are_there() -> bool:
-        return len(await payloads(there, queue)) == count
-
-    await until(are_there, f"{count} messages are in {queue}", 30)
 
 
 async def logged(program: asyncio.subprocess.Process, text: str) -> None:
@@ -77,15 +52,15 @@ async def test_one_kind_that_is_refused_stops_no_other(
     database: str, far: str, connection: Connection, there: Connection, function: str
 ) -> None:
     queues = ["default", "copies"]
-    async with command(database, far) as program:
+    async with command(database, far, *ROUTES) as program:
         async with refusing(connection, function, "42501"):
             await logged(program, "the others go on")
             for count in range(1, 4):
                 await publish(connection, 1, "default")
                 await connection.execute("select messages.publish('news', '1')")
-                await until_there(there, queues[function == REFUSED[0]], count)
+                await until_there(there, count, queues[function == REFUSED[0]])
         for queue in queues:
-            await until_there(there, queue, 3)
+            await until_there(there, 3, queue)
         program.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             assert await program.wait() == 0
@@ -97,7 +72,7 @@ async def test_it_ends_where_all_is_refused(
     async with (
         refusing(connection, REFUSED[0], "42501"),
         refusing(connection, REFUSED[1], "42501"),
-        command(database, far) as program,
+        command(database, far, *ROUTES) as program,
         asyncio.timeout(30),
     ):
         assert await program.wait() == 1
@@ -109,7 +84,10 @@ async def test_with_once_it_ends_with_the_error_after_the_others(
 ) -> None:
     await publish(connection, 3)
     await connection.execute("select messages.publish_many('news', array['1','2','3']::jsonb[])")
-    async with refusing(connection, function, "42501"), command(database, far, "--once") as program:
+    async with (
+        refusing(connection, function, "42501"),
+        command(database, far, *ROUTES, "--once") as program,
+    ):
         async with asyncio.timeout(30):
             assert await program.wait() == 1
     assert len(await payloads(there, "default")) + len(await payloads(there, "copies")) == 3
@@ -142,20 +120,14 @@ async def test_a_relay_that_is_refused_again_and_again_is_logged_once(
     def logged(text: str) -> int:
         return sum(text in it.getMessage() for it in caplog.records)
 
-    async def is_tried_often() -> bool:
-        return tries.count(of_stream) > 3
-
-    async def works() -> bool:
-        return logged("it works again") == 1
-
     make: dict[str, Callable[[], Relay | StreamRelay]] = {"queues": queues, "stream": stream}
     relays = command_module._Relays(make, progress.quiet, once=False)
     async with refusing(connection, REFUSED[of_stream], "42501"):
         running = asyncio.create_task(relays.run(timedelta(seconds=10)))
-        await until(is_tried_often, "it is started again and again", 30)
+        await until(lambda: tries.count(of_stream) > 3, "it is started again and again", 30)
         assert logged("the others go on") == 1
         assert logged("it works again") == 0
-    await until(works, "it works again", 30)
+    await until(lambda: logged("it works again") == 1, "it works again", 30)
     relays._stop()
     async with asyncio.timeout(30):
         await running

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
-import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.relay import RelayMoved
-from relay.relaying import drained, payloads, relaying
-from support.database import ROOT, until
+from relay.relaying import command, drained, fill, payloads, relaying, until_there
+from support.database import until
+from support.dying import dying
 from support.running import Events, statuses
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from support.database import Connect, Connection
-
-PROGRAM = Path(__file__).with_name("killed.py")
-
-
-async def fill(connection: Connection, first: int, count: int) -> None:
-    await connection.execute(
-        "select messages.publish_many('default', array("
-        "select to_jsonb(n) from generate_series($1::int, $2::int) as n))",
-        first,
-        first + count - 1,
-    )
 
 
 @pytest.mark.timeout(120)
@@ -39,52 +23,25 @@ async def test_a_relay_is_killed_at_every_step(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     """Each relay is killed one step later than the last one, and the next one continues."""
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, PROGRAM, database, far),
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
-    output, _ = await program.communicate()
-    assert program.returncode == 0
-    steps, sent = map(int, output.split())
+    steps, sent = await dying(Path(__file__).with_name("killed.py"), database, far)
     assert steps > 12
     assert sorted(await payloads(there)) == list(range(sent))
     assert await statuses(connection) == {"success": sent}
 
 
-@asynccontextmanager
-async def command(source: str, target: str, *options: str) -> AsyncIterator[Any]:
-    """Run the command, and kill it if it is still there in the end."""
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "notifyq", "relay", source, target),
-        *("--queue", "default", *options),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield program
-    finally:
-        if program.returncode is None:
-            program.kill()
-        await program.communicate()
-
-
 async def until_waiting(observer: Connection, dsn: str, what: str, count: int = 1) -> None:
     """Wait until so many sessions of that database wait for a lock."""
     name = dsn.rpartition("/")[2]
-
-    async def waits() -> bool:
-        return bool(
-            await observer.fetchval(
-                "select count(*) = $3 from pg_stat_activity where datname = $1 "
-                "and wait_event_type = 'Lock' and query like $2",
-                name,
-                f"%.{what}(%",
-                count,
-            )
-        )
-
-    await until(waits, f"a session waits in {what}")
+    await until(
+        lambda: observer.fetchval(
+            "select count(*) = $3 from pg_stat_activity where datname = $1 "
+            "and wait_event_type = 'Lock' and query like $2",
+            name,
+            f"%.{what}(%",
+            count,
+        ),
+        f"a session waits in {what}",
+    )
 
 
 async def test_messages_committed_after_their_relay_was_killed_are_known(
@@ -95,7 +52,7 @@ async def test_messages_committed_after_their_relay_was_killed_are_known(
     lock = there.transaction()
     await lock.start()
     await there.execute("lock table messages.message in share mode")
-    async with command(database, far) as program:
+    async with command(database, far, "--queue", "default") as program:
         await until_waiting(connection, far, "receive_many")
         program.send_signal(signal.SIGKILL)
         await program.wait()
@@ -119,7 +76,7 @@ async def test_messages_received_before_their_relay_was_killed_are_only_finished
     lock = holder.transaction()
     await lock.start()
     await holder.execute("lock table messages.message_archive in share mode")
-    async with command(database, far) as program:
+    async with command(database, far, "--queue", "default") as program:
         await until_waiting(connection, database, "relay_finish")
         program.send_signal(signal.SIGKILL)
         await program.wait()
@@ -151,11 +108,7 @@ async def test_several_relays_of_one_queue(
     ):
         for first in range(0, 2000, 100):
             await fill(connection, first, 100)
-
-        async def all_moved() -> bool:
-            return one.counts["moved"] + two.counts["moved"] == 2000
-
-        await until(all_moved, "all are moved", 20)
+        await until(lambda: one.counts["moved"] + two.counts["moved"] == 2000, "all are moved", 20)
     assert sorted(await payloads(there)) == list(range(2000))
     assert await statuses(connection) == {"success": 2000}
     assert min(one.counts["moved"], two.counts["moved"]) > 0
@@ -165,12 +118,8 @@ async def test_the_command_stops_at_a_signal(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await fill(connection, 1, 10)
-    async with command(database, far, "--json") as program:
-
-        async def moved() -> bool:
-            return len(await payloads(there)) == 10
-
-        await until(moved, "all are moved")
+    async with command(database, far, "--queue", "default", "--json") as program:
+        await until_there(there, 10)
         program.send_signal(signal.SIGTERM)
         out, _ = await program.communicate()
     assert program.returncode == 0

@@ -8,7 +8,7 @@ import pytest
 
 from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.relay import RelayMoved, RelayRefused, RelayStopped
-from relay.relaying import drained, payloads, relay, relaying
+from relay.relaying import drained, fill, payloads, relay, relaying
 from support.database import value
 from support.running import Events, statuses
 
@@ -17,19 +17,10 @@ if TYPE_CHECKING:
     from support.database import Connection
 
 
-async def fill(connection: Connection, count: int, queue: str = "default") -> None:
-    await connection.execute(
-        "select messages.publish_many($1, array(select to_jsonb(n) from generate_series(1, $2::int)"
-        " as n))",
-        queue,
-        count,
-    )
-
-
 async def test_messages_are_moved_in_order(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
-    await fill(connection, 500)
+    await fill(connection, 1, 500)
     events = Events()
     done = await drained(database, far, events=events, batch=120, in_flight=1)
     assert await payloads(there) == list(range(1, 501))
@@ -99,7 +90,7 @@ async def test_a_message_wakes_the_relay(
 async def test_a_filter_leaves_other_messages_at_the_source(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
-    await fill(connection, 10)
+    await fill(connection, 1, 10)
     await drained(database, far, filter="$ > 7")
     assert await payloads(there) == [8, 9, 10]
     assert await payloads(connection) == [1, 2, 3, 4, 5, 6, 7]
@@ -109,7 +100,7 @@ async def test_a_transformation_changes_drops_routes_and_multiplies(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await there.execute("select messages.create_queue('odd')")
-    await fill(connection, 6)
+    await fill(connection, 1, 6)
 
     def change(message: RelayMessage) -> Any:
         number = message.payload()
@@ -137,7 +128,7 @@ async def test_a_transformation_changes_drops_routes_and_multiplies(
 async def test_a_failed_transformation_affects_only_its_message(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
-    await fill(connection, 3)
+    await fill(connection, 1, 3)
     await connection.execute("select messages.alter_queue('default', max_attempts => 1)")
 
     async def change(message: RelayMessage) -> Any:
@@ -157,7 +148,7 @@ async def test_a_refused_message_is_dead_at_the_source(
     database: str, far: str, connection: Connection, there: Connection
 ) -> None:
     await there.execute("select messages.alter_queue('default', max_bytes => 4096)")
-    await fill(connection, 20)
+    await fill(connection, 1, 20)
     await value(connection, "publish", queue="default", message="x" * 5000)
     events = Events()
     done = await drained(database, far, events=events)
@@ -191,7 +182,7 @@ async def test_a_message_that_breaks_the_policy_of_the_target_is_dead_at_the_sou
 async def test_a_missing_queue_ends_the_relay(
     database: str, far: str, connection: Connection
 ) -> None:
-    await fill(connection, 3)
+    await fill(connection, 1, 3)
     with pytest.raises(QueueNotFoundError, match="absent"):
         await drained(database, far, {"default": "absent"})
     assert await payloads(connection) == [1, 2, 3]

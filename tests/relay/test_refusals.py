@@ -14,9 +14,9 @@ from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, QueueNotFoundError, SchemaMissingError
 from notifyq.relay import Relay, RelayResumed, RelayStalled, StreamRelay
 from notifyq.telemetry import TelemetryEvent, log_events
-from relay.relaying import drained, payloads, relay, relaying
-from support.database import Connection, publish, until, value
-from support.refusing import refusing
+from relay.relaying import drained, payloads, relay, relaying, until_there
+from support.database import Connection, publish, until, until_equal, value
+from support.refusing import errors, refusing
 from support.running import Events
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ def _all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
 
-def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
-    """How many errors were logged with this text."""
-    return sum(text in it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR)
-
-
 class Logged(Events):
     """Keeps events, and logs them as a relay does by default."""
 
@@ -64,17 +59,7 @@ class Logged(Events):
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async def is_logged() -> bool:
-        return text in caplog.text
-
-    await until(is_logged, f"{text!r} is logged", 30)
-
-
-async def until_there(there: Connection, count: int, queue: str = "default") -> None:
-    async def are_there() -> bool:
-        return len(await payloads(there, queue)) == count
-
-    await until(are_there, f"{count} messages are in {queue}", 30)
+    await until(lambda: text in caplog.text, f"{text!r} is logged", 30)
 
 
 @pytest.mark.parametrize("is_target", [False, True])
@@ -151,11 +136,7 @@ async def test_a_target_that_is_full_or_paused_makes_only_its_queue_wait(
         else:
             await until_there(there, 2, "one")
             await there.execute("select messages.alter_queue('one', capacity => 5)")
-
-        async def are_moved() -> bool:
-            return await payloads(connection, "one") == []
-
-        await until(are_moved, "the rest is moved", 30)
+        await until_equal(lambda: payloads(connection, "one"), [], "the rest is moved", 30)
         await until_logged(caplog, "queue 'one': it works again")
         await events.wait(RelayResumed, source="one")
     # Nor is it logged a second time as an event.
@@ -236,17 +217,13 @@ async def test_what_is_refused_for_a_while_is_moved_then(
     async with relaying(database, far, None, events, poll=0.1, lock_duration=1, hold=0):
         async with refusing(server, function, state):
             await publish(connection, 3)
-
-            async def is_reported() -> bool:
-                return "refused for a test" in caplog.text + str(events.seen)
-
-            await until(is_reported, "the refusal is reported", 30)
+            await until(
+                lambda: "refused for a test" in caplog.text + str(events.seen),
+                "the refusal is reported",
+                30,
+            )
         await until_there(there, 3)
-
-        async def are_finished() -> bool:
-            return await payloads(connection) == []
-
-        await until(are_finished, "the source has finished them", 30)
+        await until_equal(lambda: payloads(connection), [], "the source has finished them", 30)
     assert errors(caplog, "refused for a test") <= 1
 
 
@@ -291,14 +268,15 @@ async def test_an_end_that_is_refused_harms_no_other_message(
     for payload in ("good", "bad", "good", "good"):
         await connection.execute("select messages.publish('default', to_jsonb($1::text))", payload)
 
-    async def is_left() -> bool:
-        return await payloads(connection) == ["bad"]
-
     async with relaying(database, far, poll=0.1):
-        await until(is_left, "only one is left at the source", 30)
+        await until_equal(
+            lambda: payloads(connection), ["bad"], "only one is left at the source", 30
+        )
         await publish(connection, 1)
         await until_there(there, 5)
-        await until(is_left, "the next one is finished, too", 30)
+        await until_equal(
+            lambda: payloads(connection), ["bad"], "the next one is finished, too", 30
+        )
     assert errors(caplog, "refused for a test") == 1
 
 

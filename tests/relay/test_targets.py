@@ -20,22 +20,13 @@ from notifyq.relay import (
     StreamRelay,
 )
 from notifyq.schema import install
-from relay.relaying import drained, payloads, relaying
-from support.database import open_session, session, until
+from relay.relaying import drained, fill, payloads, relaying
+from support.database import open_session, session, until, until_equal
 from support.running import Events, statuses
 
 if TYPE_CHECKING:
     from notifyq.server import Server
     from support.database import Connection
-
-
-async def fill(connection: Connection, first: int, count: int) -> None:
-    await connection.execute(
-        "select messages.publish_many('default', array("
-        "select to_jsonb(n) from generate_series($1::int, $2::int) as n))",
-        first,
-        first + count - 1,
-    )
 
 
 async def test_a_full_target_receives_as_many_as_it_can(
@@ -44,17 +35,11 @@ async def test_a_full_target_receives_as_many_as_it_can(
     await there.execute("select messages.alter_queue('default', capacity => 5)")
     await fill(connection, 1, 8)
     async with relaying(database, far):
-
-        async def is_full() -> bool:
-            return await payloads(there) == [1, 2, 3, 4, 5]
-
-        await until(is_full, "as many are moved as there is room for")
+        await until_equal(
+            lambda: payloads(there), [1, 2, 3, 4, 5], "as many are moved as there is room for"
+        )
         await there.execute("select messages.take('default', 5)")
-
-        async def rest() -> bool:
-            return await payloads(there) == [6, 7, 8]
-
-        await until(rest, "the rest is moved", 30)
+        await until_equal(lambda: payloads(there), [6, 7, 8], "the rest is moved", 30)
     assert await statuses(connection) == {"success": 8}
 
 
@@ -116,11 +101,7 @@ async def test_both_servers_are_restarted(
         )
         await asyncio.to_thread(mortal_server.start)
         await events.wait(RelayResumed)
-
-        async def all_moved() -> bool:
-            return await statuses(connection) == {"success": 40}
-
-        await until(all_moved, "all are moved", 30)
+        await until_equal(lambda: statuses(connection), {"success": 40}, "all are moved", 30)
     lines = [it.getMessage() for it in caplog.records if it.getMessage().startswith("the target: ")]
     assert lines[0].endswith("; all messages wait for it")
     assert lines[1:] == ["the target: it works again"]
@@ -164,11 +145,7 @@ async def test_a_stop_does_not_wait_for_a_source_that_is_away(
     task = asyncio.create_task(made.run())
     await events.wait(RelayStarted)
     await asyncio.to_thread(mortal_server.stop, force=True)
-
-    async def is_trying() -> bool:
-        return bool(tries)
-
-    await until(is_trying, "it tries to reach the source", 30)
+    await until(lambda: tries, "it tries to reach the source", 30)
     made.stop()
     async with asyncio.timeout(20):
         await task

@@ -227,17 +227,15 @@ async def test_a_load_that_is_killed_at_its_commit_is_published_once(
     await transaction.start()
     await other.execute("lock table messages.message in share mode")
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
-
-    async def is_waiting() -> bool:
-        return bool(
-            await connection.fetchval(
+    try:
+        await until(
+            lambda: connection.fetchval(
                 "select exists (select from pg_stat_activity where wait_event_type = 'Lock' "
                 "and query like '%commit_load%')"
-            )
+            ),
+            "the load commits",
+            60,
         )
-
-    try:
-        await until(is_waiting, "the load commits", 60)
     finally:
         process.kill()
         await process.wait()

@@ -9,6 +9,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
+from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -76,13 +77,29 @@ async def end_sessions(admin: Connection, name: str) -> None:
     await until(all_gone, f"no session is in {name}")
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
-    """Poll until the condition holds; for states without an event."""
+async def until(condition: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    """Poll until the condition, or what it awaits, is true; for states without an event."""
     deadline = time.monotonic() + seconds
-    while not await condition():
+    while not (await answer if isawaitable(answer := condition()) else answer):
         if time.monotonic() > deadline:
             raise TimeoutError(f"after {seconds} s still not: {what}")
         await asyncio.sleep(0.005)
+
+
+async def until_equal(
+    get: Callable[[], Awaitable[object]], wanted: object, what: str, seconds: float = 10.0
+) -> None:
+    """Poll until what is awaited equals the value; a timeout reports what it was at last."""
+    found: list[object] = []
+
+    async def is_equal() -> bool:
+        found[:] = [await get()]
+        return found == [wanted]
+
+    try:
+        await until(is_equal, what, seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}, but {found}") from None
 
 
 async def until_blocked(observer: Connection, *blocked: Connection) -> None:

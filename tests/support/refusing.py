@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import pytest
 
     from support.database import Connection
 
@@ -16,6 +19,11 @@ LIMITED = ["55000", "57014", "40001", "53300", "XX000"]
 """Others, of what passes by itself and what does not."""
 
 _BODY = """begin raise exception 'refused for a test' using errcode = '{}'; end"""
+
+
+def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    """How many errors were logged with this text."""
+    return sum(text in it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR)
 
 
 @asynccontextmanager

@@ -87,11 +87,7 @@ async def test_a_worker_stops_when_the_schema_serves_it_no_more(
     work = asyncio.create_task(held.app.work(worker))
     await held.begun.wait()
     await upgrade(replaced, root)
-
-    async def has_stopped() -> bool:
-        return bool(worker._stops)
-
-    await until(has_stopped, "the worker stops")
+    await until(lambda: worker._stops, "the worker stops")
     # The handler that runs comes to its end, and nothing else is begun.
     held.free.set()
     with pytest.raises(SchemaTooNewError, match=REFUSED):

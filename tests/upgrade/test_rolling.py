@@ -14,7 +14,7 @@ import pytest
 
 from notifyq import schema
 from notifyq.database.statements import SCHEMA_VERSION
-from support.database import ROOT, session, until
+from support.database import ROOT, session, until, until_equal
 from upgrade.programs import APP, running
 from upgrade.second import NEXT
 
@@ -78,10 +78,12 @@ class Load:
         return {row[0]: row[1] for row in rows}
 
     async def drain(self) -> None:
-        async def is_empty() -> bool:
-            return not await self._connection.fetchval("select count(*) from messages.message")
-
-        await until(is_empty, "everything is handled", 30)
+        await until_equal(
+            lambda: self._connection.fetchval("select count(*) from messages.message"),
+            0,
+            "everything is handled",
+            30,
+        )
         rows = await self._connection.fetch(
             "select status::text, count(*), count(distinct id) from messages.message_archive "
             "group by status"

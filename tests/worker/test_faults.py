@@ -24,7 +24,7 @@ from notifyq.telemetry import (
     WorkerStopped,
 )
 from notifyq.worker.fetch import Claims
-from support.database import Connection, install, publish, rows, session, until, value
+from support.database import Connection, install, publish, rows, session, until, until_equal, value
 from support.refusing import refusing
 from support.running import Events, doubles, statuses, until_calm, working
 
@@ -71,11 +71,9 @@ async def test_all_sessions_may_be_ended_at_any_time(
             await publish(connection, 100, "q")
             await events.wait(MessageFinished, len(events.of(MessageFinished)) + 20)
             assert await end_sessions(connection) >= 1
-
-        async def is_done() -> bool:
-            return (await statuses(connection)) == {"success": 500}
-
-        await until(is_done, "all are archived as success", 20)
+        await until_equal(
+            lambda: statuses(connection), {"success": 500}, "all are archived as success", 20
+        )
     assert await doubles(connection) == 0
 
 
@@ -135,12 +133,12 @@ async def test_a_stop_after_a_failed_search_for_orphans_is_no_error(
             raise claims.pop()
         return await send(self, *args, **options)
 
-    async def has_failed() -> bool:
-        return "what a claim may have locked: refused for a test" in caplog.text
-
     monkeypatch.setattr(Claims, "claim", claim)
     async with refusing(connection, "notifyq.release_orphans", "XX000"), working(app, events):
-        await until(has_failed, "the search has failed")
+        await until(
+            lambda: "what a claim may have locked: refused for a test" in caplog.text,
+            "the search has failed",
+        )
     # An error of the stop would reach the event loop, where it fails each test.
 
 
@@ -389,11 +387,7 @@ async def test_a_database_that_is_serializable_by_default_changes_nothing(
     await app.publish_many("q", range(500))
     first, second = Events(), Events()
     async with working(app, first), working(app, second):
-
-        async def is_done() -> bool:
-            return (await statuses(connection)) == {"success": 500}
-
-        await until(is_done, "all are archived")
+        await until_equal(lambda: statuses(connection), {"success": 500}, "all are archived")
         level = await app.database.value("show transaction_isolation")
         assert level == "read committed"
     await app.close()
@@ -539,16 +533,13 @@ async def test_a_call_goes_on_over_a_new_pool_when_its_own_was_closed(
     app = App(database, retry_for=3)
     async with app:
         call = asyncio.create_task(app.database.persist("select 1, pg_sleep(0.2)"))
-
-        async def is_sent() -> bool:
-            return bool(
-                await connection.fetchval(
-                    "select count(*) from pg_stat_activity "
-                    "where wait_event = 'PgSleep' and datname = current_database()"
-                )
-            )
-
-        await until(is_sent, "the call is under way")
+        await until(
+            lambda: connection.fetchval(
+                "select count(*) from pg_stat_activity "
+                "where wait_event = 'PgSleep' and datname = current_database()"
+            ),
+            "the call is under way",
+        )
         held = app.database._pools.get()
         pool, held.pool = held.pool, None
         assert pool is not None

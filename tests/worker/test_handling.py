@@ -18,7 +18,7 @@ from notifyq.telemetry import (
     TelemetryEvent,
     WorkerStarted,
 )
-from support.database import Connection, rows, until, value
+from support.database import Connection, rows, until, until_equal, value
 from support.running import Events, doubles, statuses, working
 
 DAY = timedelta(days=1)
@@ -184,11 +184,7 @@ async def test_a_failing_message_is_tried_with_growing_delays_up_to_max_attempts
     async with working(app, events, poll=0.02):
         message_id = await app.publish("q", None)
         await events.wait(MessageFinished, 4, status="failed")
-
-        async def is_archived() -> bool:
-            return await statuses(connection) == {"failed": 1}
-
-        await until(is_archived, "the message is archived")
+        await until_equal(lambda: statuses(connection), {"failed": 1}, "the message is archived")
     row = await archive_row(connection, message_id)
     assert (row["attempts"], len(started)) == (4, 4)
     assert row["details"].startswith("ValueError: attempt 4\n")
@@ -396,11 +392,7 @@ async def test_two_workers_of_one_app_share_the_messages_and_handle_each_once(
     async with working(app, first, concurrency=5):
         async with working(app, second, concurrency=5):
             published = await app.publish_many("q", range(1000))
-
-            async def is_done() -> bool:
-                return len(handled) >= 1000
-
-            await until(is_done, "all are handled")
+            await until(lambda: len(handled) >= 1000, "all are handled")
         # The other one goes on when this one has left.
         published += await app.publish_many("q", range(10))
         await first.wait(MessageFinished, 1010 - len(second.of(MessageFinished)))

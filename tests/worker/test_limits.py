@@ -13,7 +13,7 @@ import pytest
 from notifyq import ConfigurationError, Policy
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.wake import Poller, Suppression
-from support.database import Connection, until, value
+from support.database import Connection, until_equal, value
 from support.running import working
 
 if TYPE_CHECKING:
@@ -73,14 +73,12 @@ async def test_a_token_that_comes_just_after_a_poll_does_not_wait_for_the_next_p
     at_once: Callable[..., Awaitable[float]] = getattr(owner, step)
 
     async def late(*args: Any) -> float:
-        async def has_token() -> bool:
-            return bool(
-                await value(connection, "notifyq.rate_limit_wait", queues=["q"])
-                == timedelta(days=1)
-            )
-
         # The last poll found the bucket empty, and now it is not.
-        await until(has_token, "there is a token")
+        await until_equal(
+            lambda: value(connection, "notifyq.rate_limit_wait", queues=["q"]),
+            timedelta(days=1),
+            "there is a token",
+        )
         return await at_once(*args)
 
     monkeypatch.setattr(owner, step, late)

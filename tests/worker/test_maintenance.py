@@ -60,17 +60,14 @@ async def test_expired_locks_and_due_messages_do_not_wait_for_retention(
     # The run that stays in retention also records the position, every ten seconds.
     await connection.execute("update notifyq.origin set noted_at = now() - interval '1 minute'")
     async with working(app, events, maintenance=0.05):
-
-        async def is_in_retention() -> bool:
-            return bool(
-                await connection.fetchval(
-                    "select exists (select from pg_stat_activity where wait_event = 'advisory' "
-                    "and query like '%notifyq.maintain(%' "
-                    "and datname = current_database())"
-                )
-            )
-
-        await until(is_in_retention, "maintenance is in retention")
+        await until(
+            lambda: connection.fetchval(
+                "select exists (select from pg_stat_activity where wait_event = 'advisory' "
+                "and query like '%notifyq.maintain(%' "
+                "and datname = current_database())"
+            ),
+            "maintenance is in retention",
+        )
         (gone,) = await publish(connection, 1)
         await rows(connection, "claim", worker="gone")
         await expire(connection, gone)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from notifyq import AccessDeniedError, App, Event, SchemaMissingError
-from support.database import Connection, until, value
-from support.refusing import refusing
+from support.database import Connection, until, until_equal, value
+from support.refusing import errors, refusing
 from support.running import statuses, working
 
 STATES = [
@@ -30,15 +30,12 @@ CALLS = ["messages.claim", "messages.next_batch", *BESIDES]
 
 
 async def is_handled(connection: Connection, queue: str, count: int) -> None:
-    async def are_archived() -> bool:
-        return await statuses(connection, queue) == {"success": count}
-
-    await until(are_archived, f"{count} of {queue} are handled", 30)
-
-
-def errors(caplog: pytest.LogCaptureFixture, text: str) -> int:
-    """How many errors were logged with this text."""
-    return sum(text in it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR)
+    await until_equal(
+        lambda: statuses(connection, queue),
+        {"success": count},
+        f"{count} of {queue} are handled",
+        30,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -79,16 +76,12 @@ async def test_a_dropped_queue_stops_neither_its_worker_nor_other_queues(
         for count in range(2, 5):
             await echo.publish("two", count)
             await is_handled(connection, "two", count)
-        await until(lambda: _logged(caplog, "queue 'one'"), "the refusal is logged")
+        await until(lambda: "queue 'one'" in caplog.text, "the refusal is logged")
         await value(connection, "create_queue", name="one")
         await echo.publish("one", 1)
         await is_handled(connection, "one", 1)
     assert errors(caplog, "queue 'one'") == 1
     assert "queue 'one': it works again" in caplog.text
-
-
-async def _logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
-    return text in caplog.text
 
 
 async def test_a_worker_waits_for_its_only_queue(
@@ -99,7 +92,7 @@ async def test_a_worker_waits_for_its_only_queue(
 
     async with working(app, poll=0.1):
         await value(connection, "drop_queue", name="one", force=True)
-        await until(lambda: _logged(caplog, "queue 'one'"), "the refusal is logged")
+        await until(lambda: "queue 'one'" in caplog.text, "the refusal is logged")
         await value(connection, "create_queue", name="one")
         await app.publish("one", 1)
         await is_handled(connection, "one", 1)
@@ -108,17 +101,14 @@ async def test_a_worker_waits_for_its_only_queue(
 async def test_a_dropped_stream_stops_neither_its_worker_nor_queues(
     echo: App, seen: list[Any], connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def has_seen() -> bool:
-        return seen == ["again"]
-
     async with working(echo, poll=0.1):
         await value(connection, "drop_stream", name="news", force=True)
         await echo.publish("two", 1)
         await is_handled(connection, "two", 1)
-        await until(lambda: _logged(caplog, "stream 'news'"), "the refusal is logged")
+        await until(lambda: "stream 'news'" in caplog.text, "the refusal is logged")
         await echo.create_subscriptions()
         await echo.publish("news", "again")
-        await until(has_seen, "the event is handled", 30)
+        await until(lambda: seen == ["again"], "the event is handled", 30)
     # Between its creation and that of the subscription another error is due.
     assert errors(caplog, "there is no stream 'news'") == 1
 
@@ -150,7 +140,7 @@ async def test_a_claim_that_is_refused_is_tried_again(
     async with working(echo, poll=0.1):
         async with refusing(connection, "messages.claim", state):
             await echo.publish("one", 1)
-            await until(lambda: _logged(caplog, "refused for a test"), "the refusal is logged")
+            await until(lambda: "refused for a test" in caplog.text, "the refusal is logged")
         await is_handled(connection, "one", 1)
 
 
@@ -162,14 +152,11 @@ async def test_a_batch_that_is_refused_is_fetched_again(
     state: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def has_seen() -> bool:
-        return seen == [1]
-
     async with working(echo, poll=0.1):
         async with refusing(connection, "messages.next_batch", state):
             await echo.publish("news", 1)
-            await until(lambda: _logged(caplog, "refused for a test"), "the refusal is logged")
-        await until(has_seen, "the event is handled", 30)
+            await until(lambda: "refused for a test" in caplog.text, "the refusal is logged")
+        await until(lambda: seen == [1], "the event is handled", 30)
 
 
 @pytest.mark.parametrize(

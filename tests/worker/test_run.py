@@ -71,10 +71,7 @@ class Stage:
         )
 
     async def until_settled(self) -> None:
-        async def is_idle() -> bool:
-            return not self.runner.held
-
-        await until(is_idle, "everything is settled")
+        await until(lambda: not self.runner.held, "everything is settled")
 
 
 @asynccontextmanager
@@ -165,11 +162,7 @@ async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch
         stage.desk.lost.add(4)
         for number in range(1, 5):
             stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
-
-        async def is_back() -> bool:
-            return stage.desk.released == [3, 4]
-
-        await until(is_back, "what waits is released")
+        await until(lambda: stage.desk.released == [3, 4], "what waits is released")
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
@@ -216,11 +209,9 @@ async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
 
     async with staged(concurrency=1) as stage:
         stage.runner.start(register(stuck, timeout=0.01), message(id=1), time.monotonic())
-
-        async def is_given_up() -> bool:
-            return stage.runner.busy == 1 and not stage.runner.held
-
-        await until(is_given_up, "the thread is given up")
+        await until(
+            lambda: stage.runner.busy == 1 and not stage.runner.held, "the thread is given up"
+        )
         stage.runner.start(register(quick), message(id=2), time.monotonic())
         await turns()
         assert not ran.is_set()

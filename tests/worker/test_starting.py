@@ -83,13 +83,10 @@ async def test_a_worker_that_starts_before_its_server_handles_what_comes(
         async with session(dsn) as connection:
             worker.logged(" has started")
             id_ = await connection.fetchval("select messages.publish('q', '1')")
-
-            async def is_archived() -> bool:
-                return bool(
-                    await connection.fetchval("select id from messages.archive_find($1)", id_)
-                )
-
-            await until(is_archived, "the message is handled")
+            await until(
+                lambda: connection.fetchval("select id from messages.archive_find($1)", id_),
+                "the message is handled",
+            )
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(10) == 0
 
@@ -105,11 +102,7 @@ async def test_a_relay_that_starts_before_its_server_moves_what_comes(
         for queue in ("a", "b"):
             await connection.fetchval("select messages.create_queue($1)", queue)
         await connection.fetchval("select messages.publish('a', '1')")
-
-        async def is_there() -> bool:
-            return relay.counts["moved"] > 0
-
-        await until(is_there, "the message is moved")
+        await until(lambda: relay.counts["moved"] > 0, "the message is moved")
     relay.stop()
     await moving
     assert relay.counts["moved"] == 1
@@ -169,19 +162,16 @@ async def test_a_start_that_waits_for_a_transaction_does_not_stop_publishers(
     app.handler("b")(lambda: None)
     worker = app.worker(telemetry=events)
     other = await connect()
-
-    async def waits() -> bool:
-        return bool(
-            await connection.fetchval(
-                "select exists (select from pg_stat_activity "
-                "where datname = current_database() and wait_event_type = 'Lock')"
-            )
-        )
-
     async with other.transaction():
         await other.fetchval("select messages.create_queue('b')")
         starting = asyncio.create_task(app.work(worker))
-        await until(waits, "the start waits for the other transaction")
+        await until(
+            lambda: connection.fetchval(
+                "select exists (select from pg_stat_activity "
+                "where datname = current_database() and wait_event_type = 'Lock')"
+            ),
+            "the start waits for the other transaction",
+        )
         assert await connection.fetchval("select messages.publish('default', '1')", timeout=10)
     await events.wait(WorkerStarted)
     worker.stop()

@@ -99,18 +99,13 @@ async def test_one_process_reads_and_another_one_takes_over(
         assert reads(first)
         with DatabaseMetrics(database, chosen=True) as chosen:
             assert not reads(chosen)
-
-            async def has_left() -> bool:
-                return not reads(first) and reads(chosen)
-
-            await until(has_left, "the worker leaves it to the process that is there for it")
+            await until(
+                lambda: not reads(first) and reads(chosen),
+                "the worker leaves it to the process that is there for it",
+            )
             assert not reads(second)
         first.close()
-
-        async def has_taken() -> bool:
-            return reads(second)
-
-        await until(has_taken, "another one takes over")
+        await until(lambda: reads(second), "another one takes over")
 
 
 async def test_metrics_report_that_the_database_is_down_and_up_again(
@@ -125,11 +120,7 @@ async def test_metrics_report_that_the_database_is_down_and_up_again(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = 'notifyq metrics' and datname = current_database()"
         )
-
-        async def is_back() -> bool:
-            return read(metrics)("notifyq_database_exporter") == 1
-
-        await until(is_back, "it reads again")
+        await until(lambda: read(metrics)("notifyq_database_exporter") == 1, "it reads again")
     assert "cannot read the metrics of the database" in caplog.text
 
 

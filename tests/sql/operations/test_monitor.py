@@ -11,7 +11,17 @@ import pytest
 
 from notifyq.models.message import Status
 from notifyq.operations import monitor
-from support.database import claim_one, expire, one_row, publish, rows, until, until_blocked, value
+from support.database import (
+    claim_one,
+    expire,
+    one_row,
+    publish,
+    rows,
+    until,
+    until_blocked,
+    until_equal,
+    value,
+)
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
@@ -240,12 +250,13 @@ async def test_workers_report_themselves(connection: Connection, connect: Connec
 
 
 async def gone(connection: Connection, pid: int | None) -> None:
-    async def is_gone() -> bool:
-        return not await connection.fetchval(
+    await until_equal(
+        lambda: connection.fetchval(
             "select exists (select from pg_stat_activity where pid = $1)", pid
-        )
-
-    await until(is_gone, f"session {pid} is gone")
+        ),
+        False,
+        f"session {pid} is gone",
+    )
 
 
 async def test_a_worker_without_heartbeats_for_an_hour_is_forgotten(connection: Connection) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from notifyq.dsn import with_database
 from notifyq.server import Server, debian_binaries
-from support.database import drop_database, session, until
+from support.database import drop_database, session, until_equal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -128,8 +128,6 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
 async def _taken_over(address: str) -> None:
     """Wait until a server that can be read from can be written to."""
     async with session(address) as connection:
-
-        async def is_over() -> bool:
-            return not await connection.fetchval("select pg_is_in_recovery()")
-
-        await until(is_over, "the end of recovery")
+        await until_equal(
+            lambda: connection.fetchval("select pg_is_in_recovery()"), False, "the end of recovery"
+        )

@@ -15,7 +15,7 @@ from notifyq.cli import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
-from support.database import catalog_lines, publish, session, until, value
+from support.database import catalog_lines, publish, session, until_equal, value
 from support.running import Events, working
 from upgrade.restore.readers import burn, dead_since, kill, position
 
@@ -129,11 +129,11 @@ async def goes_on(dsn: str) -> None:
         app.handler("busy")(lambda number: None)
         app.handler("default")(lambda number: None)
         async with working(app, maintenance=0.1):
-
-            async def is_empty() -> bool:
-                return not await connection.fetchval("select count(*) from messages.message")
-
-            await until(is_empty, "all is handled")
+            await until_equal(
+                lambda: connection.fetchval("select count(*) from messages.message"),
+                0,
+                "all is handled",
+            )
         await app.close()
         assert not await connection.fetchval(
             "select count(*) from (select from messages.message_archive group by id "

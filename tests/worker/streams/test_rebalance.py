@@ -55,11 +55,11 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[Rebalancer]:
 async def until_counted(counts: Counter[Rebalancer], workers: int) -> None:
     """Wait until each of so many workers has counted four times more."""
     before = Counter(counts)
-
-    async def have_counted() -> bool:
-        return sum(number >= 4 for number in (counts - before).values()) >= workers
-
-    await until(have_counted, "each worker has counted the slots", 30)
+    await until(
+        lambda: sum(number >= 4 for number in (counts - before).values()) >= workers,
+        "each worker has counted the slots",
+        30,
+    )
 
 
 @pytest.fixture
@@ -83,10 +83,11 @@ def held(events: Events) -> int:
 
 
 async def until_held(*expected: tuple[Events, int]) -> None:
-    async def is_so() -> bool:
-        return all(held(events) == slots for events, slots in expected)
-
-    await until(is_so, f"workers have {[slots for _, slots in expected]} slots", 20)
+    await until(
+        lambda: all(held(events) == slots for events, slots in expected),
+        f"workers have {[slots for _, slots in expected]} slots",
+        20,
+    )
 
 
 async def test_a_new_worker_gets_slots_and_the_others_get_them_back_later(apps: list[App]) -> None:
@@ -109,11 +110,11 @@ async def test_even_assignments_stay_as_they_are(
     first, second, third = Events(), Events(), Events()
     everybody = (first, second, third)
     async with working(apps[0], first), working(apps[1], second), working(apps[2], third):
-
-        async def are_even() -> bool:
-            return sorted(map(held, everybody)) == [1, 1, 2]
-
-        await until(are_even, "nobody has two more than another", 20)
+        await until(
+            lambda: sorted(map(held, everybody)) == [1, 1, 2],
+            "nobody has two more than another",
+            20,
+        )
         before = [len(events.of(SubscriptionLeft)) for events in everybody]
         await until_counted(counts, 3)
         assert [len(events.of(SubscriptionLeft)) for events in everybody] == before

@@ -315,11 +315,7 @@ async def test_one_worker_serves_and_another_one_takes_over(
                 ]
             )
             await publish_all(second, range(5, 10))
-
-            async def all_came() -> bool:
-                return len(seen) >= 10
-
-            await until(all_came, "ten events are handled")
+            await until(lambda: len(seen) >= 10, "ten events are handled")
         await first.close()
     await second.close()
     assert [n for _, n in seen] == list(range(10))
@@ -432,15 +428,12 @@ async def test_under_load_no_event_waits_for_the_poll(database: str) -> None:
 
         return app
 
-    async def all_came() -> bool:
-        return seen == {0: 6 * 81, 1: 6 * 81}
-
     apps, events = [serving(0), serving(1)], [Events(), Events()]
     async with working(apps[0], events[0]), working(apps[1], events[1]):
         await asyncio.gather(*(it.wait(SubscriptionTaken) for it in events))
         for quantity in (60, 1, 20):
             await asyncio.gather(*(publish_singly(database, quantity) for _ in range(6)))
-        await until(all_came, "each reader has each event", 20)
+        await until(lambda: seen == {0: 6 * 81, 1: 6 * 81}, "each reader has each event", 20)
     await asyncio.gather(*(app.close() for app in apps))
 
 
@@ -617,12 +610,12 @@ async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
         Running(database, "worker", "killed:app", cwd=tmp_path, env={"CRASHES_AT": str(n)})
         for n in (5, 27)
     ]
-
-    async def are_dead() -> bool:
-        return all(it.process.poll() is not None for it in running)
-
     try:
-        await until(are_dead, "both workers are killed", 30)
+        await until(
+            lambda: all(it.process.poll() is not None for it in running),
+            "both workers are killed",
+            30,
+        )
         assert {it.process.returncode for it in running} == {-signal.SIGKILL}
         with Running(
             database, "worker", "killed:app", cwd=tmp_path, env={"CRASHES_AT": "-1"}
