@@ -174,6 +174,7 @@ async def test_fix_repairs_damage(database: str, connection: Connection) -> None
         assert text in finding.found, fault
         assert finding.advice, fault
         assert finding.fix is not None, fault
+    assert {seen[name].level for name in ("install", "public", "autovacuum")} == {Level.FAIL}
     others = {name for name, it in seen.items() if it.level != before[name].level}
     assert others == checks
     done = [step async for step in apply_fixes(database, seen.values())]
@@ -204,21 +205,30 @@ async def test_rows_archived_without_a_partition_get_one(
     assert await connection.fetchval("select count(*) from notifyq.message_archive_default") == 0
 
 
-async def test_the_trigger_of_grants_is_dropped(database: str, connection: Connection) -> None:
-    await connection.execute("select messages.grant_queue('default', 'notifyq_worker')")
-    await connection.execute("drop trigger admit on messages.message")
-    finding = (await found(database, "install"))["install"]
-    assert finding.found == "missing: trigger admit"
+@pytest.mark.parametrize(
+    ("damage", "check", "text"),
+    [
+        (
+            "select messages.grant_queue('default', 'notifyq_worker'); "
+            "drop trigger admit on messages.message",
+            "install",
+            "missing: trigger admit",
+        ),
+        (
+            "revoke usage on schema messages from notifyq_worker",
+            "grants",
+            "notifyq_worker may not use the schemas",
+        ),
+    ],
+)
+async def test_what_an_init_alone_fixes(
+    database: str, connection: Connection, damage: str, check: str, text: str
+) -> None:
+    await connection.execute(damage)
+    finding = (await found(database, check))[check]
+    assert finding.found == text
     assert [step async for step in apply_fixes(database, [finding])] == ["notifyq init"]
-    assert (await found(database, "install"))["install"].level is Level.OK
-
-
-async def test_a_schema_without_grants(database: str, connection: Connection) -> None:
-    await connection.execute("revoke usage on schema messages from notifyq_worker")
-    finding = (await found(database, "grants"))["grants"]
-    assert finding.found == "notifyq_worker may not use the schemas"
-    assert [step async for step in apply_fixes(database, [finding])] == ["notifyq init"]
-    assert (await found(database, "grants"))["grants"].level is Level.OK
+    assert (await found(database, check))[check].level is Level.OK
 
 
 async def test_a_foreign_function(database: str, connection: Connection) -> None:

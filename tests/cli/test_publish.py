@@ -152,22 +152,18 @@ def test_line_of_many_megabytes_is_a_message_like_any_other(notifyq: Notifyq, qu
     assert all(name in rows[0] for name in ("id", "queue", "state", "available_at", "message"))
 
 
-def test_an_interrupt_ends_a_wait_for_input(shared_database: str, queue: str, count: Count) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_an_interrupt_or_a_kill_ends_a_wait_for_input_and_publishes_nothing(
+    shared_database: str, queue: str, count: Count, number: int, code: int
+) -> None:
     with Running(shared_database, "publish", queue, stdin=subprocess.PIPE) as publishing:
         assert publishing.process.stdin is not None
         publishing.process.stdin.write("1\n" * 100_000)
         publishing.process.stdin.flush()
         # All but what a pipe holds was read, so the command waits, or soon will.
-        assert publishing.stop(signal.SIGINT)[:2] == (130, "")
-    assert count() == 0
-
-
-def test_kill_publishes_nothing(shared_database: str, queue: str, count: Count) -> None:
-    with Running(shared_database, "publish", queue, stdin=subprocess.PIPE) as publishing:
-        assert publishing.process.stdin is not None
-        publishing.process.stdin.write("1\n" * 100_000)
-        publishing.process.stdin.flush()
-        assert publishing.stop(signal.SIGKILL).code == -signal.SIGKILL
+        assert publishing.stop(number)[:2] == (code, "")
     assert count() == 0
 
 

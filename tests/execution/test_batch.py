@@ -41,31 +41,21 @@ async def test_a_call_takes_what_there_is_up_to_its_size(
     assert await statuses(connection, "many") == {"success": 10}
 
 
-async def test_the_first_one_waits_for_others(app: App, events: Events) -> None:
+@pytest.mark.parametrize(("quantity", "batch", "linger"), [(3, 3, 30), (1, 100, 0.02)])
+async def test_the_first_one_waits_for_others_and_not_longer_than_it_lingers(
+    app: App, events: Events, quantity: int, batch: int, linger: float
+) -> None:
     calls: list[list[int]] = []
 
-    @app.handler("many", batch=3, linger=30)
+    @app.handler("many", batch=batch, linger=linger)
     async def many(numbers: list[int]) -> None:
         calls.append(numbers)
 
     async with working(app, events):
-        for number in range(3):
+        for number in range(quantity):
             await many.publish(number)
-        await events.wait(MessageFinished, 3)
-    assert calls == [[0, 1, 2]]
-
-
-async def test_it_does_not_wait_for_longer_than_it_lingers(app: App, events: Events) -> None:
-    calls: list[list[int]] = []
-
-    @app.handler("many", batch=100, linger=0.02)
-    async def many(numbers: list[int]) -> None:
-        calls.append(numbers)
-
-    async with working(app, events):
-        await many.publish(1)
-        await events.wait(MessageFinished)
-    assert calls == [[1]]
+        await events.wait(MessageFinished, quantity)
+    assert calls == [[*range(quantity)]]
 
 
 async def test_each_message_has_an_outcome_of_its_own(

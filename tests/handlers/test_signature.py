@@ -121,18 +121,13 @@ def test_a_handler_takes_the_message_at_any_position() -> None:
     assert register(nothing).takes == ()
 
 
-def test_a_keyword_only_message_is_passed_by_name() -> None:
-    def handle(payload: int, *, message: Message) -> None: ...
+def test_a_message_that_is_keyword_only_or_after_a_default_is_passed_by_name() -> None:
+    def keyword(payload: int, *, message: Message) -> None: ...
 
-    handler = register(handle)
-    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
+    def after(payload: int, limit: int = 5, message: Message = None) -> None: ...  # type: ignore[assignment]
 
-
-def test_a_message_after_a_default_is_passed_by_name() -> None:
-    def handle(payload: int, limit: int = 5, message: Message = None) -> None: ...  # type: ignore[assignment]
-
-    handler = register(handle)
-    assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
+    for handler in map(register, (keyword, after)):
+        assert (handler.takes, handler.names) == (("payload",), (("message", "message"),))
 
 
 def test_parameters_with_defaults_keep_them() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from notify.protocol import INSERT, is_over, suppress, unsuppress, waiting
-from notifyq.server import Server, debian_binaries, wheel_binaries
 from support.database import (
     Connect,
     Connection,
@@ -22,6 +19,7 @@ from support.database import (
     until_blocked,
     value,
 )
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -158,10 +156,12 @@ async def test_a_released_savepoint_keeps_its_share(
     assert await notifications.received()
 
 
-async def test_the_newest_transaction_counts_as_open(
-    worker: Connection, publisher: Connection
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+async def test_the_newest_transaction_counts_as_open_whatever_the_isolation_of_the_worker(
+    worker: Connection, publisher: Connection, isolation: str
 ) -> None:
     """No transaction that began later has ended: a snapshot does not contain it."""
+    await worker.execute(f"set default_transaction_isolation = '{isolation}'")
     assert await suppress(worker, QUEUE) is True
     await publisher.execute(f"begin; {PUBLISH}")
     xid = await unsuppress(worker, QUEUE)
@@ -251,19 +251,6 @@ async def test_a_reader_does_not_count_as_open(worker: Connection, publisher: Co
     await publisher.execute("rollback")
 
 
-@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-async def test_the_isolation_of_the_workers_session_does_not_matter(
-    worker: Connection, publisher: Connection, isolation: str
-) -> None:
-    await worker.execute(f"set default_transaction_isolation = '{isolation}'")
-    assert await suppress(worker, QUEUE) is True
-    await publisher.execute(f"begin; {PUBLISH}")
-    xid = await unsuppress(worker, QUEUE)
-    assert not await is_over(worker, xid)
-    await publisher.execute("commit")
-    assert await is_over(worker, xid)
-
-
 async def test_a_statement_for_two_queues_notifies_the_one_that_is_not_suppressed(
     worker: Connection, publisher: Connection, notifications: Notifications
 ) -> None:
@@ -348,25 +335,11 @@ async def test_wake_all_skips_queues_that_are_paused_or_without_notifications(
 @pytest.fixture
 async def preparing() -> AsyncIterator[str]:
     """Give a database of a server that can prepare transactions, which is off by default."""
-    binaries = debian_binaries() or wheel_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL is installed")
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        # Started by root, the server runs as another user and must be able to enter.
-        Path(folder).chmod(0o711)
-        server = Server(
-            Path(folder) / "server",
-            binaries=binaries,
-            settings={"max_prepared_transactions": "4"},
-            throwaway=True,
-        )
-        try:
-            dsn = server.start()
-            async with session(dsn) as connection:
-                await install(connection)
-            yield dsn
-        finally:
-            server.stop()
+    with kept_server(max_prepared_transactions="4") as server:
+        dsn = server.start()
+        async with session(dsn) as connection:
+            await install(connection)
+        yield dsn
 
 
 async def test_a_prepared_publisher_counts_as_open(preparing: str) -> None:

@@ -278,21 +278,22 @@ def test_errors_are_clear_and_leave_nothing(
     assert not folder.exists()
 
 
-def test_a_lake_from_before_a_restore_is_refused(
-    database: str, session: Connection[Any], folder: Path
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            "update notifyq.origin set epoch = epoch + 1",
+            ForeignPositionError,
+            "from before this database was restored",
+        ),
+        ("delete from notifyq.lake_batch", LakeError, "is newer than its database"),
+    ],
+)
+def test_a_lake_that_does_not_fit_its_database_is_refused(
+    database: str, session: Connection[Any], folder: Path, change: str, error: Any, text: str
 ) -> None:
     archive(session, 10)
     export(database, folder)
-    session.execute("update notifyq.origin set epoch = epoch + 1")
-    with pytest.raises(ForeignPositionError, match="from before this database was restored"):
-        export(database, folder)
-
-
-def test_a_lake_that_is_newer_than_its_database_is_refused(
-    database: str, session: Connection[Any], folder: Path
-) -> None:
-    archive(session, 10)
-    export(database, folder)
-    session.execute("delete from notifyq.lake_batch")
-    with pytest.raises(LakeError, match="is newer than its database"):
+    session.execute(change.encode())
+    with pytest.raises(error, match=text):
         export(database, folder)

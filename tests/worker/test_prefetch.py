@@ -31,11 +31,18 @@ def handle(prefetch: Prefetch, quantity: int, seconds: float) -> None:
         prefetch.handled(seconds)
 
 
-def test_nothing_is_prefetched_before_the_first_measurement(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("handled", "seconds", "after", "quantity"),
+    [(1000, 0.0001, 0.01, 0), (1000, 0.0001, 0.03, 1000), (5000, 10, 10, 0)],
+    ids=["before the first measurement", "at the upper limit", "slow handlers"],
+)
+def test_the_quantity(
+    clock: Clock, handled: int, seconds: float, after: float, quantity: int
+) -> None:
     prefetch = Prefetch()
-    handle(prefetch, 1000, 0.0001)
-    clock.now += 0.01
-    assert prefetch.quantity() == 0
+    handle(prefetch, handled, seconds)
+    clock.now += after
+    assert prefetch.quantity() == quantity
 
 
 def test_a_tenth_of_a_second_of_work_is_prefetched(clock: Clock) -> None:
@@ -45,20 +52,6 @@ def test_a_tenth_of_a_second_of_work_is_prefetched(clock: Clock) -> None:
     assert prefetch.quantity() == 100
     clock.now += 0.01  # too short for another measurement
     assert prefetch.quantity() == 100
-
-
-def test_prefetch_has_an_upper_limit(clock: Clock) -> None:
-    prefetch = Prefetch()
-    handle(prefetch, 1000, 0.0001)
-    clock.now += 0.03
-    assert prefetch.quantity() == 1000
-
-
-def test_nothing_is_prefetched_for_slow_handlers(clock: Clock) -> None:
-    prefetch = Prefetch()
-    handle(prefetch, 5000, 10)
-    clock.now += 10
-    assert prefetch.quantity() == 0
 
 
 def test_the_measurement_ends_when_nothing_is_handled(clock: Clock) -> None:

@@ -133,29 +133,27 @@ async def test_a_refusal_beside_the_messages_harms_none(
             await is_handled(connection, "one", count)
 
 
-@pytest.mark.parametrize("state", [*STATES[4::2], *PASSING[::2]])
-async def test_a_claim_that_is_refused_is_tried_again(
-    echo: App, connection: Connection, state: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with working(echo, poll=0.1):
-        async with refusing(connection, "messages.claim", state):
-            await echo.publish("one", 1)
-            await until(lambda: "refused for a test" in caplog.text, "the refusal is logged")
-        await is_handled(connection, "one", 1)
-
-
-@pytest.mark.parametrize("state", [*STATES[5::2], *PASSING[1::2]])
-async def test_a_batch_that_is_refused_is_fetched_again(
+@pytest.mark.parametrize(
+    ("function", "state"),
+    [
+        *(("messages.claim", state) for state in [*STATES[4::2], *PASSING[::2]]),
+        *(("messages.next_batch", state) for state in [*STATES[5::2], *PASSING[1::2]]),
+    ],
+)
+async def test_a_claim_or_a_fetch_that_is_refused_is_tried_again(
     echo: App,
     seen: list[Any],
     connection: Connection,
+    function: str,
     state: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with working(echo, poll=0.1):
-        async with refusing(connection, "messages.next_batch", state):
+        async with refusing(connection, function, state):
+            await echo.publish("one", 1)
             await echo.publish("news", 1)
             await until(lambda: "refused for a test" in caplog.text, "the refusal is logged")
+        await is_handled(connection, "one", 1)
         await until(lambda: seen == [1], "the event is handled", 30)
 
 

@@ -1,18 +1,17 @@
 """Stopping: what runs may end, what is left goes back at once, and the process does end."""
 
 import asyncio
-import os
 import signal
-import sys
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.programs import Running
 from notifyq import App, Message, Worker
 from notifyq.telemetry import (
     HandlerStuck,
@@ -72,35 +71,23 @@ async def test_a_stop_lets_running_handlers_end_and_claims_no_more(
     assert (stopped.handled, stopped.released) == (3, 0)
 
 
-async def test_after_the_grace_handlers_are_cancelled_and_their_messages_released(
-    app: App, events: Events, connection: Connection
+@pytest.mark.parametrize(("grace", "stops"), [(0.3, 1), (600, 2)])
+async def test_after_the_grace_or_a_second_stop_handlers_are_cancelled_and_messages_released(
+    app: App, events: Events, connection: Connection, grace: float, stops: int
 ) -> None:
     gate = Gate()
     app.handler("q", lock_duration=600)(gate.wait)
     await app.create_queues()
-    began = time.monotonic()
-    async with working(app, events, grace=0.3):
+    async with working(app, events, grace=grace) as worker:
         await publish(connection, 3, "q")
         await gate.until_waiting(3)
         began = time.monotonic()
-    assert 0.3 <= time.monotonic() - began < 5
+        for _ in range(stops):
+            worker.stop()
+        await events.wait(WorkerStopped, seconds=5)
+        assert stops == 2 or time.monotonic() - began >= grace
     assert await live_states(connection) == [("waiting", 0, None)] * 3
     assert events.of(WorkerStopped)[0].released == 3
-
-
-async def test_a_second_stop_does_not_wait_for_the_grace(
-    app: App, events: Events, connection: Connection
-) -> None:
-    gate = Gate()
-    app.handler("q", lock_duration=600)(gate.wait)
-    await app.create_queues()
-    async with working(app, events, grace=600) as worker:
-        await publish(connection, 3, "q")
-        await gate.until_waiting(3)
-        worker.stop()
-        worker.stop()
-        await events.wait(WorkerStopped, seconds=5)
-    assert await live_states(connection) == [("waiting", 0, None)] * 3
 
 
 async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(
@@ -167,8 +154,9 @@ async def test_a_stop_before_the_start_ends_it_at_once(app: App, events: Events)
     assert events.of(MessagesClaimed) == []
 
 
-async def test_a_worker_that_is_cancelled_drains_like_one_that_is_stopped(
-    app: App, events: Events, connection: Connection
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_a_worker_that_is_cancelled_drains_and_at_the_second_time_leaves_nothing_running(
+    app: App, events: Events, connection: Connection, cancels: int
 ) -> None:
     gate = Gate()
     app.handler("q")(gate.wait)
@@ -178,27 +166,15 @@ async def test_a_worker_that_is_cancelled_drains_like_one_that_is_stopped(
     await gate.until_waiting(2)
     task.cancel()
     await events.wait(WorkerStopping)
-    gate.opened.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await statuses(connection) == {"success": 2}
-
-
-async def test_a_worker_that_is_cancelled_twice_leaves_nothing_running(
-    app: App, events: Events, connection: Connection
-) -> None:
-    gate = Gate()
-    app.handler("q")(gate.wait)
-    await app.create_queues()
-    await publish(connection, 2, "q")
-    task = asyncio.create_task(app.work(app.worker(telemetry=events, maintenance=60)))
-    await gate.until_waiting(2)
-    task.cancel()
-    await events.wait(WorkerStopping)
-    task.cancel()
+    if cancels == 2:
+        task.cancel()
+    else:
+        gate.opened.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert len(events.of(WorkerStopped)) == 1  # and the leak guard checks for tasks
+    if cancels == 1:
+        assert await statuses(connection) == {"success": 2}
 
 
 async def test_a_sync_handler_that_is_stuck_is_given_up(
@@ -279,70 +255,26 @@ async def short(seconds: float):
 """
 
 
-class Process:
-    """A worker in a process, and what it prints."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def started(self, quantity: int = 1) -> None:
-        """Wait until so many handlers have begun."""
-        assert self._process.stdout is not None
-        for number in range(quantity):
-            try:
-                async with asyncio.timeout(20):
-                    line = await self._process.stdout.readline()
-            except TimeoutError:
-                raise TimeoutError(f"{number} of {quantity} handlers have begun") from None
-            assert line == b"started\n"
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    async def ended(self, seconds: float = 20) -> int:
-        """Wait for its end and return its exit code."""
-        async with asyncio.timeout(seconds):
-            return await self._process.wait()
-
-
-@asynccontextmanager
-async def process(tmp_path: Path, dsn: str, *options: str) -> AsyncIterator[Process]:
+@contextmanager
+def process(tmp_path: Path, dsn: str, *options: str) -> Iterator[Running]:
     (tmp_path / "handlers.py").write_text(PROGRAM)
-    running = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "notifyq", "worker", "handlers:app", "--log-level", "error", *options),
-        cwd=tmp_path,
-        env=os.environ | {"NOTIFYQ_DSN": dsn},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Process(running)
-    finally:
-        if running.returncode is None:
-            running.kill()
-        await running.wait()
-        running._transport.close()  # type: ignore[attr-defined]
+    command = ("worker", "handlers:app", "--log-level", "error")
+    with Running(dsn, *command, *options, cwd=tmp_path) as worker:
+        yield worker
 
 
-async def create_queues(connection: Connection) -> None:
-    for queue in ("slow", "stuck"):
-        await value(connection, "create_queue", name=queue, lock_duration="10 minutes")
-    await value(
-        connection,
-        "create_queue",
-        name="short",
-        lock_duration="1 second",
-        max_attempts=2,
-        backoff="0",
-    )
+def started(worker: Running, quantity: int = 1) -> None:
+    """Wait until so many handlers have begun."""
+    assert [worker.line() for _ in range(quantity)] == ["started\n"] * quantity
 
 
 @pytest.fixture
 async def queues(connection: Connection) -> None:
-    await connection.set_type_codec(
-        "interval", schema="pg_catalog", encoder=str, decoder=str, format="text"
+    await connection.execute(
+        "select messages.create_queue('slow', lock_duration => '10 minutes'), "
+        "messages.create_queue('stuck', lock_duration => '10 minutes'), "
+        "messages.create_queue('short', lock_duration => '1 s', max_attempts => 2, backoff => '0')"
     )
-    await create_queues(connection)
 
 
 async def send(connection: Connection, queue: str, seconds: float, quantity: int) -> None:
@@ -355,40 +287,30 @@ async def test_a_signal_lets_all_running_handlers_end(
     database: str, connection: Connection, tmp_path: Path, number: signal.Signals
 ) -> None:
     await send(connection, "slow", 1, 50)
-    async with process(tmp_path, database, "-c", "40", "--grace", "20s") as worker:
-        await worker.started(40)
-        worker.send(number)
-        assert await worker.ended() == 0
+    with process(tmp_path, database, "-c", "40", "--grace", "20s") as worker:
+        started(worker, 40)
+        assert worker.stop(number).code == 0
     assert await statuses(connection) == {"success": 40}
     assert await live_states(connection) == [("waiting", 0, None)] * 10
 
 
 @pytest.mark.usefixtures("queues")
-async def test_a_process_ends_soon_after_the_grace_whatever_its_handlers_do(
-    database: str, connection: Connection, tmp_path: Path
+@pytest.mark.parametrize(
+    # Two of a kind could become one on their way.
+    ("grace", "signals"), [("500ms", [signal.SIGTERM]), ("10m", [signal.SIGTERM, signal.SIGINT])]
+)  # fmt: skip
+async def test_a_process_ends_after_its_grace_or_a_second_signal_whatever_its_handlers_do(
+    database: str, connection: Connection, tmp_path: Path, grace: str, signals: list[signal.Signals]
 ) -> None:
     await send(connection, "slow", 600, 3)
     await send(connection, "stuck", 600, 3)
-    async with process(tmp_path, database, "--grace", "500ms") as worker:
-        await worker.started(6)
+    with process(tmp_path, database, "--grace", grace) as worker:
+        started(worker, 6)
         began = time.monotonic()
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 0
-        assert 0.5 <= time.monotonic() - began < 6
-    assert await live_states(connection) == [("waiting", 0, None)] * 6
-
-
-@pytest.mark.usefixtures("queues")
-async def test_a_second_signal_ends_it_at_once(
-    database: str, connection: Connection, tmp_path: Path
-) -> None:
-    await send(connection, "slow", 600, 3)
-    await send(connection, "stuck", 600, 3)
-    async with process(tmp_path, database, "--grace", "10m") as worker:
-        await worker.started(6)
-        worker.send(signal.SIGTERM)
-        worker.send(signal.SIGINT)  # two of a kind could become one on their way
-        assert await worker.ended(6) == 0
+        for number in signals:
+            worker.process.send_signal(number)
+        assert worker.end().code == 0
+        assert (0 if len(signals) == 2 else 0.5) <= time.monotonic() - began < 6
     assert await live_states(connection) == [("waiting", 0, None)] * 6
 
 
@@ -397,10 +319,9 @@ async def test_what_a_killed_worker_held_is_handled_by_another(
     database: str, connection: Connection, tmp_path: Path, app: App, events: Events
 ) -> None:
     await send(connection, "short", 600, 3)
-    async with process(tmp_path, database, "-q", "short") as worker:
-        await worker.started(3)
-        worker.send(signal.SIGKILL)
-        assert await worker.ended() == -signal.SIGKILL
+    with process(tmp_path, database, "-q", "short") as worker:
+        started(worker, 3)
+        assert worker.stop(signal.SIGKILL).code == -signal.SIGKILL
 
         @app.handler("short")
         async def short(message: Message) -> int:
@@ -418,16 +339,15 @@ async def test_a_worker_that_was_frozen_past_its_lock_changes_nothing(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
     await send(connection, "short", 1, 1)
-    async with process(tmp_path, database, "-q", "short", "--grace", "10s") as worker:
-        await worker.started()
-        worker.send(signal.SIGSTOP)
+    with process(tmp_path, database, "-q", "short", "--grace", "10s") as worker:
+        started(worker)
+        worker.process.send_signal(signal.SIGSTOP)
         ids = await connection.fetch("select id from messages.message")
         await expire(connection, *(row[0] for row in ids))
         await value(connection, "reap")
         (claimed,) = await rows(connection, "claim", queues=["short"], worker="thief")
-        worker.send(signal.SIGCONT)
-        worker.send(signal.SIGTERM)
-        assert await worker.ended() == 0
+        worker.process.send_signal(signal.SIGCONT)
+        assert worker.stop(signal.SIGTERM).code == 0
         assert await live_states(connection) == [("locked", 2, "thief")]
         assert await value(connection, "finish", id=claimed["id"], lock_token=claimed["lock_token"])
     assert await statuses(connection) == {"success": 1}

@@ -152,32 +152,18 @@ async def test_a_receipt_counts_for_the_role_that_received(
     assert [await guest.fetchval(forge, position) for position in ("1", "2")] == [1, 1]
 
 
-async def test_a_second_sender_of_the_same_message_waits(
-    connection: Connection, connect: Connect
+@pytest.mark.parametrize(("end", "report"), [("commit", (1, 0, 2)), ("rollback", (3, 0, 0))])
+async def test_a_second_sender_of_the_same_message_waits_and_delivers_what_is_not_there(
+    connection: Connection, connect: Connect, end: str, report: tuple[int, ...]
 ) -> None:
     other, observer = await connect(), await connect()
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     assert await receive(connection, sent("2"), sent("1")) == (2, 0, 0)
     second = asyncio.create_task(receive(other, sent("1"), sent("2"), sent("3")))
     await until_blocked(observer, other)
-    await transaction.commit()
-    assert await second == (1, 0, 2)
+    await connection.execute(end)
+    assert await second == report
     assert len(await live(connection)) == 3
-
-
-async def test_a_second_sender_delivers_what_the_first_rolled_back(
-    connection: Connection, connect: Connect
-) -> None:
-    other, observer = await connect(), await connect()
-    transaction = connection.transaction()
-    await transaction.start()
-    await receive(connection, sent("1"))
-    second = asyncio.create_task(receive(other, sent("1")))
-    await until_blocked(observer, other)
-    await transaction.rollback()
-    assert await second == (1, 0, 0)
-    assert len(await live(connection)) == 1
 
 
 async def test_maintenance_deletes_old_receipts(connection: Connection) -> None:
