@@ -304,10 +304,11 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 @pytest.fixture
-def mortal_server() -> Iterator[Server]:
-    """Give a server of the test's own that keeps data and port when it is stopped and started."""
+async def mortal_server() -> AsyncIterator[Server]:
+    """Give a server with the schema that keeps data and port when it is stopped and started."""
     with kept_server() as server:
-        server.start()
+        async with session(await asyncio.to_thread(server.start)) as connection:
+            await install(connection)
         yield server
 
 

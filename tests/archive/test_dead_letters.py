@@ -17,7 +17,7 @@ from notifyq.database.pool import Database
 from notifyq.errors import AccessDeniedError, DatabaseError, SchemaMissingError
 from notifyq.server import Server
 from notifyq.telemetry import ListenerConnected, ListenerLost
-from support.database import Connect, Connection, install, publish, rows, session, until, value
+from support.database import Connect, Connection, let_fail, session, until, value
 from support.refusing import LIMITED, OF_ALL, refusing
 from support.running import Events
 
@@ -61,17 +61,6 @@ class Follower:
                 await self._news.wait()
 
 
-async def kill(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
-    """Publish messages and archive them as failed."""
-    await publish(connection, quantity, queue)
-    found = await rows(connection, "claim", queues=[queue], quantity=quantity)
-    for row in found:
-        await value(
-            connection, "finish", id=row["id"], lock_token=row["lock_token"], status="failed"
-        )
-    return [row["id"] for row in found]
-
-
 async def test_a_full_notification_queue_does_not_end_it(
     app: App, events: Events, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +76,7 @@ async def test_a_full_notification_queue_does_not_end_it(
     monkeypatch.setattr(app.database, "value", refuse_one)
     async with Follower(app.database, events) as follower:
         await refused.wait()
-        dead = await kill(connection, 2)
+        dead = await let_fail(connection, 2)
         await follower.until(2)
     assert follower.ids == dead
 
@@ -95,11 +84,11 @@ async def test_a_full_notification_queue_does_not_end_it(
 async def test_a_notification_delivers_dead_messages(
     app: App, events: Events, connection: Connection
 ) -> None:
-    await kill(connection, 3)  # before it begins
+    await let_fail(connection, 3)  # before it begins
     async with Follower(app.database, events) as follower:
-        dead = await kill(connection, 3)
+        dead = await let_fail(connection, 3)
         await follower.until(3)
-        dead += await kill(connection, 2)
+        dead += await let_fail(connection, 2)
         await follower.until(5)
     assert follower.ids == dead
 
@@ -108,10 +97,10 @@ async def test_it_continues_from_its_position(
     app: App, events: Events, connection: Connection
 ) -> None:
     async with Follower(app.database, events) as follower:
-        dead = await kill(connection, 2)
+        dead = await let_fail(connection, 2)
         await follower.until(2)
     assert follower.seen is not None
-    missed = await kill(connection, 3)
+    missed = await let_fail(connection, 3)
     async with Follower(app.database, events, seen=follower.seen) as again:
         await again.until(3)
     assert (follower.ids, again.ids) == (dead, missed)
@@ -124,8 +113,8 @@ async def test_a_message_that_is_committed_late_is_not_missed(
     async with Follower(app.database, events) as follower:
         late = other.transaction()
         await late.start()
-        first = await kill(other, 1)
-        second = await kill(connection, 1)
+        first = await let_fail(other, 1)
+        second = await let_fail(connection, 1)
         await follower.until(1)
         assert follower.ids == second
         await late.commit()
@@ -137,8 +126,8 @@ async def test_a_message_that_is_committed_late_is_not_missed(
 async def test_one_queue_may_be_followed(app: App, events: Events, connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
     async with Follower(app.database, events, queue="other") as follower:
-        await kill(connection, 2)
-        dead = await kill(connection, 2, "other")
+        await let_fail(connection, 2)
+        dead = await let_fail(connection, 2, "other")
         await follower.until(2)
     assert follower.ids == dead
 
@@ -148,14 +137,14 @@ async def test_messages_that_failed_during_a_lost_session_are_delivered_after_it
 ) -> None:
     async with Follower(app.database, events) as follower:
         async with connection.transaction():
-            dead = await kill(connection, 2)
+            dead = await let_fail(connection, 2)
             await connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where application_name = 'notifyq dead watch' and datname = current_database()"
             )
         await follower.until(2)
         await events.wait(ListenerConnected, again=True)
-        dead += await kill(connection, 1)
+        dead += await let_fail(connection, 1)
         await follower.until(3)
     assert follower.ids == dead
 
@@ -165,20 +154,18 @@ async def test_a_restart_of_the_server_misses_nothing_and_repeats_nothing(
     mortal_server: Server, events: Events
 ) -> None:
     database = Database(mortal_server.dsn, settings=DatabaseSettings.load(retry_for=60))
-    async with session(mortal_server.dsn) as connection:
-        await install(connection)
     async with database, Follower(database, events) as follower:
         async with session(mortal_server.dsn) as connection:
-            dead = await kill(connection, 3)
+            dead = await let_fail(connection, 3)
         await follower.until(3)
         await asyncio.to_thread(mortal_server.stop, force=True)
         await events.wait(ListenerLost)
         await asyncio.to_thread(mortal_server.start)
         async with session(mortal_server.dsn) as connection:
-            dead += await kill(connection, 3)
+            dead += await let_fail(connection, 3)
         await follower.until(6, 40)
         async with session(mortal_server.dsn) as connection:
-            dead += await kill(connection, 1)
+            dead += await let_fail(connection, 1)
         await follower.until(7)
         assert follower.ids == dead
         assert len(await Archive(database).dead()) == 7
@@ -192,7 +179,7 @@ async def test_a_refused_read_is_repeated(
     async with Database(database) as ours, Follower(ours, Events(), poll=0.1) as follower:
         async with refusing(connection, CALLS[0], state):
             await until(lambda: "refused for a test" in caplog.text, "the refusal is logged", 30)
-            dead = await kill(connection, 2)
+            dead = await let_fail(connection, 2)
         await follower.until(2)
     assert sorted(follower.ids) == sorted(dead)
     errors = [it for it in caplog.records if it.levelno >= logging.ERROR]

@@ -22,7 +22,7 @@ from notifyq.telemetry import (
     ProcedureFailed,
     TelemetryEvent,
 )
-from support.database import install, session, until
+from support.database import session, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -188,7 +188,6 @@ async def test_a_stop_does_not_wait_for_a_server_that_is_away(
     mortal_server: Server,
 ) -> None:
     async with session(mortal_server.dsn) as there:
-        await install(there)
         await prepare(there, "s")
         await register(there, "p")
     events: list[TelemetryEvent] = []

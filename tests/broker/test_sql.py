@@ -19,12 +19,11 @@ from broker.procedures import (
     until_seen,
 )
 from notifyq.errors import InvalidArgumentError
-from support.database import terminate, until
+from support.database import until
 
 if TYPE_CHECKING:
     from support.database import Connect, Connection
 
-DYING = "if messages.dequeue(null::text) = 'die' then perform pg_terminate_backend(pg_backend_pid()); perform pg_sleep(5); end if;"  # noqa: E501
 BREAKS = "if messages.dequeue(null::text) = 'bad' then raise exception 'it is bad'; end if;"
 
 
@@ -81,55 +80,6 @@ async def test_unsubscribe_and_drop_stream_unregister(app: Connection) -> None:
     await register(app, "b")
     await app.execute("select messages.drop_stream('s', true)")
     assert await app.fetchval("select count(*) from messages.subscriber_procedure") == 0
-
-
-async def test_effects_and_position_are_committed_together(
-    app: Connection, connect: Connect
-) -> None:
-    """A session that is lost in a batch leaves nothing of it, and the next one sees all of it."""
-    await register(app, "slow", "perform pg_advisory_xact_lock(1);")
-    await send(app, "1", "2", "3")
-    await app.execute("select pg_advisory_lock(1)")
-    broker = await connect()
-    running = asyncio.create_task(drain(broker))
-    await until(
-        lambda: app.fetchval("select count(*) from pg_locks where not granted and objid = 1"),
-        "the procedure is called",
-    )
-    await terminate(app, broker)
-    await app.execute("select pg_advisory_unlock(1)")
-    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
-        await running
-    assert await seen(app) == []
-    await drain(await connect())
-    assert await seen(app) == ["1", "2", "3"]
-
-
-async def test_an_event_that_always_ends_the_session_is_dead(
-    app: Connection, connect: Connect
-) -> None:
-    await register(app, "dying", DYING)
-    await register(app, "other")
-    await send(app, "1", "die", "2")
-    lost = 0
-    while True:
-        try:
-            await drain(await connect())
-            break
-        except (asyncpg.PostgresError, asyncpg.InterfaceError):
-            lost += 1
-            assert lost < 10
-    assert lost == 3
-    assert await seen(app, "dying") == ["1", "2"]
-    assert await seen(app, "other") == ["1", "die", "2"]
-    [dead] = await app.fetch("select subscriber, message, details from messages.dead_message")
-    assert (dead["subscriber"], dead["message"]) == ("dying", "die")
-    assert "the session ended each time that app.dying was called" in dead["details"]
-    [row] = await app.fetch(
-        "select handled, failed, batch from messages.subscriber_procedure "
-        "where subscriber = 'dying'"
-    )
-    assert tuple(row) == (2, 1, None)
 
 
 async def test_an_event_that_fails_at_the_commit_is_found_and_dead(
@@ -312,12 +262,6 @@ async def test_stop_broker_frees_the_lock_that_a_cancelled_call_left(
     await until(left.is_closed, "the client sees that its session was ended")
     assert not await is_running(app)
     assert not await drain(await connect())
-
-
-async def test_without_pg_cron_a_start_fails_with_advice(app: Connection) -> None:
-    with pytest.raises(asyncpg.FeatureNotSupportedError, match="pg_cron does not serve") as error:
-        await app.execute("select messages.start_broker()")
-    assert "notifyq broker" in str(error.value.hint)
 
 
 async def test_events_of_any_json_are_read_as_values(app: Connection) -> None:

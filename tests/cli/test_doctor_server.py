@@ -56,6 +56,13 @@ async def until_well(dsn: str, check: str) -> None:
     await until(is_well, f"{check} is well")
 
 
+async def until_found(dsn: str, check: str, text: str) -> None:
+    async def is_found() -> bool:
+        return text in (await examine(dsn, check)).found
+
+    await until(is_found, f"{check} has found {text}")
+
+
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[Server]:
     """Give a server for faults of a whole server, the wheel's if it is installed.
@@ -162,11 +169,7 @@ async def test_a_server_that_may_lose_committed_data(own: str) -> None:
         await connection.execute("alter database notifyq set synchronous_commit = off")
         await connection.execute("alter system set full_page_writes = off")
         await connection.execute("select pg_reload_conf()")
-
-    async def is_seen() -> bool:
-        return "full_page_writes" in (await examine(own, "durability")).found
-
-    await until(is_seen, "the server has read its settings")
+    await until_found(own, "durability", "full_page_writes")
     finding = await examine(own, "durability")
     assert finding.level is Level.WARN
     for name in ("fsync", "full_page_writes", "synchronous_commit"):
@@ -199,11 +202,7 @@ async def test_a_server_without_autovacuum(own: str) -> None:
         for name in ("autovacuum", "track_counts"):
             await connection.execute(f"alter system set {name} = off")
         await connection.execute("select pg_reload_conf()")
-
-    async def is_seen() -> bool:
-        return "autovacuum and track_counts off" in (await examine(own, "autovacuum")).found
-
-    await until(is_seen, "the server has read its settings")
+    await until_found(own, "autovacuum", "autovacuum and track_counts off")
     finding = await examine(own, "autovacuum")
     assert finding.level is Level.FAIL
     await obey(own, finding)
@@ -348,11 +347,7 @@ async def test_a_restore_without_statistics(own: str, monkeypatch: pytest.Monkey
         await connection.execute(
             "select messages.publish_many('default', array_fill('1'::jsonb, '{20}'))"
         )
-
-    async def is_seen() -> bool:
-        return "without statistics" in (await examine(own, "autovacuum")).found
-
-    await until(is_seen, "the server has counted")
+    await until_found(own, "autovacuum", "without statistics")
     finding = await examine(own, "autovacuum")
     assert finding.level is Level.WARN
     assert [step async for step in apply_fixes(own, [finding])] == ["analyze messages.message"]

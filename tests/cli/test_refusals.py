@@ -85,36 +85,6 @@ def test_database_that_does_not_exist(anywhere: Notifyq, server: str) -> None:
         assert 'database "no_such_database" does not exist: create it, or correct' in line
 
 
-@pytest.mark.parametrize(
-    "dsn",
-    [
-        "nonsense",
-        "mysql://me:s3cr3t@h/x",
-        "postgresql://me:s3cr3t@h:port/x",
-        "postgresql://me:s3cr3t@h:99999/x",
-        "postgresql://[::1/x",
-        "postgresql://me:s3cr3t@127.0.0.1/x?sslmode=perhaps",
-        "postgresql://me:s3cr3t@no.such.host.invalid/x",
-        "postgresql:///x?host=/no/such/folder",
-        "postgresql://127.0.0.1:1/x?password=s3cr3t",
-        "host=h user=me password=s3cr3t",
-    ],
-)
-def test_address_that_cannot_be_used(anywhere: Notifyq, dsn: str) -> None:
-    assert "s3cr3t" not in anywhere.refused("ping", env={"NOTIFYQ_DSN": dsn})
-
-
-@pytest.mark.parametrize(
-    "dsn",
-    [
-        "postgresql://me:s3cr3t/half@h/x",
-        "postgresql://me:s3cr3t#half@h/x",
-    ],
-)
-def test_address_with_its_password_elsewhere(anywhere: Notifyq, dsn: str) -> None:
-    assert "s3cr3t" not in anywhere.refused("ping", env={"NOTIFYQ_DSN": dsn})
-
-
 def test_option_of_the_address_that_the_server_does_not_know(
     anywhere: Notifyq, shared_database: str
 ) -> None:

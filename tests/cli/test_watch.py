@@ -5,40 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cli.programs import Running
-from notifyq.server import Server, debian_binaries, wheel_binaries
-from support.database import install, open_session, session, until
+from support.database import let_fail, open_session, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from cli.programs import Notifyq
-    from support.database import Connect, Connection
+    from notifyq.server import Server
+    from support.database import Connect, Connection, let_fail
 
 LISTENS = "listening, in session"
-
-
-async def kill(connection: Connection, quantity: int = 1, queue: str = "default") -> list[int]:
-    """Let messages die and return their ids."""
-    await connection.fetch(
-        "select messages.publish_many($1, array(select to_jsonb(n) from generate_series(1, $2) n))",
-        queue,
-        quantity,
-    )
-    rows = await connection.fetch(
-        "select c.id, messages.finish(c.id, c.lock_token, 'failed', E'no\\ngood') "
-        "from messages.claim(array[$1], $2) as c",
-        queue,
-        quantity,
-    )
-    return sorted(row["id"] for row in rows)
 
 
 def watch(database: str, *args: str | Path) -> Running:
@@ -55,9 +36,9 @@ async def test_message_is_printed_as_soon_as_it_is_dead(
     database: str, connection: Connection
 ) -> None:
     with watch(database) as watching:
-        (first,) = await kill(connection)
+        (first,) = await let_fail(connection, details="no\ngood")
         assert f" default {first} failed: no\n" in watching.line()
-        (second,) = await kill(connection)
+        (second,) = await let_fail(connection, details="no\ngood")
         assert f" default {second} failed: no\n" in watching.line()
         assert watching.stop(signal.SIGTERM)[:2] == (0, "")
 
@@ -67,8 +48,8 @@ async def test_only_messages_of_the_given_queue_are_printed(
 ) -> None:
     await connection.fetchval("select messages.create_queue('other')")
     with watch(database, "--queue", "other", "--json") as watching:
-        await kill(connection)
-        expected = await kill(connection, queue="other")
+        await let_fail(connection)
+        expected = await let_fail(connection, queue="other")
         assert ids(watching, 1) == expected
         result = watching.stop(signal.SIGINT)
         assert (result.code, result.out) == (0, "")
@@ -81,8 +62,8 @@ async def test_message_that_commits_late_is_not_missed(
     with watch(database, "--json") as watching:
         open_transaction = late.transaction()
         await open_transaction.start()
-        behind = await kill(late)
-        later = await kill(connection, 3)
+        behind = await let_fail(late)
+        later = await let_fail(connection, 3)
         assert min(later) > min(behind)
         assert ids(watching, 3) == later
         await open_transaction.commit()
@@ -94,14 +75,14 @@ async def test_a_watch_continues_after_a_kill(
 ) -> None:
     state = tmp_path / "state"
     with watch(database, "--json", "--state", state) as watching:
-        first = await kill(connection, 2)
+        first = await let_fail(connection, 2)
         assert ids(watching, 2) == first
         assert watching.stop(signal.SIGTERM).code == 0
-    missed = await kill(connection, 2)
+    missed = await let_fail(connection, 2)
     with watch(database, "--json", "--state", state) as watching:
         assert ids(watching, 2) == missed
         assert watching.stop(signal.SIGKILL).code == -signal.SIGKILL
-    third = await kill(connection)
+    third = await let_fail(connection)
     with watch(database, "--json", "--state", state) as watching:
         found = ids(watching, 1)
         # What was printed just before the kill may come again; nothing is left out.
@@ -116,13 +97,13 @@ async def test_command_gets_each_message_on_its_input(
 ) -> None:
     command = f"cat >> {tmp_path}/got; echo received"
     with watch(database, "--exec", command, "--state", tmp_path / "state") as watching:
-        expected = await kill(connection, 3)
+        expected = await let_fail(connection, 3, details="no\ngood")
         assert [watching.line() for _ in range(3)] == ["received\n"] * 3
         assert watching.stop(signal.SIGTERM).code == 0
     rows = [json.loads(line) for line in (tmp_path / "got").read_text().splitlines()]
     assert [row["id"] for row in rows] == expected
     assert rows[0]["details"] == "no\ngood"
-    assert rows[0]["message"] == 1
+    assert rows[0]["message"] == 0
 
 
 async def test_a_failed_command_gets_only_its_message_again(
@@ -132,14 +113,14 @@ async def test_a_failed_command_gets_only_its_message_again(
     failing = f"cat >> {tmp_path}/got; test $(wc -l < {tmp_path}/got) -ne 3"
     with watch(database, "--exec", failing, "--state", state) as watching:
         async with connection.transaction():  # all in one batch
-            expected = await kill(connection, 5)
+            expected = await let_fail(connection, 5)
         result = watching.end()
     assert result.code == 1
     last = result.err.splitlines()[-1]
     assert last.startswith(f"notifyq: the command for dead message {expected[2]} ended with")
     assert "Traceback" not in result.err
     with watch(database, "--exec", failing, "--state", state) as watching:
-        late = await kill(connection)
+        late = await let_fail(connection)
         await until(
             lambda: len((tmp_path / "got").read_text().splitlines()) == 7,
             "the message that failed, two more, and a new one came",
@@ -157,7 +138,7 @@ async def test_the_end_of_a_command_is_reported(
     database: str, connection: Connection, command: str, how: str
 ) -> None:
     with watch(database, "--exec", command) as watching:
-        (dead,) = await kill(connection)
+        (dead,) = await let_fail(connection)
         result = watching.end()
     assert result.code == 1
     assert f"notifyq: the command for dead message {dead} {how}" in result.err
@@ -166,7 +147,7 @@ async def test_the_end_of_a_command_is_reported(
 async def test_command_need_not_read_its_input(database: str, connection: Connection) -> None:
     with watch(database, "--exec", "exec 0<&-; echo called") as watching:
         for _ in range(3):
-            await kill(connection, 5)
+            await let_fail(connection, 5)
             assert [watching.line() for _ in range(5)] == ["called\n"] * 5
         assert watching.stop(signal.SIGTERM).code == 0
 
@@ -179,7 +160,7 @@ async def test_a_running_command_is_not_interrupted(
         database, "--exec", f"echo began; cat {gate} >/dev/null; echo ended", "--state", state
     ) as watching:
         os.mkfifo(gate)
-        (dead,) = await kill(connection)
+        (dead,) = await let_fail(connection)
         assert watching.line() == "began\n"
         watching.process.send_signal(signal.SIGTERM)
         with gate.open("w"):
@@ -200,7 +181,7 @@ async def test_second_signal_ends_the_command_too(
         "--state",
         state,
     ) as watching:
-        await kill(connection)
+        await let_fail(connection)
         assert watching.line() == "began\n"
         watching.process.send_signal(signal.SIGTERM)
         watching.process.send_signal(signal.SIGINT)
@@ -233,17 +214,17 @@ async def test_since_begins_at_an_instant_and_continues(
 ) -> None:
     state = tmp_path / "state"
     state.write_text('{"position": "1:2:3:4/1:2:"}\n')
-    await kill(connection, 2)
+    await let_fail(connection, 2)
     since = await connection.fetchval("select clock_timestamp()")
-    dead = await kill(connection, 2)
+    dead = await let_fail(connection, 2)
     with watch(database, "--json", "--state", state, "--since", since.isoformat()) as watching:
         assert ids(watching, 2) == dead
-        dead = await kill(connection)
+        dead = await let_fail(connection)
         assert ids(watching, 1) == dead
         assert watching.stop(signal.SIGTERM).out == ""
     with watch(database, "--json", "--state", state) as watching:
         # Unless it was stopped in between, it has noted the last one, too.
-        later = await kill(connection)
+        later = await let_fail(connection)
         found = ids(watching, 1)
         assert (found if found == later else ids(watching, 1)) == later
         assert watching.stop(signal.SIGTERM).out == ""
@@ -277,41 +258,22 @@ async def test_a_state_of_another_watch_or_in_a_missing_folder(
         assert why in notifyq.refused("dead", "watch", "--state", str(path))
 
 
-@pytest.fixture
-async def own_server() -> AsyncIterator[Server]:
-    """Give a server with the schema that the test may stop; it keeps its port."""
-    with socket.socket() as free, tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        Path(folder).chmod(0o711)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        server = Server(
-            Path(folder) / "server",
-            binaries=debian_binaries() or wheel_binaries(),
-            settings={"port": str(port)},
-        )
-        try:
-            async with session(server.start()) as connection:
-                await install(connection)
-            yield server
-        finally:
-            server.stop()
-
-
-async def test_a_watch_survives_a_restart_of_the_server(own_server: Server, tmp_path: Path) -> None:
-    dsn = own_server.dsn
+async def test_a_watch_survives_a_restart_of_the_server(
+    mortal_server: Server, tmp_path: Path
+) -> None:
+    dsn = mortal_server.dsn
     with watch(dsn, "--json", "--state", tmp_path / "state") as watching:
         connection = await open_session(dsn)
-        before = await kill(connection)
+        before = await let_fail(connection)
         assert ids(watching, 1) == before
         await connection.close()
-        own_server.stop()
-        own_server.start()
+        mortal_server.stop()
+        mortal_server.start()
         connection = await open_session(dsn)
-        expected = await kill(connection, 2)
+        expected = await let_fail(connection, 2)
         assert ids(watching, 2) == expected
         watching.logged(", again")
-        found = await kill(connection)
+        found = await let_fail(connection)
         assert ids(watching, 1) == found
         await connection.close()
         result = watching.stop(signal.SIGTERM)

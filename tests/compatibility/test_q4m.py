@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -26,6 +27,7 @@ from support.database import (
     rows,
     terminate,
     until,
+    until_blocked,
     value,
 )
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from compatibility.conftest import Mortal
 
 NOTHING = timedelta(0)
+until_waiting = partial(until_blocked, event="PgSleep")
+"""Wait until each session sleeps between two polls."""
 
 
 async def wait(
@@ -63,20 +67,6 @@ async def owned(connection: Connection) -> int | None:
 async def create(connection: Connection, *queues: str) -> None:
     for queue in queues:
         await value(connection, "create_queue", name=queue)
-
-
-async def until_waiting(observer: Connection, *sessions: Connection) -> None:
-    """Wait until each session sleeps between two polls."""
-    pids = [session.get_server_pid() for session in sessions]
-
-    async def all_sleep() -> bool:
-        asleep = await observer.fetchval(
-            "select count(*) from pg_stat_activity where pid = any ($1) and wait_event = 'PgSleep'",
-            pids,
-        )
-        return bool(asleep == len(pids))
-
-    await until(all_sleep, f"sessions {pids} wait")
 
 
 async def test_m1_an_insert_sends_and_the_table_can_be_read_in_its_order(

@@ -495,9 +495,10 @@ async def status(app: Connection) -> asyncpg.Record:
 
 
 async def test_h24_without_pg_cron_a_start_is_an_error(app: Connection) -> None:
-    with pytest.raises(asyncpg.FeatureNotSupportedError) as error:
+    with pytest.raises(asyncpg.FeatureNotSupportedError, match="pg_cron does not serve") as error:
         await app.execute("select messages.start_broker()")
     assert error.value.sqlstate == "0A000"
+    assert "notifyq broker" in str(error.value.hint)
     assert not await is_running(app)
 
 
@@ -629,6 +630,13 @@ async def test_h27_events_are_delivered_after_a_procedure_has_ended_its_session(
     await drain(app)
     assert await seen(app, "a") == ["die", "x"]
     assert await seen(app, "deadly") == ["x"]
+    [dead] = await app.fetch("select subscriber, message, details from messages.dead_message")
+    assert (dead["subscriber"], dead["message"]) == ("deadly", "die")
+    assert "the session ended each time that app.deadly was called" in dead["details"]
+    row = await one_row(app, "select * from messages.subscriber_procedure where failed > 0")
+    assert (row["subscriber"], row["handled"], row["failed"], row["batch"]) == (
+        "deadly", 1, 1, None,
+    )  # fmt: skip
 
 
 async def test_h27_a_broker_is_back_after_the_end_of_its_session(

@@ -8,15 +8,11 @@ import pytest
 from support.database import (
     Connect,
     Connection,
-    archived,
-    expire,
-    live,
     make_due,
     open_session,
     publish,
     rows,
     session,
-    value,
 )
 
 
@@ -46,26 +42,6 @@ async def test_many_claimers_share_a_backlog_without_loss_or_doubles(
     left = await claim_ids(connection, 10_000)
     claimed = [id_ for share in (*shares, left) for id_ in share]
     assert sorted(claimed) == sorted([*ids, *later])
-
-
-@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
-async def test_a_zombie_cannot_touch_the_lock_of_its_successor(
-    connection: Connection, connect: Connect, function: str
-) -> None:
-    zombie, thief = await connect(), await connect()
-    await value(connection, "alter_queue", name="default", max_attempts=3)
-    (id_,) = await publish(connection, 1)
-    (lost,) = await rows(zombie, "claim", worker="zombie")
-    await expire(connection, id_)
-    assert await value(connection, "reap") == 1
-    await make_due(connection, id_)
-    (held,) = await rows(thief, "claim", worker="thief")
-    assert held["lock_token"] > lost["lock_token"]
-
-    assert not await value(zombie, function, id=id_, lock_token=lost["lock_token"])
-    assert await live(connection, id_) == held
-    assert await archived(connection, id_) == []
-    assert await value(thief, function, id=id_, lock_token=held["lock_token"])
 
 
 @pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])

@@ -19,7 +19,6 @@ from notifyq.relay import (
     RelayStarted,
     StreamRelay,
 )
-from notifyq.schema import install
 from relay.relaying import drained, fill, payloads, relaying
 from support.database import open_session, session, until, until_equal
 from support.running import Events, statuses
@@ -85,8 +84,6 @@ async def test_both_servers_are_restarted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with session(mortal_server.dsn) as there:
-        await install(there)
     events = Events()
     async with relaying(database, mortal_server.dsn, events=events, hold=0.2, batch=5):
         await fill(connection, 1, 20)
@@ -120,7 +117,6 @@ async def test_a_stop_does_not_wait_for_a_source_that_is_away(
     of_stream: bool,
 ) -> None:
     async with session(mortal_server.dsn) as here:
-        await install(here)
         await here.execute("select messages.create_stream('s'), messages.subscribe('s', 'a')")
     source, target, events = Database(mortal_server.dsn), Database(database), Events()
     given: dict[str, Any] = {"settings": RelaySettings.load(poll=0.1), "telemetry": events}
@@ -157,8 +153,6 @@ async def test_a_relay_of_a_stream_stops_while_its_target_is_away(
     connection: Connection,
     mortal_server: Server,
 ) -> None:
-    async with session(mortal_server.dsn) as there:
-        await install(there)
     await connection.execute("select messages.create_stream('s'), messages.subscribe('s', 'a')")
     events = Events()
     made = StreamRelay(

@@ -1,9 +1,8 @@
 """Installing is idempotent, an incomplete install is reported, and objects are in their schema."""
 
-import asyncpg
 import pytest
 
-from notifyq.errors import IncompleteInstallError, OutdatedSchemaError
+from notifyq.errors import IncompleteInstallError
 from support.database import INIT_FILES, Connection, catalog_lines, install, open_session, session
 
 CHECK = [file for file in INIT_FILES if file.name.startswith("99_")]
@@ -30,34 +29,6 @@ OUTSIDE = """
     union all
     select 'event trigger ' || e.evtname from pg_event_trigger as e
 """
-
-
-async def test_installing_twice_leaves_the_same_catalog_and_the_same_rows(
-    connection: Connection,
-) -> None:
-    async def data() -> list[asyncpg.Record]:
-        return [
-            *await connection.fetch("select * from notifyq.schema_version"),
-            *await connection.fetch("select * from messages.queue"),
-        ]
-
-    before = (await catalog_lines(connection), await data())
-    assert len(before[0]) > 200
-    await install(connection)
-    assert (await catalog_lines(connection), await data()) == before
-
-
-async def test_installing_again_keeps_messages_and_policies(connection: Connection) -> None:
-    await connection.execute("""
-        select messages.alter_queue('default', max_attempts => 9);
-        select messages.publish('default', '1');
-        select messages.claim();
-    """)
-    rows = "select m::text, q::text from messages.message as m, messages.queue as q"
-    before = await connection.fetch(rows)
-    await install(connection)
-    assert await connection.fetch(rows) == before
-    assert len(before) == 1
 
 
 async def test_installing_in_one_transaction_gives_the_same_catalog(
@@ -108,20 +79,6 @@ async def test_an_install_touches_nothing_outside_its_schema(
     async with session(empty_database) as other:
         await install(other)
         assert [row[0] for row in await other.fetch(OUTSIDE)] == []
-
-
-async def test_the_version_is_recorded(connection: Connection) -> None:
-    recorded = await connection.fetch("select version from notifyq.schema_version")
-    assert [row["version"] for row in recorded] == [
-        await connection.fetchval("select messages.version()")
-    ]
-
-
-async def test_installing_over_an_older_schema_is_refused(connection: Connection) -> None:
-    await connection.execute("update notifyq.schema_version set version = 0")
-    with pytest.raises(OutdatedSchemaError, match="version 0") as caught:
-        await install(connection)
-    assert "notifyq migrate" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

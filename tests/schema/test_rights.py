@@ -458,37 +458,3 @@ async def test_every_public_function_is_tested(connection: Connection) -> None:
     tried = "\n".join(ALL)
     untried = [row[0] for row in public if f"{row[0]}(" not in tried]
     assert sorted(untried) == ["messages.version", "notifyq.oldest_client"]
-
-
-async def test_a_publisher_and_a_worker_do_all_of_their_work_without_any_other_right(
-    connection: Connection, connect: Connect
-) -> None:
-    publisher, worker = await connect(), await connect()
-    await publisher.execute("set role notifyq_publisher")
-    await worker.execute("set role notifyq_worker")
-    id_ = await publisher.fetchval("select messages.publish('default', '1')")
-    await publisher.execute("insert into messages.message (message) values ('2')")
-    (first, second) = await worker.fetch("select * from messages.claim(quantity => 2)")
-    assert first["id"] == id_
-    for message, status in ((first, "success"), (second, "failed")):
-        assert await worker.fetchval(
-            "select messages.finish($1, $2, $3)", message["id"], message["lock_token"], status
-        )
-    assert await connection.fetchval("select count(*) from messages.message_archive") == 2
-
-
-async def test_a_table_of_the_caller_cannot_replace_one_of_the_schema(
-    connection: Connection, guest: Connection
-) -> None:
-    await publish(connection, 1)
-    await guest.execute("""
-        set role notifyq_worker;
-        create temporary table message (id bigint);
-        create temporary table queue (name text);
-        create function pg_temp.clock_timestamp() returns timestamptz language sql
-          as $$ select 'infinity'::timestamptz $$;
-        set search_path = pg_temp, messages, pg_catalog;
-    """)
-    (message,) = await guest.fetch("select * from messages.claim()")
-    assert message["locked_at"] < await connection.fetchval("select pg_catalog.clock_timestamp()")
-    assert await guest.fetchval("select messages.finish($1, $2)", message["id"], 1)

@@ -8,12 +8,11 @@ import pytest
 
 from notifyq import schema
 from notifyq.dsn import with_database
-from notifyq.server import Server, debian_binaries, wheel_binaries
 from support.database import Connection, install, session
+from support.servers import kept_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OWNERS = """
     select distinct o.owner::regrole::text from (
@@ -29,20 +28,10 @@ OWNERS = """
 
 
 @pytest.fixture
-def bare_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bare_server() -> Iterator[str]:
     """Give the DSN of a server without any role of notifyq."""
-    folder: Path = tmp_path_factory.mktemp("bare")
-    for parent in (folder, *folder.parents):
-        if parent.name.startswith(("bare", "popen-", "pytest-")):  # popen-: of parallel tests
-            parent.chmod(0o711)
-    binaries = debian_binaries() or wheel_binaries()
-    if binaries is None:
-        pytest.skip("no PostgreSQL is installed")
-    server = Server(folder / "server", binaries=binaries, throwaway=True)
-    try:
+    with kept_server() as server:
         yield server.start()
-    finally:
-        server.stop()
 
 
 async def owners(connection: Connection) -> list[str]:

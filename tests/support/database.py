@@ -102,15 +102,16 @@ async def until_equal(
         raise TimeoutError(f"{error}, but {found}") from None
 
 
-async def until_blocked(observer: Connection, *blocked: Connection) -> None:
-    """Wait until each of these sessions waits for a lock."""
+async def until_blocked(observer: Connection, *blocked: Connection, event: str = "Lock") -> None:
+    """Wait until each of these sessions waits for a lock, or for another event or its type."""
     pids = [connection.get_server_pid() for connection in blocked]
 
     async def all_wait() -> bool:
         waiting = await observer.fetchval(
             "select count(*) from pg_stat_activity "
-            "where pid = any ($1) and wait_event_type = 'Lock'",
+            "where pid = any ($1) and $2 in (wait_event_type, wait_event)",
             pids,
+            event,
         )
         return bool(waiting == len(pids))
 
@@ -261,6 +262,21 @@ async def claim_one(connection: Connection, worker: str = "worker") -> asyncpg.R
     """Claim the one message that there is."""
     (claimed,) = await rows(connection, "claim", worker=worker)
     return claimed
+
+
+async def let_fail(
+    connection: Connection, quantity: int = 1, queue: str = "default", details: str | None = None
+) -> list[int]:
+    """Publish messages into a queue, archive as many as failed, and return the ids of those."""
+    await publish(connection, quantity, queue)
+    failed = await connection.fetch(
+        "select c.id, messages.finish(c.id, c.lock_token, 'failed', $3) "
+        "from messages.claim(array[$1], $2) as c",
+        queue,
+        quantity,
+        details,
+    )
+    return sorted(row["id"] for row in failed)
 
 
 def lock_of(message: asyncpg.Record) -> dict[str, Any]:

@@ -337,8 +337,11 @@ async def test_an_install_over_an_older_version_demands_an_upgrade(
             ),
         ):
             await schema.install(connection, second)
-        with pytest.raises(OutdatedSchemaError, match=f"version {SCHEMA_VERSION} of the schema is"):
+        with pytest.raises(
+            OutdatedSchemaError, match=f"version {SCHEMA_VERSION} of the schema is"
+        ) as caught:
             await install(connection, init_files(second))
+        assert "notifyq migrate" in (caught.value.hint or "")
     async with session(filled) as connection:
         assert await versions(connection) == [SCHEMA_VERSION]
         await connection.execute("select messages.dead_count()")

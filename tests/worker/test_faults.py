@@ -24,7 +24,7 @@ from notifyq.telemetry import (
     WorkerStopped,
 )
 from notifyq.worker.fetch import Claims
-from support.database import Connection, install, publish, rows, session, until, until_equal, value
+from support.database import Connection, publish, rows, session, until, until_equal, value
 from support.refusing import refusing
 from support.running import Events, doubles, statuses, until_calm, working
 
@@ -321,8 +321,6 @@ async def test_a_restart_of_the_server_loses_nothing_and_repeats_nothing(
     mortal_server: Server, events: Events
 ) -> None:
     app = App(mortal_server.dsn, retry_for=60)
-    async with session(mortal_server.dsn) as connection:
-        await install(connection)
     started: list[int] = []
 
     @app.handler("q", max_attempts=5, lock_duration=30)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from notifyq import App, ConfigurationError, Message, Policy, Reject, Retry
+from notifyq import App, ConfigurationError, Message, Policy, Retry
 from notifyq.telemetry import (
     HandlerStuck,
     MessageFinished,
@@ -34,33 +34,6 @@ async def archive_row(connection: Connection, message_id: int) -> dict[str, Any]
     )
     assert row is not None
     return dict(row)
-
-
-async def test_a_backlog_is_drained_at_the_start_without_a_notification(
-    app: App, events: Events, connection: Connection
-) -> None:
-    app.handler("q")(lambda n: n)
-    await app.admin.create_queue("q")
-    await app.publish_many("q", range(57))
-    async with working(app, events, concurrency=5):
-        await events.wait(MessageFinished, 57, status="success")
-    results = await connection.fetch("select message = result from messages.message_archive")
-    assert [row[0] for row in results] == [True] * 57
-
-
-async def test_a_message_is_handled_at_its_notification_and_not_at_the_next_poll(
-    app: App, events: Events
-) -> None:
-    app.handler("q")(lambda: None)
-    async with working(app, events):
-        waits = []
-        for number in range(1, 31):
-            published = time.monotonic()
-            await app.publish("q", None)
-            await events.wait(MessageFinished, number)
-            waits.append(time.monotonic() - published)
-    assert sorted(waits)[15] < 0.2
-    assert max(waits) < 2
 
 
 async def test_sync_and_async_handlers_get_payload_and_message(
@@ -91,33 +64,6 @@ async def test_sync_and_async_handlers_get_payload_and_message(
     row = await archive_row(connection, second)
     assert row["result"] == {"order": 2, "in": "async", "attempts": 1}
     assert row["handled_by"]
-
-
-async def test_a_payload_that_is_not_valid_is_rejected_with_the_reason(
-    app: App, events: Events, connection: Connection
-) -> None:
-    @app.handler("q", max_attempts=5)
-    def handle(invoice: Invoice) -> None: ...
-
-    async with working(app, events):
-        message_id = await app.publish("q", {"order_id": "x"})
-        await events.wait(MessageFinished, status="rejected")
-    row = await archive_row(connection, message_id)
-    assert (row["status"], row["attempts"]) == ("rejected", 1)
-    assert row["details"].startswith("the payload is not valid: order_id: ")
-
-
-async def test_reject_ends_a_message_whatever_attempts_are_left(
-    app: App, events: Events, connection: Connection
-) -> None:
-    @app.handler("q", max_attempts=5)
-    def handle() -> None:
-        raise Reject("unknown order")
-
-    async with working(app, events):
-        message_id = await app.publish("q", None)
-        await events.wait(MessageFinished, status="rejected", details="unknown order")
-    assert (await archive_row(connection, message_id))["details"] == "unknown order"
 
 
 async def test_retry_comes_back_after_its_own_delay(
@@ -491,23 +437,3 @@ async def test_bombs_in_headers_harm_no_other_message(
     assert await statuses(connection) == {"success": 90, "rejected": 10}
     for dead in await app.archive.dead("q"):
         assert len(dead.headers["undecodable"]) > 5000
-
-
-RESULTS = [float("nan"), "a\x00b", 10**200_000, object()]
-
-
-async def test_results_that_postgresql_refuses_fail_alone(
-    app: App, events: Events, connection: Connection
-) -> None:
-    together = asyncio.Barrier(104)
-
-    @app.handler("q")
-    async def handle(n: int) -> Any:
-        await together.wait()  # so that they are finished in one batch
-        return RESULTS[n] if n < len(RESULTS) else n
-
-    await app.create_queues()
-    await app.publish_many("q", range(104))
-    async with working(app, events, concurrency=200):
-        await events.wait(MessageFinished, 104)
-    assert await statuses(connection) == {"success": 100, "failed": 4}

@@ -14,7 +14,6 @@ from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFou
 from support.database import (
     archived,
     claim_one,
-    install,
     live,
     publish,
     rows,
@@ -197,8 +196,6 @@ async def test_bad_arguments_are_refused_at_once(
 @pytest.mark.timeout(120)
 async def test_a_wait_ends_in_time_while_the_server_is_away(mortal_server: Server) -> None:
     app = App(mortal_server.dsn, retry_for=100)
-    async with session(mortal_server.dsn) as connection:
-        await install(connection)
     await app.admin.check_schema()
     async with app.inbox() as inbox:
         assert await inbox.wait(["default"], timeout=0.1) is None

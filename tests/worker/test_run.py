@@ -4,9 +4,10 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,10 @@ class Stage:
             on_failure=self.failures.append,
         )
 
+    def start(self, handle: Callable[..., Any], *ids: int) -> None:
+        for id_ in ids:
+            self.runner.start(register(handle), message(id=id_), time.monotonic())
+
     async def until_settled(self) -> None:
         await until(lambda: not self.runner.held, "everything is settled")
 
@@ -94,8 +99,7 @@ async def turns(quantity: int = 5) -> None:
 async def test_what_finds_no_slot_waits_for_one_in_order() -> None:
     gate = Gate()
     async with staged() as stage:
-        for number in range(1, 6):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2, 3, 4, 5)
         await turns()
         assert gate.begun == [1, 2]
         gate.let_go(2)
@@ -112,8 +116,7 @@ async def test_a_slot_is_free_while_its_last_message_is_still_settled() -> None:
     async with staged() as stage:
         stage.desk.opened.clear()
         gate.let_go(1, 2)
-        for number in range(1, 4):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2, 3)
         await turns()
         assert gate.begun == [1, 2, 3]
         assert stage.desk.settled == []
@@ -132,8 +135,7 @@ async def test_every_handler_begins_in_the_context_of_the_worker() -> None:
         name.set("left behind")
 
     async with staged(concurrency=1) as stage:
-        for number in range(3):
-            stage.runner.start(register(handle), message(id=number), time.monotonic())
+        stage.start(handle, *range(3))
         await stage.until_settled()
     assert seen == ["clean"] * 3
 
@@ -141,13 +143,12 @@ async def test_every_handler_begins_in_the_context_of_the_worker() -> None:
 async def test_a_stop_releases_at_once_what_waits_and_lets_the_rest_end() -> None:
     gate = Gate()
     async with staged() as stage:
-        for number in range(1, 6):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2, 3, 4, 5)
         await turns()
         stage.runner.stop_starting()
         await turns()
         assert stage.desk.released == [3, 4, 5]
-        stage.runner.start(register(gate.handle), message(id=6), time.monotonic())
+        stage.start(gate.handle, 6)
         gate.let_go(1, 2)
         await stage.until_settled()
         assert gate.begun == [1, 2]
@@ -160,8 +161,7 @@ async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch
     gate = Gate()
     async with staged() as stage:
         stage.desk.lost.add(4)
-        for number in range(1, 5):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2, 3, 4)
         await until(lambda: stage.desk.released == [3, 4], "what waits is released")
         gate.let_go(1, 2)
         await stage.until_settled()
@@ -174,8 +174,7 @@ async def test_what_waits_for_too_long_goes_back(monkeypatch: pytest.MonkeyPatch
 async def test_what_waits_past_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
-        for number in range(1, 3):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2)
         short = message(id=3, lock_expires_at=START + timedelta(microseconds=1))
         stage.runner.start(register(gate.handle, heartbeat=False), short, time.monotonic())
         gate.let_go(1, 2)
@@ -187,8 +186,7 @@ async def test_what_waits_past_its_lock_is_not_started() -> None:
 async def test_what_waits_and_has_lost_its_lock_is_not_started() -> None:
     gate = Gate()
     async with staged() as stage:
-        for number in range(1, 4):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, 1, 2, 3)
         stage.desk.lost.add(3)
         stage.runner._lock_lost((3, 1))
         await turns()
@@ -212,7 +210,7 @@ async def test_a_thread_that_was_stuck_gives_its_slot_to_what_waits() -> None:
         await until(
             lambda: stage.runner.busy == 1 and not stage.runner.held, "the thread is given up"
         )
-        stage.runner.start(register(quick), message(id=2), time.monotonic())
+        stage.start(quick, 2)
         await turns()
         assert not ran.is_set()
         let_go.set()
@@ -227,13 +225,11 @@ async def test_room_is_for_the_slots_and_for_what_they_soon_handle(
     gate = Gate()
     async with staged(concurrency=10) as stage:
         assert stage.runner.room == 10
-        for number in range(4):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, *range(4))
         assert stage.runner.room == 6
         monkeypatch.setattr(stage.runner._prefetch, "quantity", lambda: 20)
         assert stage.runner.room == 26
-        for number in range(4, 21):
-            stage.runner.start(register(gate.handle), message(id=number), time.monotonic())
+        stage.start(gate.handle, *range(4, 21))
         assert stage.runner.room == 0  # for nine a claim does not pay
         gate.let_go(*range(21))
         await stage.until_settled()

@@ -16,11 +16,9 @@ from notifyq.database.retry import is_passing
 from notifyq.dsn import with_user
 from notifyq.relay import Relay
 from notifyq.telemetry import WorkerStarted
-from support.database import Connect, Connection, install, session, until
-from support.servers import kept_server
+from support.database import Connect, Connection, session, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from notifyq.server import Server
@@ -28,14 +26,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def absent() -> AsyncIterator[tuple[Server, str]]:
+async def absent(mortal_server: Server) -> tuple[Server, str]:
     """Give a server with the schema, which does not run, and its address."""
-    with kept_server() as server:
-        dsn = await asyncio.to_thread(server.start)
-        async with session(dsn) as connection:
-            await install(connection)
-        await asyncio.to_thread(server.stop, force=True)
-        yield server, dsn
+    dsn = mortal_server.dsn
+    await asyncio.to_thread(mortal_server.stop, force=True)
+    return mortal_server, dsn
 
 
 APP = """

@@ -259,6 +259,7 @@ async def test_every_page_needs_a_login_and_every_action_a_token(
     for path in set(pages) - {"/login", "/healthz"}:
         answer = await browser.get(path)
         assert answer.status_code in {303, 401}, path
+        assert "default" not in answer.text
         assert answer.status_code == 401 or answer.headers["location"].startswith("/login?back=")
     for path in set(actions) - {"/login", "/theme"}:
         assert (await browser.send(path, name="default")).status_code == 401, path

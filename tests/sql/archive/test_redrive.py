@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -70,31 +70,20 @@ async def test_a_message_that_fails_again_is_published_again(connection: Connect
     assert await connection.fetchval("select messages.redrive()") == 1
 
 
-async def test_two_sessions_publish_a_dead_message_once(connect: Connect) -> None:
+@pytest.mark.parametrize(("end", "left"), [("commit", 10), ("rollback", 20)])
+async def test_of_two_sessions_the_second_publishes_what_the_first_has_not(
+    connect: Connect, end: str, left: int
+) -> None:
     one, two, observer = await connect(), await connect(), await connect()
     dead = await kill(one, 20)
-    begun = one.transaction()
-    await begun.start()
-    new: list[Any] = [await one.fetchval(RETRY, dead[:10])]
+    await one.execute("begin")
+    assert len(await one.fetchval(RETRY, dead[:10])) == 10
     waiting = asyncio.create_task(two.fetchval(RETRY, list(reversed(dead))))
     await until_blocked(observer, two)
-    await begun.commit()
-    new.append(await waiting)
-    assert [len(ids) for ids in new] == [10, 10]
+    await one.execute(end)
+    assert len(await waiting) == left
     assert await one.fetchval("select count(*) from messages.message") == 20
     assert await one.fetchval("select messages.dead_count()") == 0
-
-
-async def test_a_retry_takes_over_when_another_is_rolled_back(connect: Connect) -> None:
-    one, two, observer = await connect(), await connect(), await connect()
-    dead = await kill(one, 3)
-    begun = one.transaction()
-    await begun.start()
-    await one.fetchval(RETRY, dead)
-    waiting = asyncio.create_task(two.fetchval(RETRY, dead))
-    await until_blocked(observer, two)
-    await begun.rollback()
-    assert len(await waiting) == 3
 
 
 async def test_a_refused_message_stays_dead_and_stops_no_other(

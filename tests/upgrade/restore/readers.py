@@ -17,19 +17,6 @@ async def dead_since(connection: Connection, seen: str) -> list[int]:
     return [row["id"] for row in rows]
 
 
-async def kill(connection: Connection, quantity: int = 1) -> list[int]:
-    """Publish messages into the default queue and let as many fail; return those that failed."""
-    await connection.execute(
-        "select messages.publish('default', to_jsonb(n)) from generate_series(1, $1) as n", quantity
-    )
-    rows = await connection.fetch(
-        "select c.id, messages.finish(c.id, c.lock_token, 'failed') "
-        "from messages.claim(array['default'], $1) as c",
-        quantity,
-    )
-    return sorted(row["id"] for row in rows)
-
-
 async def burn(connection: Connection, numbers: int) -> None:
     """Use up numbers of transactions."""
     await connection.execute(

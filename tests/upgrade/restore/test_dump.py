@@ -15,9 +15,9 @@ from notifyq.cli import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
-from support.database import catalog_lines, publish, session, until_equal, value
+from support.database import catalog_lines, let_fail, publish, session, until_equal, value
 from support.running import Events, working
-from upgrade.restore.readers import burn, dead_since, kill, position
+from upgrade.restore.readers import burn, dead_since, position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def dump_at_work(programs: Programs, dsn: str, path: Path) -> dict[str, li
         await connection.execute("select messages.create_queue('held')")
         [held] = await publish(connection, 1, "held")
         assert await connection.fetch("select * from messages.claim(array['held'], 1)")
-        await kill(connection, 3)
+        await let_fail(connection, 3)
         assert await connection.fetchval("select messages.redrive('default', quantity => 1)") == 1
         async with at_work(dsn), connection.transaction(isolation="repeatable_read", readonly=True):
             snapshot = await connection.fetchval("select pg_export_snapshot()")
@@ -158,7 +158,7 @@ async def test_into_another_database_of_the_server(
         with pytest.raises(ForeignPositionError, match="of another database of this server"):
             await dead_since(restored, seen)
         here = await position(restored)
-        dead = await kill(restored, 2)
+        dead = await let_fail(restored, 2)
         assert await dead_since(restored, here) == dead
         with pytest.raises(ForeignPositionError, match="of another database of this server"):
             await dead_since(connection, here)
@@ -197,7 +197,7 @@ async def test_into_another_server(
     assert "came from another server: run `notifyq migrate --adopt`" in shown.err
     async with session(elsewhere) as restored:
         assert await catalog(restored) ^ await catalog(connection) == set()
-        unseen = await kill(restored)
+        unseen = await let_fail(restored)
 
     await asyncio.to_thread(schema.migrate, dsn=elsewhere, adopt=True)
     shown = capsys.readouterr()
@@ -208,7 +208,7 @@ async def test_into_another_server(
             with pytest.raises(ForeignPositionError, match="of another server"):
                 await dead_since(restored, seen)
         here = await position(restored)
-        dead = await kill(restored, 2)
+        dead = await let_fail(restored, 2)
         assert await dead_since(restored, here) == dead
         assert await dead_since(restored, await position(restored)) == []
         # By time, all messages that failed before and after the restore are found.
@@ -234,7 +234,7 @@ async def test_rows_that_come_without_their_origin_are_noticed(
     programs: Programs, database: str, elsewhere: str, tmp_path: Path, connection: Connection
 ) -> None:
     await burn(connection, 3000)
-    dead = await kill(connection, 3)
+    dead = await let_fail(connection, 3)
     await programs.dump(
         database, tmp_path / "rows", "--data-only", "--table=notifyq.message_archive_*"
     )
@@ -255,7 +255,7 @@ async def test_rows_that_come_without_their_origin_are_noticed(
 async def test_rows_of_the_own_transaction_do_not_count_as_restored(connection: Connection) -> None:
     seen = await position(connection)
     async with connection.transaction():
-        dead = await kill(connection)
+        dead = await let_fail(connection)
         assert await dead_since(connection, seen) == []
         assert not await value(connection, "adopt")
         assert await position(connection)

@@ -12,8 +12,8 @@ import pytest
 from notifyq import App, schema
 from notifyq.dsn import with_database
 from notifyq.errors import ForeignPositionError
-from support.database import session
-from upgrade.restore.readers import burn, dead_since, kill, position
+from support.database import let_fail, session
+from upgrade.restore.readers import burn, dead_since, position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ async def test_positions_that_a_standby_cannot_know_stay_refused(
     async with session(elsewhere) as connection:
         await schema.install(connection)
         known = await position(connection)
-        after = await kill(connection, 2)
+        after = await let_fail(connection, 2)
         shared = await position(connection)
         await note(connection)
         late = await position(connection)
@@ -59,13 +59,13 @@ async def test_positions_that_a_standby_cannot_know_stay_refused(
     async with session(elsewhere) as old, session(copy) as new:
         # A restart alone begins no timeline.
         assert await dead_since(old, known) == after
-        await kill(old)
+        await let_fail(old)
         lost = await position(old)
         with pytest.raises(ForeignPositionError, match="later than this server"):
             await dead_since(new, lost)
         # Legible by its number again, and still not what it was.
         await burn(new, 100)
-        reused = await kill(new, 2)
+        reused = await let_fail(new, 2)
         for refused in (late, lost):
             with pytest.raises(ForeignPositionError, match=LATE):
                 await dead_since(new, refused)

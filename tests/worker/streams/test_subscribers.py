@@ -247,12 +247,10 @@ async def test_a_worker_that_stops_finishes_its_batch(app: App, events: Events) 
 
     await app.create_subscriptions()
     await publish_all(app, range(3))
-    worker = app.worker(telemetry=events, poll=60)
-    task = asyncio.create_task(app.work(worker))
-    await began.wait()
-    worker.stop()
-    go_on.set()
-    await task
+    async with working(app, events) as worker:
+        await began.wait()
+        worker.stop()
+        go_on.set()
     assert seen == [0, 1, 2]
     [info] = await app.streams.subscriptions("s", "slow")
     assert info.pending == 0
@@ -272,11 +270,8 @@ async def test_a_batch_that_is_cancelled_at_a_stop_comes_again(app: App, events:
 
     await app.create_subscriptions()
     await publish_all(app, range(3))
-    worker = app.worker(telemetry=events, poll=60, grace=0)
-    task = asyncio.create_task(app.work(worker))
-    await began.wait()
-    worker.stop()
-    await task
+    async with working(app, events, grace=0):
+        await began.wait()
     assert len(events.of(BatchDropped)) == 1
     async with subscribed(app, events):
         await finished(events, 3)
@@ -580,6 +575,14 @@ async def test_without_notifications_polling_finds_events_and_one_worker_serves(
     assert seen == list(range(12))
 
 
+async def until_read(app: App, subscriber: str) -> None:
+    async def is_read() -> bool:
+        [info] = await app.streams.subscriptions("s", subscriber)
+        return info.pending == 0 and info.current_batch is None and info.retries == 0
+
+    await until(is_read, "all is read", 30)
+
+
 APP = """
 import asyncio, os
 from notifyq import App, Event, Transaction
@@ -620,12 +623,7 @@ async def test_a_worker_that_is_killed_leaves_effects_exactly_once(
         with Running(
             database, "worker", "killed:app", cwd=tmp_path, env={"CRASHES_AT": "-1"}
         ) as last:
-
-            async def is_read() -> bool:
-                [info] = await app.streams.subscriptions("s", "killed")
-                return info.pending == 0 and info.current_batch is None
-
-            await until(is_read, "all is read", 30)
+            await until_read(app, "killed")
             last.process.terminate()
             assert last.process.wait(20) == 0
     finally:
@@ -664,12 +662,7 @@ async def test_an_event_that_kills_its_worker_is_dead_and_the_rest_gets_through(
         with Running(database, "worker", "poisoned:app", cwd=tmp_path) as killed:
             assert killed.process.wait(30) == -signal.SIGKILL
     with Running(database, "worker", "poisoned:app", cwd=tmp_path) as last:
-
-        async def is_read() -> bool:
-            [info] = await app.streams.subscriptions("s", "poisoned")
-            return info.pending == 0 and info.current_batch is None and info.retries == 0
-
-        await until(is_read, "all is read", 30)
+        await until_read(app, "poisoned")
         last.process.terminate()
         assert last.process.wait(20) == 0
     [dead] = await rows(connection, "dead_list", queue="s")
