@@ -111,13 +111,12 @@ async def test_a_message_that_is_committed_late_is_not_missed(
 ) -> None:
     other = await connect()
     async with Follower(app.database, events) as follower:
-        late = other.transaction()
-        await late.start()
+        await other.execute("begin")
         first = await let_fail(other, 1)
         second = await let_fail(connection, 1)
         await follower.until(1)
         assert follower.ids == second
-        await late.commit()
+        await other.execute("commit")
         await follower.until(2)
     assert follower.ids == second + first
     assert first < second

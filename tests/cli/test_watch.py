@@ -60,13 +60,12 @@ async def test_message_that_commits_late_is_not_missed(
 ) -> None:
     late = await connect()
     with watch(database, "--json") as watching:
-        open_transaction = late.transaction()
-        await open_transaction.start()
+        await late.execute("begin")
         behind = await let_fail(late)
         later = await let_fail(connection, 3)
         assert min(later) > min(behind)
         assert ids(watching, 3) == later
-        await open_transaction.commit()
+        await late.execute("commit")
         assert ids(watching, 1) == behind
 
 

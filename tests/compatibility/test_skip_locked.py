@@ -127,14 +127,13 @@ async def test_d6_nothing_is_lost_or_doubled_by_rollbacks(
     async def work(session: Connection, seed: int) -> None:
         dice = random.Random(seed)
         while True:
-            transaction = session.transaction()
-            await transaction.start()
+            await session.execute("begin")
             taken = await take(session, dice.randint(1, 9))
             await asyncio.sleep(0)
             if dice.random() < 0.3:
-                await transaction.rollback()
+                await session.execute("rollback")
                 continue
-            await transaction.commit()
+            await session.execute("commit")
             committed.extend(taken)
             if not taken and len(committed) >= len(ids):
                 return

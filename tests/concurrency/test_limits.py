@@ -185,8 +185,7 @@ async def test_concurrent_fair_claims_share_the_messages(
     first = await put(connection, keys)
     second = await put(connection, keys)
     holder = await connect()
-    transaction = holder.transaction()
-    await transaction.start()
+    await holder.execute("begin")
     held = await rows(holder, "claim", queues=["q"], quantity=200)
     assert sorted(it["id"] for it in held) == first
     had: list[asyncpg.Record] = []
@@ -197,7 +196,7 @@ async def test_concurrent_fair_claims_share_the_messages(
         seen.append(len(had))
     assert seen == [10, 100, 200]
     assert sorted(it["id"] for it in had) == second
-    await transaction.rollback()
+    await holder.execute("rollback")
     freed = await rows(connection, "claim", queues=["q"], quantity=300)
     assert sorted(it["id"] for it in freed) == first
 

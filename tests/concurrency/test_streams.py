@@ -37,13 +37,12 @@ async def test_one_of_two_concurrent_calls_finishes_a_batch(
         assert await value(first, "finish_batch", batch=batch)
         # Open for all others until that is committed.
         assert await value(connection, "next_batch", stream="s", subscriber="c") == batch
-        other = second.transaction()
-        await other.start()
+        await second.execute("begin")
         finishing = asyncio.create_task(value(second, "finish_batch", batch=batch))
         await until_blocked(connection, second)
         await (transaction.rollback() if is_undone else transaction.commit())
         assert await finishing is is_undone
-        await other.rollback()
+        await second.execute("rollback")
     assert await value(connection, "next_batch", stream="s", subscriber="c") is None
 
 
@@ -206,8 +205,7 @@ async def test_a_transaction_continues_in_its_segment(
     arguments: dict[str, Any] = {"stream": "s", "subscriber": "c", "quantity": 2}
     await value(connection, "subscribe", stream="s", subscriber="c")
     await value(connection, "publish", queue="s", message=0)
-    open_one = late.transaction()
-    await open_one.start()
+    await late.execute("begin")
     await value(late, "publish", queue="s", message=1)  # with the newest number of all
     async with connection.transaction():
         if first == "tick":
@@ -223,7 +221,7 @@ async def test_a_transaction_continues_in_its_segment(
         await value(connection, "tick", stream="s")
         await read_all()
     await read_all()
-    await open_one.commit()
+    await late.execute("commit")
     await read_all()
     assert sorted(read) == [0, 1, *([2] if first == "publish" else []), 3, 4]
 

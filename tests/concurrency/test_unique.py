@@ -48,12 +48,11 @@ async def test_a_publisher_that_rolls_back_leaves_the_key_free(
     connection: Connection, connect: Connect, options: dict[str, Any]
 ) -> None:
     second, observer = await connect(), await connect()
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     first = await publish(connection, **options)
     publishing = asyncio.ensure_future(publish(second, **options))
     await until_blocked(observer, second)
-    await transaction.rollback()
+    await connection.execute("rollback")
     assert await publishing != first
     assert [row["id"] for row in await rows(connection, "message_list")] == [publishing.result()]
 

@@ -86,8 +86,7 @@ THERE = {
 async def test_sql_runs(page: Path, connection: Connection) -> None:
     await connection.fetchval("select messages.create_queue('billing')")
     # Roles belong to the server, not to the database of the test: all of it is rolled back.
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     await connection.execute(_CRON + THERE.get(page.stem, ""))
     for block in blocks(page, "sql"):
         text = re.sub(r"^(begin|commit);$", "", block.text, flags=re.MULTILINE)
@@ -95,7 +94,7 @@ async def test_sql_runs(page: Path, connection: Connection) -> None:
             await connection.execute(text)
         except asyncpg.PostgresError as error:
             pytest.fail(f"{page.name}, line {block.line}: {error}")
-    await transaction.rollback()
+    await connection.execute("rollback")
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=page_id)

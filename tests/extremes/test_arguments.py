@@ -100,8 +100,7 @@ async def test_a_waiting_procedure_accepts_any_duration(connection: Connection) 
 
 
 async def _refused(connection: Connection, statement: str) -> list[str]:
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     try:
         await connection.fetch(statement)
     except asyncpg.PostgresError as error:
@@ -110,5 +109,5 @@ async def _refused(connection: Connection, statement: str) -> list[str]:
     except (OverflowError, ValueError) as error:  # of the driver, which cannot read the answer
         return [f"{statement}: {error!r}"]
     finally:
-        await transaction.rollback()
+        await connection.execute("rollback")
     return []

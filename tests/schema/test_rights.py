@@ -410,8 +410,7 @@ RIGHTS = {
 
 
 async def is_denied(connection: Connection, statement: str) -> bool:
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     try:
         await connection.execute(statement)
     except Denied:
@@ -421,7 +420,7 @@ async def is_denied(connection: Connection, statement: str) -> bool:
     except (asyncpg.InvalidTransactionTerminationError, LockNotHeldError):
         return False
     finally:
-        await transaction.rollback()
+        await connection.execute("rollback")
     return False
 
 

@@ -61,13 +61,12 @@ async def test_a_drop_waits_for_a_publisher_that_found_the_key_taken(
 ) -> None:
     mallory, publisher = await enter("mallory"), await enter("publisher")
     await mallory.execute(f"select pg_advisory_lock({KEYS['publishing']})")
-    transaction = publisher.transaction()
-    await transaction.start()
+    await publisher.execute("begin")
     await value(publisher, "publish", queue="default", message=1)
     await mallory.execute("select pg_advisory_unlock_all()")
     drop = asyncio.create_task(value(connection, "drop_queue", name="default", force=True))
     await until_blocked(await connect(), connection)
-    await transaction.commit()
+    await publisher.execute("commit")
     assert await drop == 1
     assert await connection.fetchval("select count(*) from messages.message") == 0
 

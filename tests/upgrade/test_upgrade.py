@@ -173,8 +173,7 @@ async def test_an_upgrade_gives_way_tries_again_and_ends_where_a_transaction_doe
 ) -> None:
     monkeypatch.setattr("notifyq.schema.BEGIN", BEGIN + "set local lock_timeout = '50ms';")
     async with session(filled) as user, session(filled) as other, session(filled) as one:
-        begun = user.transaction()
-        await begun.start()
+        await user.execute("begin")
         await user.execute("insert into messages.message (message) values ('1')")
         monkeypatch.setattr(schema, "_PAUSES", (0.01,))
         with pytest.raises(SchemaError, match="a long transaction uses the tables"):
@@ -187,7 +186,7 @@ async def test_an_upgrade_gives_way_tries_again_and_ends_where_a_transaction_doe
         # The queues go on meanwhile: what waits behind the upgrade waits for a moment only.
         await other.execute("insert into messages.message (message) values ('2')")
         assert not upgrade.done()
-        await begun.commit()
+        await user.execute("commit")
         assert (await upgrade).version == NEXT
 
 
@@ -197,14 +196,13 @@ async def test_in_a_circle_of_locks_the_upgrade_gives_way_and_not_the_publisher(
     async with session(filled) as user, session(filled) as other, session(filled) as one:
         # As if it had waited before the upgrade did: the longest waiting session checks first.
         await user.execute("set deadlock_timeout = '700ms'")
-        begun = user.transaction()
-        await begun.start()
+        await user.execute("begin")
         await user.execute("lock table messages.message in row exclusive mode")
         upgrade = asyncio.create_task(schema.upgrade(one, second))
         await until_blocked(other, one)
         # The upgrade has the table of queues by now.
         await user.fetch("select from messages.queue")
-        await begun.commit()
+        await user.execute("commit")
         assert (await upgrade).version == NEXT
 
 

@@ -478,17 +478,14 @@ async def test_an_inbox_that_is_closed_leaves_nobody_waiting(
         async with connection.transaction():
             await connection.execute("lock table messages.message in share mode")
             waiting = [inbox.settler.add(messages[0], Success())]
-
-            async def is_sent() -> bool:
-                # Not pg_stat_activity, of which a transaction sees what it saw first.
-                return bool(
-                    await connection.fetchval(
-                        "select exists (select from pg_locks as l where not l.granted "
-                        "and l.relation = 'messages.message'::regclass)"
-                    )
-                )
-
-            await until(is_sent, "the first finish waits for the lock")
+            # Not pg_stat_activity, of which a transaction sees what it saw first.
+            await until(
+                lambda: connection.fetchval(
+                    "select exists (select from pg_locks as l where not l.granted "
+                    "and l.relation = 'messages.message'::regclass)"
+                ),
+                "the first finish waits for the lock",
+            )
             waiting += [inbox.settler.add(m, Success()) for m in messages[1:]]
             await asyncio.sleep(0)
             await inbox.close()

@@ -28,17 +28,15 @@ if TYPE_CHECKING:
 
 
 async def until_listening(connection: Connection) -> None:
-    async def listens() -> bool:
-        # When it is ready, it tests whether notifications arrive. A session that is lost earlier
-        # would fail the wait: the first connection is not retried.
-        return bool(
-            await connection.fetchval(
-                "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
-                "and datname = current_database() and query ~* '^listen \"?notifyq_'"
-            )
-        )
-
-    await until(listens, "the inbox listens")
+    # When it is ready, it tests whether notifications arrive. A session that is lost earlier
+    # would fail the wait: the first connection is not retried.
+    await until(
+        lambda: connection.fetchval(
+            "select count(*) from pg_stat_activity where application_name = 'notifyq inbox' "
+            "and datname = current_database() and query ~* '^listen \"?notifyq_'"
+        ),
+        "the inbox listens",
+    )
 
 
 async def test_the_first_queue_that_has_a_message_goes_first(

@@ -97,10 +97,9 @@ async def test_a_failure_that_is_rolled_back_is_not_notified(
     connection: Connection, notifications: Notifications
 ) -> None:
     await publish(connection, 1)
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     await finish_all(connection, "failed")
-    await transaction.rollback()
+    await connection.execute("rollback")
     assert await notifications.received("dead_message") == []
 
 
@@ -206,18 +205,17 @@ async def test_a_follower_beside_busy_writers_misses_nothing_and_repeats_nothing
         mine: list[int] = []
         for _ in range(25):
             is_kept = chance.random() < 0.8
-            transaction = session.transaction()
-            await transaction.start()
+            await session.execute("begin")
             (id_,) = await publish(session, 1)
             (claimed,) = await rows(session, "claim_id", id=id_)
             await value(
                 session, "finish", id=id_, lock_token=claimed["lock_token"], status="failed"
             )
             if is_kept:
-                await transaction.commit()
+                await session.execute("commit")
                 mine.append(id_)
             else:
-                await transaction.rollback()
+                await session.execute("rollback")
         return mine
 
     writers = [asyncio.ensure_future(write()) for _ in range(4)]

@@ -204,14 +204,13 @@ async def test_a_busy_archive_does_not_fail_the_maintenance_that_makes_its_day(
     ids = await publish(connection, 2)
     await rows(connection, "claim", quantity=2)
     worker, observer = await connect(), await connect()
-    transaction = worker.transaction()
-    await transaction.start()
+    await worker.execute("begin")
     await value(worker, "finish", id=ids[0], lock_token=1)
     await expire(connection, ids[1])
 
     maintenance = asyncio.ensure_future(maintain(connection))
     await until_blocked(observer, connection)
-    await transaction.commit()
+    await worker.execute("commit")
     assert (await maintenance)["reaped"] == 1
 
     await maintain(connection)

@@ -115,12 +115,11 @@ async def test_a_refused_message_stays_dead_and_stops_no_other(
 async def test_two_redrives_share_the_work(connect: Connect) -> None:
     one, two, observer = await connect(), await connect(), await connect()
     await kill(one, 5)
-    begun = one.transaction()
-    await begun.start()
+    await one.execute("begin")
     assert await one.fetchval("select messages.redrive(quantity => 3)") == 3
     waiting = asyncio.create_task(two.fetchval("select messages.redrive(quantity => 3)"))
     await until_blocked(observer, two)
-    await begun.commit()
+    await one.execute("commit")
     assert await waiting == 2
 
 

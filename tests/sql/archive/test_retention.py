@@ -350,12 +350,11 @@ async def test_a_day_with_an_open_writer_is_left_to_the_next_run(
     await archive(connection, 1, old)
     await archive(connection, 2, old, "short")
     late = await connect()
-    transaction = late.transaction()
-    await transaction.start()
+    await late.execute("begin")
     await archive(late, 3, old, "never seen")
     await maintain(connection)
     assert await kept(connection) == [1, 2]
-    await transaction.commit()
+    await late.execute("commit")
     await connection.execute("update notifyq.retention_day set next_at = now()")
     await maintain(connection)
     assert await kept(connection) == [1, 3]

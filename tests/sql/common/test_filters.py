@@ -22,12 +22,11 @@ CLAIM = (
 
 async def matching(connection: Connection, filter_: str) -> list[int]:
     """Claim what matches, and put it back."""
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     try:
         return [row["id"] for row in await connection.fetch(CLAIM, filter_)]
     finally:
-        await transaction.rollback()
+        await connection.execute("rollback")
 
 
 @pytest.mark.parametrize("policy", [{}, {"concurrency": 100}, {"fair": True}, {"ordered": True}])

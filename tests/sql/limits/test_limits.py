@@ -322,10 +322,9 @@ async def test_a_claim_with_a_message_for_each_key_goes_on_where_the_last_one_en
         had.update(it["key"] for it in await claim(connection, quantity))
         assert max(had.values()) - min(had.values()) <= 1
     # The position of a claim that is rolled back goes with it.
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     held = {it["id"] for it in await claim(connection, 2)}
-    await transaction.rollback()
+    await connection.execute("rollback")
     assert {it["id"] for it in await claim(connection, 2)} == held
 
 

@@ -56,15 +56,14 @@ async def test_each_duty_may_fail_and_all_others_go_on(connection: Connection) -
     everything = await calls(connection)
     assert len(everything) > 20
     for duty, call in everything.items():
-        transaction = connection.transaction()
-        await transaction.start()
+        await connection.execute("begin")
         await broken(connection, call, "42501")
         await run(connection, duty, call)
         assert await failures(connection) == {duty: "42501"}
         for other in everything.keys() - {duty}:
             await run(connection, other, everything[other])
         assert await failures(connection) == {duty: "42501"}
-        await transaction.rollback()
+        await connection.execute("rollback")
 
 
 @pytest.mark.parametrize("code", CODES)

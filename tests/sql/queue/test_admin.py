@@ -265,19 +265,18 @@ async def test_dropping_waits_for_an_open_publisher(
 ) -> None:
     await value(connection, "create_queue", name="q")
     publisher, observer = await connect(), await connect()
-    transaction = publisher.transaction()
-    await transaction.start()
+    await publisher.execute("begin")
     await publish(publisher, 3, "q")
     dropping = asyncio.ensure_future(value(connection, "drop_queue", name="q"))
     await until_blocked(observer, connection)
 
     if is_committed:
-        await transaction.commit()
+        await publisher.execute("commit")
         with pytest.raises(QueueNotEmptyError):
             await dropping
         assert len(await rows(observer, "message_list", queue="q")) == 3
     else:
-        await transaction.rollback()
+        await publisher.execute("rollback")
         assert await dropping == 0
         assert await rows(observer, "queue_info", queue="q") == []
 
@@ -288,17 +287,16 @@ async def test_a_publisher_waits_for_an_open_drop_and_then_finds_no_queue(
 ) -> None:
     await value(connection, "create_queue", name="q")
     publisher, observer = await connect(), await connect()
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     await value(connection, "drop_queue", name="q")
     publishing = asyncio.ensure_future(publish(publisher, 1, "q"))
     await until_blocked(observer, publisher)
     if is_committed:
-        await transaction.commit()
+        await connection.execute("commit")
         with pytest.raises(QueueNotFoundError):
             await publishing
     else:
-        await transaction.rollback()
+        await connection.execute("rollback")
         await publishing
     assert len(await rows(observer, "message_list")) == (0 if is_committed else 1)
 

@@ -272,10 +272,9 @@ async def test_texts_of_any_length_are_cut(connection: Connection) -> None:
 
 async def test_a_rolled_back_retry_leaves_no_history(connection: Connection) -> None:
     id_ = await published(connection)
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     await fail(connection, id_)
-    await transaction.rollback()
+    await connection.execute("rollback")
     assert await history(connection, id_) == []
     # And the next one under the same token, in the same session, is kept.
     await fail(connection, id_, details="again")

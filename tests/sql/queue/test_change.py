@@ -213,13 +213,12 @@ async def test_a_message_that_a_session_is_about_to_claim_expires_later(
         "select messages.publish('default', '1', expires_in => '1 hour')"
     )
     other = await connect()
-    claiming = other.transaction()
-    await claiming.start()
+    await other.execute("begin")
     assert [it["id"] for it in await claim(other)] == [id_]
     await expire_all(connection)
     assert await claim(connection) == []
     await connection.execute("select messages.maintain()")
-    await claiming.rollback()
+    await other.execute("rollback")
     assert await claim(connection) == []
     assert await details(connection, id_) == ["expired"]
 

@@ -72,10 +72,9 @@ async def test_maintenance_moves_events_without_workers(forwarding: Connection) 
 
 async def test_each_event_is_moved_once_and_a_rollback_moves_none(forwarding: Connection) -> None:
     await publish(forwarding, 3, "orders")
-    transaction = forwarding.transaction()
-    await transaction.start()
+    await forwarding.execute("begin")
     assert await value(forwarding, "notifyq.forward_pending") == 3
-    await transaction.rollback()
+    await forwarding.execute("rollback")
     assert await forwarding.fetchval("select count(*) from messages.message") == 0
     assert await value(forwarding, "notifyq.forward_pending", quantity=2) == 2
     assert await claimed(forwarding) == [0, 1, 2]

@@ -182,12 +182,11 @@ async def test_a_finish_and_a_recovery_at_once_have_one_winner(
     first, second = await connect(), await connect()
     reader = Reader(second)
     batch = await reader.open()
-    transaction = first.transaction()
-    await transaction.start()
+    await first.execute("begin")
     assert await value(first, "finish_batch", batch=batch)
     recovering = asyncio.create_task(reader.recover())
     await until_blocked(connection, second)
-    await transaction.commit()
+    await first.execute("commit")
     assert await recovering == 0
     assert await reader.open() is None
 

@@ -143,12 +143,11 @@ async def test_two_senders_of_the_same_message_publish_it_once(
     connection: Connection, connect: Connect
 ) -> None:
     other, watcher = await connect(), await connect()
-    transaction = connection.transaction()
-    await transaction.start()
+    await connection.execute("begin")
     ids, _, _ = await receive(connection, ["1", "2"])
     second = asyncio.create_task(receive(other, ["2", "3"]))
     await until_blocked(watcher, other)
-    await transaction.commit()
+    await connection.execute("commit")
     again, _, known = await second
     assert (again[0], known) == (ids[1], 1)
     assert [text for _, text in await messages(connection)] == ["1", "2", "3"]
