@@ -254,11 +254,6 @@ async def test_sessions_that_block_others(
             await sleeping
 
 
-async def test_a_server_that_only_reads(database: str) -> None:
-    found = await findings(f"{database}?options=-cdefault_transaction_read_only%3Don")
-    assert found["primary"].level is Level.FAIL
-
-
 async def test_a_pooler_that_drops_session_state(database: str, connection: Connection) -> None:
     context = Context(connection, database, "--dsn", sees_all=True)
     await connection.execute("set default_transaction_isolation = serializable")

@@ -22,7 +22,6 @@ from notifyq.operations.doctor import (
     apply_fixes,
     examine,
     steps,
-    storage,
 )
 from notifyq.operations.doctor.server import BUGS
 from support.database import ROOT, install, open_session, publish, session, until, value
@@ -264,21 +263,6 @@ async def test_another_version_of_the_collation(database: str, connection: Conne
     finding = (await found(database, "collation"))["collation"]
     assert finding.level is Level.WARN
     assert "refresh collation version" in finding.advice
-
-
-async def test_a_slot_that_nobody_reads(
-    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(storage, "_MUCH_WAL", -1)
-    await connection.execute("select pg_create_physical_replication_slot('left_behind', true)")
-    try:
-        finding = (await found(database, "wal"))["wal"]
-    finally:
-        await connection.execute("select pg_drop_replication_slot('left_behind')")
-    assert finding.level is Level.WARN
-    assert finding.found.startswith("replication slot left_behind (abandoned) keeps ")
-    assert "select pg_drop_replication_slot('left_behind')" in finding.advice
-    assert (await found(database, "wal"))["wal"].level is Level.OK
 
 
 async def test_a_session_that_waits_for_a_lock(

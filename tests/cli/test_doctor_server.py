@@ -361,6 +361,7 @@ async def test_a_slot_of_a_reader_that_is_gone(own: str, monkeypatch: pytest.Mon
     async with session(own) as connection:
         await connection.execute("select pg_create_logical_replication_slot('left', 'pgoutput')")
     finding = await examine(own, "wal")
+    assert finding.level is Level.WARN
     assert finding.found.startswith("replication slot left (abandoned) keeps ")
     await obey(own, finding)
     assert "replication slot" not in (await examine(own, "wal")).found

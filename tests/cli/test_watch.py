@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from cli.programs import Notifyq
     from notifyq.server import Server
-    from support.database import Connect, Connection, let_fail
+    from support.database import Connection, let_fail
 
 LISTENS = "listening, in session"
 
@@ -53,20 +53,6 @@ async def test_only_messages_of_the_given_queue_are_printed(
         assert ids(watching, 1) == expected
         result = watching.stop(signal.SIGINT)
         assert (result.code, result.out) == (0, "")
-
-
-async def test_message_that_commits_late_is_not_missed(
-    database: str, connect: Connect, connection: Connection
-) -> None:
-    late = await connect()
-    with watch(database, "--json") as watching:
-        await late.execute("begin")
-        behind = await let_fail(late)
-        later = await let_fail(connection, 3)
-        assert min(later) > min(behind)
-        assert ids(watching, 3) == later
-        await late.execute("commit")
-        assert ids(watching, 1) == behind
 
 
 async def test_a_watch_continues_after_a_kill(

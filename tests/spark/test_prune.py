@@ -6,6 +6,7 @@ from contextlib import closing
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -91,27 +92,27 @@ def test_a_day_stays_until_every_lake_has_it(
     assert len(prune(database, folder).dropped) == 1
 
 
-def test_a_lake_that_lacks_a_row_or_has_another_is_an_error(
-    database: str, session: Connection[Any], folder: Path
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            lambda table: table.slice(1),
+            "does not have 1 messages of 2026-03-01 as they are in PostgreSQL",
+        ),
+        (
+            lambda table: pa.concat_tables([table, table.slice(0, 1)]),
+            "twice: 2026-03-01 was kept",
+        ),
+    ],
+)
+def test_a_lake_that_lacks_a_row_or_has_one_twice_is_an_error(
+    database: str, session: Connection[Any], folder: Path, change: Any, reason: str
 ) -> None:
-    damage(database, folder, lambda table: table.slice(1))
-    with pytest.raises(
-        LakeError, match="does not have 1 messages of 2026-03-01 as they are in PostgreSQL"
-    ):
+    damage(database, folder, change)
+    with pytest.raises(LakeError, match=reason):
         prune(database, folder)
     with pytest.raises(LakeError, match="is not as it was written"):
         verify(database, folder)
-    assert rows(session) == 200
-
-
-def test_a_lake_that_has_a_row_twice_is_an_error(
-    database: str, session: Connection[Any], folder: Path
-) -> None:
-    import pyarrow as pa
-
-    damage(database, folder, lambda table: pa.concat_tables([table, table.slice(0, 1)]))
-    with pytest.raises(LakeError, match="twice: 2026-03-01 was kept"):
-        prune(database, folder)
     assert rows(session) == 200
 
 

@@ -214,22 +214,15 @@ async def test_a_pause_without_an_end_replaces_one_with_an_end(connection: Conne
     assert (info["paused"], info["resumes_at"]) == (False, None)
 
 
-async def test_resuming_notifies_for_waiting_messages(
-    connection: Connection, notifications: Notifications
+@pytest.mark.parametrize("waiting", [0, 3])
+async def test_resuming_notifies_for_waiting_messages_only(
+    connection: Connection, notifications: Notifications, waiting: int
 ) -> None:
     await value(connection, "pause_queue", name="default")
-    ids = await publish(connection, 3)
+    ids = await publish(connection, waiting)
     assert await notifications.received() == []
     await value(connection, "resume_queue", name="default")
-    assert await notifications.payloads() == [f"default:{ids[0]}"]
-
-
-async def test_resuming_an_empty_queue_sends_no_notification(
-    connection: Connection, notifications: Notifications
-) -> None:
-    await value(connection, "pause_queue", name="default")
-    await value(connection, "resume_queue", name="default")
-    assert await notifications.received() == []
+    assert await notifications.payloads() == [f"default:{id_}" for id_ in ids[:1]]
 
 
 async def test_an_empty_queue_is_dropped(connection: Connection) -> None:

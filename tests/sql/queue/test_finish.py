@@ -238,50 +238,36 @@ async def test_the_backoff_doubles_up_to_its_bound_less_at_most_half(
         assert different > 400
 
 
-async def test_retry_waits_for_the_backoff_of_the_queue(connection: Connection) -> None:
-    id_ = await publish_with_attempts(
-        connection, 3, backoff=timedelta(seconds=8), backoff_max=timedelta(seconds=8)
-    )
+@pytest.mark.parametrize(("delay", "least", "most"), [(None, 4, 9), (3600, 3600, 3609)])
+async def test_retry_waits_for_its_own_delay_or_the_backoff_of_the_queue(
+    connection: Connection, delay: int | None, least: int, most: int
+) -> None:
+    eight = timedelta(seconds=8)
+    id_ = await publish_with_attempts(connection, 3, backoff=eight, backoff_max=eight)
     message = await claim_one(connection)
     before = await connection.fetchval("select clock_timestamp()")
-    await settle(connection, "retry", id_, message["lock_token"])
+    given = {"delay": timedelta(seconds=delay)} if delay else {}
+    await value(connection, "retry", **lock_of(message), **given)
     waiting = await alive(connection, id_)
-    assert timedelta(seconds=4) <= waiting["available_at"] - before < timedelta(seconds=9)
+    assert timedelta(seconds=least) <= waiting["available_at"] - before < timedelta(seconds=most)
 
 
-async def test_retry_may_be_given_its_own_delay(connection: Connection) -> None:
-    id_ = await publish_with_attempts(connection, 2)
-    message = await claim_one(connection)
-    before = await connection.fetchval("select clock_timestamp()")
-    await value(
-        connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(hours=1)
-    )
-    waiting = await alive(connection, id_)
-    assert timedelta(hours=1) <= waiting["available_at"] - before < timedelta(hours=1, seconds=9)
-
-
-async def test_retry_without_a_delay_notifies_at_once(
-    connection: Connection, notifications: Notifications
+@pytest.mark.parametrize(
+    ("minutes", "notifications_sent", "claimed"), [(0, 1, 1), (0.5, 1, 0), (2, 0, 0)]
+)
+async def test_retry_notifies_at_once_or_sleeping_workers(
+    connection: Connection,
+    notifications: Notifications,
+    minutes: float,
+    notifications_sent: int,
+    claimed: int,
 ) -> None:
     id_ = await publish_with_attempts(connection, 2)
     message = await claim_one(connection)
     await notifications.received()
-    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=timedelta(0))
-    assert await notifications.payloads() == [f"default:{id_}"]
-    assert (await claim_one(connection))["attempts"] == 2
-
-
-@pytest.mark.parametrize(("minutes", "notifications_sent"), [(0.5, 1), (2, 0)])
-async def test_retry_with_a_delay_notifies_sleeping_workers(
-    connection: Connection, notifications: Notifications, minutes: float, notifications_sent: int
-) -> None:
-    id_ = await publish_with_attempts(connection, 2)
-    message = await claim_one(connection)
-    await notifications.received()
-    delay = timedelta(minutes=minutes)
-    await value(connection, "retry", id=id_, lock_token=message["lock_token"], delay=delay)
+    await value(connection, "retry", **lock_of(message), delay=timedelta(minutes=minutes))
     assert await notifications.payloads() == [f"default:{id_}"] * notifications_sent
-    assert await rows(connection, "claim") == []
+    assert [row["attempts"] for row in await rows(connection, "claim")] == [2] * claimed
 
 
 async def retried(connection: Connection, messages: list[asyncpg.Record], **more: Any) -> list[int]:
