@@ -278,15 +278,19 @@ async def test_receipts_of_another_source_do_not_replace_lost_ones(connection: C
             await connection.execute(check, source, positions)
 
 
-@pytest.mark.parametrize("scope", ["live", "waiting"])
+@pytest.mark.parametrize(
+    ("scope", "is_released"), [("live", False), ("waiting", False), ("waiting", True)]
+)
 async def test_a_newer_message_does_not_replace_one_without_its_key(
-    connection: Connection, scope: str
+    connection: Connection, scope: str, is_released: bool
 ) -> None:
     """As if it had been claimed between the query for the key and the lock of the row."""
     id_ = await value(
         connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope=scope
     )
-    await claim_one(connection)
+    held = await claim_one(connection)
+    if is_released:
+        assert await value(connection, "release", **lock_of(held))
     renewed = await connection.fetchval(
         "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
     )
@@ -397,17 +401,3 @@ async def test_a_member_takes_over_no_batch_that_is_finished(connection: Connect
     await connection.execute("select messages.publish('s', '1')")
     takeover = timedelta(microseconds=1)
     assert await read(connection, "ann", member="n", takeover=takeover) == [1]
-
-
-async def test_a_released_message_without_its_key_is_not_replaced(connection: Connection) -> None:
-    id_ = await value(
-        connection, "publish", queue="default", message=1, dedup_key="k", dedup_scope="waiting"
-    )
-    row = await claim_one(connection)
-    assert await value(connection, "release", id=id_, lock_token=row["lock_token"])
-    renewed = await connection.fetchval(
-        "select notifyq.replace_message(m.id, m, '2', 'replace', null) from messages.message as m"
-    )
-    assert renewed is None
-    left = await alive(connection, id_)
-    assert left["message"] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from notifyq import App, DatabaseUnavailableError, Message
 from notifyq.chaos.proxy import Proxy
-from notifyq.models.outcome import Failed, Success
+from notifyq.models.outcome import Failed, Outcome, Success
 from notifyq.models.payload import Json
 from notifyq.notify.wake import TokenBucket
 from notifyq.queues.publisher import Publisher
@@ -191,32 +191,25 @@ async def claimed(inbox: Claims, connection: Connection, quantity: int = 1) -> l
     return await inbox.claim(["default"], quantity)
 
 
-async def test_a_retry_whose_answer_is_lost_counts_as_held(
-    database: str, connection: Connection
+@pytest.mark.parametrize(
+    ("outcome", "is_held", "ends"),
+    [
+        (Failed("the marked answer"), True, {"failed": 1}),
+        (Success('"the marked answer"'), False, {}),
+    ],
+)
+async def test_what_has_lost_its_answer_counts_as_held_if_the_lock_is(
+    database: str, connection: Connection, outcome: Outcome, is_held: bool, ends: dict[str, int]
 ) -> None:
-    async with Proxy(database) as proxy:
-        app = App(proxy.dsn, retry_for=20)
-        async with app:
-            inbox = Claims(app.database, "me")
-            (message,) = await claimed(inbox, connection)
-            proxy.lose_answer_to(b"the marked reason")
-            assert await inbox.settler.add(message, Failed("the marked reason"))
-            assert proxy.lost.is_set()
-    assert await statuses(connection) == {"failed": 1}
-
-
-async def test_a_finish_after_a_lost_answer_is_not_held_if_the_lock_is_not(
-    database: str, connection: Connection
-) -> None:
-    async with Proxy(database) as proxy:
-        app = App(proxy.dsn, retry_for=20)
-        async with app:
-            inbox = Claims(app.database, "me")
-            (message,) = await claimed(inbox, connection)
+    async with Proxy(database) as proxy, App(proxy.dsn, retry_for=20) as app:
+        inbox = Claims(app.database, "me")
+        (message,) = await claimed(inbox, connection)
+        if not is_held:
             await value(connection, "release", id=message.id, lock_token=message.lock_token)
-            proxy.lose_answer_to(b"the marked result")
-            assert not await inbox.settler.add(message, Success('"the marked result"'))
-    assert await statuses(connection) == {}
+        proxy.lose_answer_to(b"the marked answer")
+        assert await inbox.settler.add(message, outcome) is is_held
+        assert proxy.lost.is_set()
+    assert await statuses(connection) == ends
 
 
 async def test_a_login_of_the_worker_role_survives_a_lost_answer(
