@@ -12,9 +12,10 @@ import inspect
 import itertools
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import asyncpg
@@ -25,7 +26,7 @@ from notifyq import App
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.dsn import with_database
-from notifyq.server import debian_binaries, wheel_binaries
+from notifyq.server import Server, debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
 from support.database import (
     Connect,
@@ -42,11 +43,6 @@ from support.engine import Engine, choose_engine, compose_command
 from support.quick import HINT, QUICK
 from support.running import Events
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from notifyq.server import Server
 
 _PASSWORD = os.environ.get("NOTIFYQ_PASSWORD", "notifyq")
 # The names of databases are shared by all test runs on a server.

@@ -1,9 +1,9 @@
 """Settings: argument before environment before default, and no password in any text."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -25,9 +25,6 @@ from notifyq.database.pool import Database
 from notifyq.dsn import has_password, masked
 from notifyq.server import development
 from notifyq.server.binaries import default_binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(autouse=True)

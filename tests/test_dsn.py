@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from notifyq.database.connect import targets
 from notifyq.dsn import hosts_of, masked, options_of, url_of, with_database, with_user
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPTIONS = {"host": "h", "user": "me", "dbname": "x"}
 

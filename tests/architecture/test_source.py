@@ -7,15 +7,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import notifyq
 from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOURCE = ROOT / "src/notifyq"
 MODULES = sorted(SOURCE.rglob("*.py"))

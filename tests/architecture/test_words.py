@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The term to use, and the words that it replaces everywhere: in names, comments, messages and docs.
 _EVERYWHERE = {

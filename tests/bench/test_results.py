@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,6 @@ from bench.system import NotRunError
 from bench.systems import PgQ
 from notifyq.cli import main as cli
 from notifyq.errors import NotifyqError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def sample(system: str, round_: int, rate: float, variant: str = "1 process") -> Sample:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from bench.cases import CASES
-from bench.processes import run_pgbench
+from bench.processes import PgbenchResult, run_pgbench
+from bench.results import Results
 from bench.run import choose, run
 from bench.systems import every
 from bench.workspace import Sizes
 from notifyq.errors import ConfigurationError
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from bench.processes import PgbenchResult
-    from bench.results import Results
 
 TINY = replace(
     Sizes.quick(), clients=(2,), bulk=10, backlog=300, patience=30.0, rate=50, steady=1, idle=3,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from notifyq.testing.plugin import cloned
 from support.database import end_sessions, session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 _numbers = itertools.count(1)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from support.database import until
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, until
 
 TAKE = "insert into app.seen (by, value) values ('{name}', messages.dequeue(null::text))"
 

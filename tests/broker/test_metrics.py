@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
@@ -15,10 +14,7 @@ from notifyq.broker import Broker
 from notifyq.operations.metrics import BrokerMetrics
 from notifyq.telemetry import BrokerLost, BrokerStarted
 from operations.metrics.scrapes import Scrape, get, scrape
-from support.database import until
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, until
 
 
 async def test_a_dead_event_is_counted(connection: Connection, database: str) -> None:

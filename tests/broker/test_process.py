@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from broker.procedures import is_running, prepare, register, seen, send, until_seen
 from notifyq.broker import Broker
 from notifyq.config import BrokerSettings
+from notifyq.server import Server
 from notifyq.telemetry import (
     BrokerLost,
     BrokerStarted,
@@ -22,13 +23,7 @@ from notifyq.telemetry import (
     ProcedureFailed,
     TelemetryEvent,
 )
-from support.database import session, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from notifyq.server import Server
-    from support.database import Connection
+from support.database import Connection, session, until
 
 # So that what wakes a broker can only be the notification.
 NO_POLL = BrokerSettings.load(poll=timedelta(minutes=10))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,13 +13,8 @@ from notifyq.broker import Broker
 from notifyq.config import BrokerSettings
 from notifyq.errors import AccessDeniedError, NotifyqError, SchemaMissingError
 from notifyq.telemetry import BrokerLost, TelemetryEvent
-from support.database import until
+from support.database import Connection, until
 from support.refusing import LIMITED, OF_ALL, refusing
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
 
 CALLS = ["messages.run_broker", "messages.status_broker", "messages.stop_broker"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -19,10 +18,7 @@ from broker.procedures import (
     until_seen,
 )
 from notifyq.errors import InvalidArgumentError
-from support.database import until
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, until
 
 BREAKS = "if messages.dequeue(null::text) = 'bad' then raise exception 'it is bad'; end if;"
 

@@ -6,22 +6,16 @@ import asyncio
 import random
 import uuid
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 
-from notifyq.chaos.checker import check
+from notifyq.chaos.checker import CheckResult, check
 from notifyq.chaos.final import read_final
-from notifyq.chaos.history import LOCK_FIELDS, History, digest, read
-from support.database import rows, value
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from notifyq.chaos.checker import CheckResult
-    from notifyq.chaos.history import Invoked
-    from support.database import Connect, Connection
+from notifyq.chaos.history import LOCK_FIELDS, History, Invoked, digest, read
+from support.database import Connect, Connection, rows, value
 
 _DEAD_SINCE = """
 select messages.current_position() as snapshot, d.id

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from notifyq.chaos.history import Op, calls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from notifyq.chaos.final import Final, Row
-    from notifyq.chaos.history import Call
+from notifyq.chaos.final import Final, Row
+from notifyq.chaos.history import Call, Op, calls
 
 Broken: TypeAlias = "Iterator[tuple[list[Op], Final]]"
 Corruption: TypeAlias = "Callable[[list[Op], Final], Broken]"

@@ -7,12 +7,8 @@ no longer applies proves nothing and must be rewritten.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import ROOT, Connection
 
 GATE = 7305427999
 """The advisory lock at which a mutant waits, so that another call can run first."""

@@ -7,15 +7,13 @@ that has its answer or waits for a lock of another.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from chaos.clients import LONG, MAX_ATTEMPTS, SHORT, Client, Listener, Lock, Stage
 from chaos.mutants import GATE
 from support.database import until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 Schedule: TypeAlias = "Callable[[Stage], Awaitable[None]]"
 

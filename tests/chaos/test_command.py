@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +17,6 @@ from notifyq.chaos.final import Final, Row
 from notifyq.chaos.history import History
 from notifyq.cli import main as cli
 from notifyq.server import wheel_binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def programs() -> dict[str, str]:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 import pytest
 
 from notifyq.chaos import final as module
 from notifyq.chaos.final import Row, read_final
 from notifyq.chaos.history import digest
-from support.database import claim_one, publish, value
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, claim_one, publish, value
 
 
 @pytest.mark.parametrize("has_codec", [True, False])

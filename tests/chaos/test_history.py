@@ -10,14 +10,11 @@ import sys
 import threading
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from notifyq.chaos.history import Call, History, HistoryError, calls, digest, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_call_comes_back_with_its_end(tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chaos import schedules
 from chaos.clients import Stage
 from chaos.mutants import MUTANTS, Edit, Mutant
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chaos.schedules import Schedule
-    from notifyq.chaos.checker import CheckResult
-    from support.database import Connect, Connection
+from chaos.schedules import Schedule
+from notifyq.chaos.checker import CheckResult
+from support.database import Connect, Connection
 
 SEED = 20261121
 

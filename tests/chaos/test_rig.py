@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +13,10 @@ from notifyq.chaos.checker import judge
 from notifyq.chaos.faults import Fault, catalogue
 from notifyq.chaos.history import Call, percentile, recoveries
 from notifyq.chaos.kinds import payload
+from notifyq.chaos.rig import Rig
 from notifyq.chaos.run import Report, Row, Run
 from notifyq.chaos.server import until
 from notifyq.server import wheel_binaries
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from notifyq.chaos.rig import Rig
 
 
 class Naps(Fault):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from notifyq.chaos.faults.processes import Soak, StepsKill
 from notifyq.chaos.load import Load
 from notifyq.chaos.rig import Rig
-from support.database import publish, rows
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection, publish, rows
 
 
 class _Server:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from docs.test_examples import parse
 from notifyq.cli.main import tree
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 _VERB = re.compile(r"(alter|analyze|create|drop|grant|reindex|revoke|rollback|select|vacuum) ")
 # In a sentence each of these begins something that a person would copy.

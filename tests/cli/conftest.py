@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from cli.programs import Notifyq
 from notifyq.operations.doctor import Finding
 from notifyq.testing.plugin import cloned
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
 
 _numbers = itertools.count(1)
 

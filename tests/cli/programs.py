@@ -11,11 +11,9 @@ import subprocess
 import sys
 import tempfile
 import termios
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 NOTIFYQ = [sys.executable, "-m", "notifyq"]
 

@@ -9,16 +9,13 @@ import json
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from cli.programs import NOTIFYQ, environment
+from cli.programs import NOTIFYQ, Notifyq, environment
 from support.database import session, until
-
-if TYPE_CHECKING:
-    from cli.programs import Notifyq
 
 FILL = """
     insert into messages.message_archive (

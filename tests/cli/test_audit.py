@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import getpass
 import socket
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli.programs import Notifyq
 from cli.test_listing import archive
 from cli.test_refusals import with_login
 from notifyq.operations.masks import Masks, redacted
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from cli.programs import Notifyq
-
 
 APP = """
 from notifyq import App

@@ -7,20 +7,15 @@ import itertools
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from cli.programs import NOTIFYQ, Running, Terminal, environment
+from cli.programs import NOTIFYQ, Notifyq, Running, Terminal, environment
 from notifyq import App, ConfigurationError, Json, QueueNotFoundError
 from notifyq.queues.publisher import Publisher
-from support.database import rows, session, until, until_equal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from cli.programs import Notifyq
-    from support.database import Connection
+from support.database import Connection, rows, session, until, until_equal
 
 
 @pytest.fixture

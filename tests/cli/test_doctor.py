@@ -6,12 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
+from cli.programs import Notifyq
 from notifyq.operations.doctor import (
     Finding,
     Level,
@@ -25,13 +27,7 @@ from notifyq.operations.doctor import (
 )
 from notifyq.operations.doctor.finding import Context
 from notifyq.operations.doctor.run import CHECKS
-from support.database import publish, session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from cli.programs import Notifyq
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, publish, session
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

@@ -9,10 +9,10 @@ import asyncio
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from cli.programs import Notifyq
 from notifyq.operations import monitor
 from notifyq.operations.doctor import (
     CHECKS,
@@ -24,11 +24,17 @@ from notifyq.operations.doctor import (
     steps,
 )
 from notifyq.operations.doctor.server import BUGS
-from support.database import ROOT, install, open_session, publish, session, until, value
-
-if TYPE_CHECKING:
-    from cli.programs import Notifyq
-    from support.database import Connect, Connection
+from support.database import (
+    ROOT,
+    Connect,
+    Connection,
+    install,
+    open_session,
+    publish,
+    session,
+    until,
+    value,
+)
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

@@ -7,8 +7,9 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
@@ -18,17 +19,11 @@ from cli.test_doctor_sabotage import found
 from notifyq.dsn import with_database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.doctor import Finding, Level, activity, apply_fixes, storage
-from notifyq.server import wheel_binaries
+from notifyq.server import Server, wheel_binaries
 from notifyq.server.binaries import clean_environment, reachable
 from notifyq.server.folder import Folder
 from support.database import install, open_session, session, until
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from notifyq.server import Server
 
 pytestmark = pytest.mark.usefixtures("advice_that_works")
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
 
-from cli.programs import Running
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cli.programs import Notifyq
+from cli.programs import Notifyq, Running
 
 SECRET = "s3cr3t"
 NOWHERE = f"postgresql://me:{SECRET}@127.0.0.1:1/x"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -18,9 +17,7 @@ from notifyq.cli.output import cell, when
 from notifyq.models.payload import check_json
 from notifyq.operations.texts import span
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,13 @@ import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from cli.programs import NOTIFYQ, Terminal, environment
+from cli.programs import NOTIFYQ, Notifyq, Terminal, environment
 from notifyq.operations.monitor import login
 from support.database import session
-
-if TYPE_CHECKING:
-    from cli.programs import Notifyq
 
 EVIL = "[bold]x[/] [/nope] :dog: \\[ \x1b[31m\u009b \u202e\ttab"
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
+from cli.programs import Notifyq
 from cli.test_listing import archive
 from notifyq import errors
 from notifyq.cli.hints import HINTS, advised
 from notifyq.schema.files import relative
 from support.database import INIT_FILES, session
-
-if TYPE_CHECKING:
-    from cli.programs import Notifyq
 
 # Files whose hints no command can meet: of batches, procedures and tables of the caller.
 _SQL_ONLY = {

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from cli.programs import Running
-from support.database import archived, expire, make_due, rows, until, value
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection, archived, expire, make_due, rows, until, value
 
 APP = """
 import os, signal

@@ -8,23 +8,17 @@ import logging
 import os
 import re
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from cli.programs import Result, Running, Terminal
+from cli.programs import Notifyq, Result, Running, Terminal
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.processes import Supervisor
-from support.database import publish, until_equal, value
+from support.database import Connection, publish, until_equal, value
 from support.running import statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from cli.programs import Notifyq
-    from support.database import Connection
 
 PROGRAM = """
 import asyncio, os, time

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator, Sequence
 from urllib.parse import urlsplit
 
 import pytest
 
+from cli.programs import Notifyq
 from notifyq import schema
 from notifyq.dsn import with_database
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from cli.programs import Notifyq
 
 COMMANDS: list[tuple[str, ...]] = [
     ("queues",),

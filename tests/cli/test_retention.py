@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from cli.programs import Notifyq
 from support.database import session
-
-if TYPE_CHECKING:
-    from cli.programs import Notifyq
 
 OLD = """
     insert into messages.message_archive (

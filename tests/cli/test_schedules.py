@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cli.programs import Notifyq
+from cli.programs import Notifyq
 
 APP = """
 import notifyq

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from cli.programs import Notifyq, Result
 from notifyq.cli import main
 from notifyq.cli.logs import LogFormat, formatter
 from notifyq.dsn import masked_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from cli.programs import Notifyq, Result
 
 SECRET = "s3cr3t"
 WRONG = {

@@ -11,16 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from cli.programs import NOTIFYQ, Running, environment
 from support.database import session, until, until_equal
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from cli.programs import Running, Terminal
+from cli.programs import Notifyq, Running, Terminal
 from support.database import Connection, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cli.programs import Notifyq
 
 
 def test_a_stream_from_create_to_drop(notifyq: Notifyq) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING
 
 from cli.programs import Notifyq, Terminal
 from operations.top.filled import fill
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 async def test_top_runs_in_a_terminal_until_q(database: str, connection: Connection) -> None:

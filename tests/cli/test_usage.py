@@ -5,22 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cli.programs import Notifyq
 from notifyq import __version__
 from notifyq.cli.main import COMMANDS, tree
 from notifyq.config import BrokerSettings, CommandSettings, RelaySettings, WorkerSettings
 from notifyq.operations.texts import span
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from cli.programs import Notifyq
 
 WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("nosuch",), "No such command 'nosuch'"),

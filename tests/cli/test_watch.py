@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from cli.programs import Running
-from support.database import let_fail, open_session, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cli.programs import Notifyq
-    from notifyq.server import Server
-    from support.database import Connection, let_fail
+from cli.programs import Notifyq, Running
+from notifyq.server import Server
+from support.database import Connection, let_fail, open_session, until
 
 LISTENS = "listening, in session"
 

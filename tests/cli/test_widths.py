@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from cli.programs import Terminal
+from cli.programs import Notifyq, Terminal
 from cli.test_listing import archive, plain
 from notifyq.cli.chaos import _print_list
 from notifyq.cli.main import tree
 from notifyq.cli.output import out, print_table
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cli.programs import Notifyq
 
 QUEUE = "customer-notifications.transactional-email.europe-west-1"
 STREAM = "warehouse-movements.stock-corrections.north-america-2"

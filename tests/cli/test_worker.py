@@ -9,22 +9,17 @@ import re
 import signal
 import subprocess
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from cli.programs import NOTIFYQ, Running, environment
+from cli.programs import NOTIFYQ, Notifyq, Running, environment
+from notifyq import App
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.worker import summing_up
 from support.database import session, until
 from support.running import working
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cli.programs import Notifyq
-    from notifyq import App
 
 MODULES = {
     "raises": "raise RuntimeError('first line\\nsecond line')",

@@ -6,21 +6,24 @@ import asyncio
 import itertools
 import os
 import signal
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.dsn import with_database
+from notifyq.server import Server
 from notifyq.testing.plugin import cloned
-from support.database import create_clone, drop_database, install, open_session, session, until
+from support.database import (
+    Connection,
+    create_clone,
+    drop_database,
+    install,
+    open_session,
+    session,
+    until,
+)
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from notifyq.server import Server
-    from support.database import Connection
 
 _numbers = itertools.count(1)
 

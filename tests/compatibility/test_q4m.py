@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
 from compatibility.conditions import CONDITIONS, evaluate
+from compatibility.conftest import Mortal
 from notifyq.errors import InvalidArgumentError, NothingOwnedError, QueueNotFoundError
 from support.database import (
     Connect,
@@ -30,11 +32,6 @@ from support.database import (
     until_blocked,
     value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from compatibility.conftest import Mortal
 
 NOTHING = timedelta(0)
 until_waiting = partial(until_blocked, event="PgSleep")

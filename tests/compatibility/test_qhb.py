@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
@@ -15,16 +15,21 @@ import pytest
 from broker.conftest import database, shared_database  # noqa: F401  fixtures
 from broker.procedures import declare, drain, is_running, prepare, register, seen, send, until_seen
 from broker.test_process import NO_POLL, serving
+from compatibility.conftest import Mortal
 from notifyq.errors import DatabaseError, InvalidArgumentError
-from support.database import Notices, install, one_row, session, terminate, until, until_blocked
+from notifyq.server import Server
+from support.database import (
+    Connect,
+    Connection,
+    Notices,
+    install,
+    one_row,
+    session,
+    terminate,
+    until,
+    until_blocked,
+)
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from compatibility.conftest import Mortal
-    from notifyq.server import Server
-    from support.database import Connect, Connection
 
 EXACT = {
     "bytea": r"'\x00ff'",

@@ -6,11 +6,13 @@ import asyncio
 import random
 import statistics
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
 
 import asyncpg
 import pytest
 
+from compatibility.conftest import Mortal
+from notifyq.server import Server
 from support.database import (
     Connect,
     Connection,
@@ -23,12 +25,6 @@ from support.database import (
     value,
 )
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from compatibility.conftest import Mortal
-    from notifyq.server import Server
 
 ARTICLE = """
     delete from messages.message

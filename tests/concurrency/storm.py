@@ -14,18 +14,13 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 
-from support.database import open_session, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from support.database import Connection
+from support.database import Connection, open_session, rows, value
 
 READERS = {"plain": 1000, "sliced": 4, "single": 1, "whole": 100_000, "retrying": 20, "team": 6}
 """How many events each subscriber takes at a time, at most."""

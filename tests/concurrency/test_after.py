@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import asyncpg
 import pytest
 
-from support.database import publish, rows, until_blocked, value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, publish, rows, until_blocked, value
 
 
 async def after(connection: Connection, ids: Sequence[int], **options: str) -> int:

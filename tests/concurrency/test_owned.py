@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
-from support.database import one_row, publish, rows, session, value
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, one_row, publish, rows, session, value
 
 WAIT = "call messages.wait(array['default'], '0.3 s')"
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from support.database import INIT_FILES, publish, rows, until_blocked, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import INIT_FILES, Connect, Connection, publish, rows, until_blocked, value
 
 BULK = """
     insert into messages.message (queue, message, priority, key)

@@ -6,14 +6,11 @@ import asyncio
 import os
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from support.database import rows, until_blocked, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, rows, until_blocked, value
 
 """Of each publisher, at least."""
 STEPS = int(os.environ.get("NOTIFYQ_STREAM_STEPS", "100"))

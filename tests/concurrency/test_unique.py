@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import pytest
 
-from support.database import lock_of, rows, until_blocked, value
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, lock_of, rows, until_blocked, value
 
 HOUR = timedelta(hours=1)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from database.pairs import Pair
 from notifyq import schema
 from notifyq.chaos.server import Server, programs
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -10,9 +10,6 @@ import pytest
 from notifyq.database.pool import Database, connect
 from notifyq.dsn import options_of, url_of
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRISMA = "&connect_timeout=15&pgbouncer=true"
 FORMS = [

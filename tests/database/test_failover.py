@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from database.pairs import kill
+from database.pairs import Pair, kill
 from notifyq import App, DatabaseUnavailableError, Reject
+from notifyq.chaos.server import Server
 from notifyq.operations import monitor
 from notifyq.telemetry import ListenerConnected, ListenerLost, MessageFinished
-from support.database import session, until
+from support.database import Connection, session, until
 from support.running import Events, doubles, persisting, working
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from database.pairs import Pair
-    from notifyq.chaos.server import Server
-    from support.database import Connection
 
 
 @asynccontextmanager

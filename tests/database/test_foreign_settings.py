@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from cli.programs import Notifyq
 from notifyq import App, Event
-from support.database import session, until
+from support.database import Connection, session, until
 from support.running import statuses, working
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 SETTINGS = {
     "of values": {

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from cli.programs import Notifyq
 from notifyq import App
-from support.database import session, until_equal
+from support.database import Connection, session, until_equal
 from support.running import statuses, working
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 REFUSED = ("pg_current_wal_insert_lsn", "pg_current_wal_lsn")
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -22,9 +23,6 @@ from support.database import Connection, until
 from support.database import session as opened
 from support.poolers import Pooler, pooler
 from support.running import Events, persisting, statuses, working
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture

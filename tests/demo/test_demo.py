@@ -8,21 +8,17 @@ import select
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from cli.programs import NOTIFYQ, Running, Terminal, environment
+from cli.programs import NOTIFYQ, Result, Running, Terminal, environment
 from notifyq.demo.index import index, source_files
 from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cli.programs import Result
 
 SMALL = ["demo", "--package", "json"]
 FILES = [path for path in source_files() if path.startswith("json/")]

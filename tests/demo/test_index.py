@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from notifyq import Reject
 from notifyq.demo import index as demo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

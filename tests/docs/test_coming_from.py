@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from docs.pages import blocks
 from docs.test_examples import THERE
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import ROOT, Connection
 
 COMPATIBLE = {
     "listen-notify": ("o", 23),

@@ -9,8 +9,8 @@ import inspect
 import re
 import sys
 from datetime import timedelta
+from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -18,11 +18,7 @@ import pytest
 from docs.pages import DOCS, PAGES, Block, blocks, commands, page_id
 from notifyq import App
 from notifyq.cli import main as cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 # Some need more packages: tests/spark runs them. test_tutorial.py runs its own.
 APART = {"lake", "loads", "spark", "tutorial"}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from docs.pages import DOCS, GENERATED, HEADS, PAGES, anchors, blocks, page_id, prose
 from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _CACHES = {".git", ".hypothesis", ".venv", "node_modules", "build", "dist"}
 

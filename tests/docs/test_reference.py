@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import typer
@@ -17,12 +18,7 @@ from notifyq import errors, telemetry
 from notifyq.cli.main import app as command_line
 from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
 from notifyq.handlers.build import HandlerOptions, SubscriberOptions
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.database import Connection
+from support.database import ROOT, Connection
 
 
 def page(name: str) -> str:

@@ -8,15 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from docs.pages import DOCS, blocks
 from support.database import session, until_equal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGE = DOCS / "start/tutorial.md"
 # The test has its own server and schema.

@@ -6,20 +6,16 @@ import ast
 import asyncio
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import notifyq
 from notifyq.telemetry import ListenerConnected, TelemetryEvent
-from support.database import ROOT, until, value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-    from types import ModuleType
-
-    from support.database import Connection
+from support.database import ROOT, Connection, until, value
 
 WORKERS = sorted((ROOT / "workers").glob("*.py"))
 

@@ -1,15 +1,13 @@
 """A wait, a signal and maintenance in every order of their steps: the signal is never missed."""
 
+from collections.abc import Iterator
 from itertools import combinations, pairwise, product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
 from support.database import Connect, Connection, publish, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Isolation = str
 # What each does in its transaction: `look` fixes its snapshot where the isolation has one, `act` is

@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from execution.raisers import NAMES, Custom, act
 from execution.raisers import app as process_app
-from notifyq import App, Event, Transaction
+from notifyq import App, Event, Message, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished, WorkerStopped
-from support.running import working
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from notifyq import Message
-    from support.running import Events
+from support.running import Events, working
 
 
 @pytest.fixture(autouse=True)

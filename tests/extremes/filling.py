@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from extremes.values import of
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 # Tables that identify the schema and the server: with other values every call is refused. And a
 # table with names of tables, which only functions create.

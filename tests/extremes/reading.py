@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 from prometheus_client import CollectorRegistry, generate_latest
 
+from cli.programs import Notifyq
 from notifyq.operations.dashboard import create_app
 from notifyq.operations.dashboard.pages import SECTIONS
 from notifyq.operations.metrics import DatabaseMetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from cli.programs import Notifyq
-    from support.database import Connection
+from support.database import Connection
 
 _BASE = "http://localhost:8080"
 

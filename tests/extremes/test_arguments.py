@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 
 from extremes.values import of
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 _KINDS = ("interval", "timestamptz", "date", "int2", "int4", "int8", "float8", "numeric")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,14 +22,8 @@ from extremes.reading import (
 )
 from notifyq import App
 from notifyq.cli import main
-from support.database import archived, until
+from support.database import Connection, archived, until
 from support.running import working
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.database import Connection
 
 
 def _leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[str]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
-from notifyq import App, ConfigurationError, InvalidArgumentError, Message, Schedule
+from notifyq import App, ConfigurationError, InvalidArgumentError, Message, Schedule, ScheduleInfo
 from notifyq.telemetry import MessageFinished, SchedulesFired
 from support.database import Connection, value
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from notifyq import ScheduleInfo
 
 HOUR_AGO = "update messages.schedule set next_at = next_at - interval '2 hours'"
 

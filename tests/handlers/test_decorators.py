@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from notifyq import App, ConfigurationError
+from notifyq import App, ConfigurationError, Message
 from notifyq.errors import QueueNotFoundError
 from notifyq.handlers.handler import Handler
 from notifyq.telemetry import MessageFinished
-from support.running import working
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from notifyq import Message
-    from support.running import Events
+from support.running import Events, working
 
 
 class Greeting(str):

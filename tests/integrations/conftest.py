@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,9 +19,6 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from integrations.connections import Watcher, django, url
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 BLOCKING = [
     "psycopg",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import psycopg
 from django import setup  # type: ignore[import-untyped]  # Django has no types
@@ -10,9 +11,6 @@ from django.conf import settings  # type: ignore[import-untyped]
 from django.db import connections  # type: ignore[import-untyped]
 from psycopg.rows import dict_row
 from sqlalchemy.engine import make_url
-
-if TYPE_CHECKING:
-    from contextlib import ExitStack
 
 settings.configure(USE_TZ=True)
 setup()

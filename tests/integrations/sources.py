@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import procrastinate
@@ -11,12 +12,7 @@ from pgmq.install import get_embedded_install_sql
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.db import AsyncpgDriver
 
-from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from support.database import Connection
+from support.database import Connection, session
 
 
 async def install_procrastinate(dsn: str) -> procrastinate.App:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connections  # type: ignore[import-untyped]  # Django has no types
 
 from integrations.connections import django
 from notifyq import App, Event, MessageFailedError, Steps
-from support.database import until
+from support.database import Connection, until
 from support.running import statuses, working
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.database import Connection
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import asyncpg
 import psycopg
@@ -11,11 +11,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from integrations.connections import url
+from integrations.connections import Watcher, url
 from notifyq import App, ConfigurationError, Published, QueueNotFoundError, within
-
-if TYPE_CHECKING:
-    from integrations.connections import Watcher
 
 
 async def test_a_message_is_published_if_the_transaction_commits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import psycopg
 import pytest
@@ -12,7 +12,7 @@ from django.db.transaction import atomic, set_rollback  # type: ignore[import-un
 from django.db.utils import InternalError  # type: ignore[import-untyped]  # Django has no types
 from sqlalchemy.exc import DBAPIError
 
-from integrations.connections import django
+from integrations.connections import Watcher, django
 from notifyq import (
     App,
     ConfigurationError,
@@ -24,9 +24,6 @@ from notifyq import (
     QueueNotFoundError,
     within,
 )
-
-if TYPE_CHECKING:
-    from integrations.connections import Watcher
 
 
 def test_a_message_is_published_if_the_transaction_commits(blocking: Any, watcher: Watcher) -> None:

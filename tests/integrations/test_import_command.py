@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cli.programs import Notifyq
 from integrations.sources import enqueue, install_pgqueuer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 
 @pytest.fixture(scope="module")

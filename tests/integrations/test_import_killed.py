@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from integrations.sources import enqueue, install, install_pgqueuer
 from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Transfer
+from support.database import Connection
 from support.dying import dying
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 
 @pytest.mark.timeout(120)

@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from taskiq.api import run_receiver_task
@@ -15,9 +16,6 @@ from taskiq.serializers import PickleSerializer
 
 from notifyq.contrib.taskiq import NotifyqBroker
 from support.database import ROOT, Connection, until, until_equal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from notifyq.database import statements as sql
-from support.database import rows, until
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-
-    from support.database import Connection, Notifications
+from support.database import Connection, Notifications, rows, until
 
 Step: TypeAlias = "Callable[[], Awaitable[None]]"
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from notifyq import App
-from support.database import publish, until, value
+from support.database import Connection, Notifications, publish, until, value
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from support.database import Connection, Notifications
 
 
 async def test_full_workers_do_not_wake_each_other_without_end(

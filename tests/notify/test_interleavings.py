@@ -6,17 +6,12 @@ This checks what the models prove on the real functions and a real server.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from notify.protocol import COPY, INSERT, Sleeper, Writer, orders, run, waiting
-from support.database import value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from support.database import Connect, Connection, Notifications
+from support.database import Connect, Connection, Notifications, value
 
 PLAIN = (f"begin; {INSERT}", "commit")
 

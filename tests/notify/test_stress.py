@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,13 +16,8 @@ from notifyq import App
 from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
 from notifyq.worker import wake
 from notifyq.worker.wake import Suppression
-from support.database import publish, rows, until
+from support.database import Connect, Connection, publish, rows, until
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connect, Connection
 
 QUEUES = ("default", "b")
 SECONDS = float(os.environ.get("NOTIFYQ_STRESS_SECONDS", "6"))

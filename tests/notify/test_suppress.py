@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -20,9 +20,6 @@ from support.database import (
     value,
 )
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 QUEUE = "default"
 PUBLISH = INSERT.format(queue=QUEUE)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
-from notify.protocol import orders, run
-from support.database import terminate, value
-
-if TYPE_CHECKING:
-    from notify.protocol import Step
-    from support.database import Connect, Connection, Notifications
+from notify.protocol import Step, orders, run
+from support.database import Connect, Connection, Notifications, terminate, value
 
 QUEUES = ["default"]
 

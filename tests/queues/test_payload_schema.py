@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 from pydantic import BaseModel, Field
 
 from notifyq import App, PayloadError, Policy, StreamPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
+from support.database import Connection
 
 PATH = r"\$\.id: 0 is less than the minimum of 1"
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq import App, Policy, StreamPolicy
 from notifyq.cli.main import tree
 from notifyq.operations.dashboard.policy import FIELDS
-from notifyq.queues.options import PolicyBase, options
-
-if TYPE_CHECKING:
-    from notifyq.queues.options import Option
-    from support.database import Connection
+from notifyq.queues.options import Option, PolicyBase, options
+from support.database import Connection
 
 NEEDED: dict[str, dict[str, Any]] = {
     "backoff": {"backoff_max": timedelta(days=3)},

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pickle
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from notifyq import ConfigurationError, Json, Message, QueueNotFoundError, Reject
+from notifyq import App, ConfigurationError, Json, Message, QueueNotFoundError, Reject
 from notifyq.queues.published import Published
+from support.database import Connection
 from support.running import working
-
-if TYPE_CHECKING:
-    from notifyq import App
-    from support.database import Connection
 
 
 @pytest.mark.parametrize("payload", [float("nan"), "a\x00b", Json("{"), Json(r'"\ud800"')])

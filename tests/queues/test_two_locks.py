@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from notifyq import App, Message
 from notifyq.models.outcome import Success
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.fetch import Claims
+from support.database import Connection
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 
 async def test_of_two_locks_of_one_worker_only_the_newer_one_finishes_the_message(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from support.database import session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from support.database import Connection
-    from support.databases import Databases
+from support.database import Connection, session
+from support.databases import Databases
 
 
 @pytest.fixture

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.config import DatabaseSettings, RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import Relay, RelayStarted
-from support.database import until
+from support.database import Connection, until
 from support.running import Events
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from support.database import Connection
 
 
 def relay(

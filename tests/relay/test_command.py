@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,8 @@ from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
 from notifyq.relay import Relay, StreamRelay
 from relay.relaying import command, payloads, until_there
-from support.database import publish, until
+from support.database import Connection, publish, until
 from support.refusing import refusing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from support.database import Connection
 
 REFUSED = ["notifyq.relay_claim", "messages.next_batch"]
 """What the relay of queues calls, and that of a subscription."""

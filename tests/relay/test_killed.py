@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.relay import RelayMoved
 from relay.relaying import command, drained, fill, payloads, relaying, until_there
-from support.database import until
+from support.database import Connect, Connection, until
 from support.dying import dying
 from support.running import Events, statuses
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
 
 
 @pytest.mark.timeout(120)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import generate_latest
 
 from cli.programs import Running
 from notifyq.database.pool import Database
 from notifyq.operations.metrics import RelayMetrics, start_server
-from notifyq.relay import Relay, RelayResumed, RelayStalled, RelayStarted, RelayStopped
+from notifyq.relay import (
+    Relay,
+    RelayMessage,
+    RelayResumed,
+    RelayStalled,
+    RelayStarted,
+    RelayStopped,
+)
 from operations.metrics.scrapes import Scrape, get, scrape
-from support.database import until
-
-if TYPE_CHECKING:
-    from notifyq.relay import RelayMessage
-    from support.database import Connection
+from support.database import Connection, until
 
 
 def read(metrics: RelayMetrics) -> Scrape:

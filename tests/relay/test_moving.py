@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import ConfigurationError, QueueNotFoundError
-from notifyq.relay import RelayMoved, RelayRefused, RelayStopped
+from notifyq.relay import RelayMessage, RelayMoved, RelayRefused, RelayStopped
 from relay.relaying import drained, fill, payloads, relay, relaying
-from support.database import value
+from support.database import Connection, value
 from support.running import Events, statuses
-
-if TYPE_CHECKING:
-    from notifyq.relay import RelayMessage
-    from support.database import Connection
 
 
 async def test_messages_are_moved_in_order(

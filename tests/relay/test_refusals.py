@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from relay.relaying import drained, payloads, relay, relaying, until_there
 from support.database import Connection, publish, until, until_equal, value
 from support.refusing import errors, refusing
 from support.running import Events
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 BESIDES = [
     "notifyq.suppress", "notifyq.unsuppress", "notifyq.take_wake_slots",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.config import RelaySettings
 from notifyq.database.pool import Database
-from notifyq.relay import RelayMoved, StreamRelay
+from notifyq.relay import RelayMessage, RelayMoved, StreamRelay
 from relay.relaying import drained, payloads
+from support.database import Connection
 from support.running import Events
-
-if TYPE_CHECKING:
-    from notifyq.relay import RelayMessage
-    from support.database import Connection
 
 SUBSCRIBE = "select messages.create_stream('orders'), messages.subscribe('orders', 'hub', 'start')"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,13 +19,10 @@ from notifyq.relay import (
     RelayStarted,
     StreamRelay,
 )
+from notifyq.server import Server
 from relay.relaying import drained, fill, payloads, relaying
-from support.database import open_session, session, until, until_equal
+from support.database import Connection, open_session, session, until, until_equal
 from support.running import Events, statuses
-
-if TYPE_CHECKING:
-    from notifyq.server import Server
-    from support.database import Connection
 
 
 async def test_a_full_target_receives_as_many_as_it_can(

@@ -7,14 +7,10 @@ reads the catalog for that.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 
-from support.database import publish
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, publish
 
 CLAIM = "select * from messages.claim(quantity => 10)"
 FULL_SCAN = "select * from messages.claim(quantity => 10, full_scan => true)"

@@ -6,16 +6,13 @@ What a function does with null where it names something must never be done to so
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import publish, rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, publish, rows, value
 
 FUNCTIONS = """
     select p.proname as name, p.oid::regproc::text as called, p.prokind = 'p' as is_procedure,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 import pytest_asyncio
 
-from support.database import open_session, session
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
+from support.database import Connection, open_session, session
 
 _PASSWORD = "guessed"
 ROLES = {

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 import pytest
 
 from notifyq import App
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from notifyq.telemetry import MessageFinished
-from security.conftest import role_name
-from support.database import publish, value
+from security.conftest import Enter, role_name
+from support.database import Connection, publish, value
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from security.conftest import Enter
-    from support.database import Connection
 
 READ = [
     "select * from messages.message",

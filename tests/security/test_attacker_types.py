@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 import pytest_asyncio
 
-from security.conftest import role_name
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from security.conftest import Enter
-    from support.database import Connection
+from security.conftest import Enter, role_name
+from support.database import Connection
 
 every_role = pytest.mark.parametrize("attacker", ["reader", "publisher", "worker"], indirect=True)
 a_publisher = pytest.mark.parametrize("attacker", ["publisher"], indirect=True)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 import pytest
 
 from broker.procedures import drain
-from security.conftest import role_name
-from support.database import one_row
-
-if TYPE_CHECKING:
-    from security.conftest import Enter
-    from support.database import Connection
+from security.conftest import Enter, role_name
+from support.database import Connection, one_row
 
 Denied = asyncpg.InsufficientPrivilegeError
 

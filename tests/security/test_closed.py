@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
 from notifyq.errors import DatabaseError
-from security.conftest import role_name
-from support.database import one_row
-
-if TYPE_CHECKING:
-    from security.conftest import Enter
-    from support.database import Connection
+from security.conftest import Enter, role_name
+from support.database import Connection, one_row
 
 TAKES = [
     *("stream", "queue", "name", "names", "queues", "streams", "batch", "id", "ids", "event"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,12 +15,17 @@ from notifyq.errors import (
     QueueDeniedError,
     QueueNotFoundError,
 )
-from security.conftest import dsn_of, role_name
-from support.database import INIT_FILES, Notifications, expire, install, one_row, value
-
-if TYPE_CHECKING:
-    from security.conftest import Enter
-    from support.database import Connect, Connection
+from security.conftest import Enter, dsn_of, role_name
+from support.database import (
+    INIT_FILES,
+    Connect,
+    Connection,
+    Notifications,
+    expire,
+    install,
+    one_row,
+    value,
+)
 
 PUBLISH = [
     "select messages.publish('bills', '1')",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 _STATEMENTS = Path(__file__).with_name("hostile.sql")
 _RELATIONS = """

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq import App
 from notifyq.errors import InvalidArgumentError, MessageLimitError
-from support.database import rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, rows, value
 
 REFUSED = {
     "an array in 101 others": ("[" * 102 + "]" * 102, "nested more than 100 levels deep"),

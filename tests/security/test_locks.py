@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.errors import QueueBusyError
-from support.database import one_row, until_blocked, value
-
-if TYPE_CHECKING:
-    from security.conftest import Enter
-    from support.database import Connect, Connection, Notifications
+from security.conftest import Enter
+from support.database import Connect, Connection, Notifications, one_row, until_blocked, value
 
 KEYS = {
     "publishing": "hashtextextended('default', 7305427001)",

@@ -12,8 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 import httpx
@@ -21,9 +21,6 @@ import pytest
 
 from notifyq.server import debian_binaries
 from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 pytestmark = pytest.mark.timeout(240)
 

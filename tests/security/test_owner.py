@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,9 +10,6 @@ from notifyq import schema
 from notifyq.dsn import with_database
 from support.database import Connection, install, session
 from support.servers import kept_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OWNERS = """
     select distinct o.owner::regrole::text from (

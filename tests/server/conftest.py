@@ -10,17 +10,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.server import Server, debian_binaries, wheel_binaries
 from server.starters import SOURCES, Program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def _fast_folder() -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -13,12 +14,7 @@ from typer.testing import CliRunner, Result
 from cli.programs import Terminal
 from notifyq.cli.server import server as commands
 from notifyq.operations.doctor import Finding, Level, examine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from notifyq.server import Server
+from notifyq.server import Server
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from notifyq.server import Server
 from notifyq.server.folder import Folder, Starter
 from notifyq.server.locks import wait_until
 from server.starters import Program, first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 START = """
 import sys, signal, threading

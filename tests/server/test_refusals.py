@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from notifyq.errors import ServerError
 from notifyq.server import Server, wheel_binaries
 from notifyq.server.binaries import default_binaries, reachable
 from notifyq.server.folder import Folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

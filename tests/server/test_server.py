@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -14,11 +14,7 @@ import pytest
 
 from notifyq.errors import ServerError
 from notifyq.server import Server, debian_binaries, development, home, wheel_binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from server.starters import Program
+from server.starters import Program
 
 DSN_OF = """
 import sys

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -21,10 +23,6 @@ from notifyq.spark.lake.lake import Lake
 from notifyq.spark.session import session
 from notifyq.spark.source.source import register
 from spark.archived import archive, archive_incident
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 MANY = 4000
 """Rows that a pipeline gets for each seed."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 
@@ -11,9 +12,6 @@ from notifyq.spark.connection import connect, connect_arrow
 from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
 from notifyq.spark.statements import selected
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def as_role(dsn: str, role: str) -> str:

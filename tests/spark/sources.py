@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from notifyq.spark.source.options import described, read_options, stream_options
 from notifyq.spark.source.reader import FilteringReader
 from notifyq.spark.source.schema import struct
 from notifyq.spark.source.stream_reader import TableStreamReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from support.database import Connection
+from support.database import Connection
 
 
 async def publish(connection: Connection, quantity: int, queue: str = "a") -> None:

@@ -7,7 +7,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,7 @@ from notifyq.spark.connection import connect
 from notifyq.spark.lake.export import export
 from spark.archived import archive_incident
 from spark.lakes import as_role
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 END = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from docs.pages import blocks
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import ROOT, Connection
 
 
 async def test_the_examples_run(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq import Reject, Retry
 from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.spark.handling import Handled, _Claimed, handle, handle_batch, handle_queue
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 def outcome_of(payload: Any) -> Any:

@@ -6,16 +6,14 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark import kill
 from spark.killed import ALL
 from spark.killing import working
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", [it.name for it in ALL.values() if not it.wants_spark])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from docs.pages import PAGES, blocks
 from notifyq.cli import main as cli
 from notifyq.spark.connection import connect
 from spark.archived import archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_the_examples_run(

@@ -9,7 +9,8 @@ import sys
 import textwrap
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +20,7 @@ from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFou
 from notifyq.spark.publish import datasets
 from notifyq.spark.publish.load import load
 from notifyq.spark.publish.mapping import mapping
-from support.database import until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, until
 
 LIVE = "select queue, message::text, priority, key from messages.message order by id"
 

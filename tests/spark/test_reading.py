@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.sql.datasource import (
@@ -20,9 +20,7 @@ from pyspark.sql.datasource import (
 
 from notifyq.errors import ConfigurationError, NotifyqError, StreamNotFoundError
 from spark.sources import collect, finish, publish, reader
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection
 
 
 async def test_spark_reads_the_archive(spark: Any, connection: Connection, database: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,7 @@ from notifyq.errors import ConfigurationError, LoadNotFoundError, ReplayClosedEr
 from notifyq.spark.lake.export import export
 from notifyq.spark.publish.history import Choice, contains
 from notifyq.spark.publish.replay import replay
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 
 async def finish_some(connection: Connection, quantity: int = 30) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,9 +12,7 @@ pytest.importorskip("psycopg", reason="the extra `spark` is not installed")
 
 from notifyq.errors import AccessDeniedError, ConfigurationError, SchemaMissingError
 from notifyq.spark.analysis.sample import Sample, sample
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,9 +14,7 @@ from pyspark.errors import PySparkException
 from notifyq.errors import NotifyqError
 from notifyq.spark import pipelines
 from spark.sources import finish, publish
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 def refusals(spark: Any, why: str, **options: str) -> list[str]:

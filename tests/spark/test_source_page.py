@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from spark.sources import finish, publish
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import ROOT, Connection
 
 
 async def test_the_examples_of_the_page_work(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.streaming import stream_to_lake, table_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 
 async def test_each_event_is_in_the_lake_once(

@@ -7,14 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.spark import session
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 def located() -> str:

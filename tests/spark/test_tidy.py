@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,9 +20,6 @@ from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake
 from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_small_files_are_merged_and_deleted_a_day_later(database: str, tmp_path: Path) -> None:

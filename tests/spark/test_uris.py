@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from notifyq.spark import pipelines
 from notifyq.spark.connection import connect
 from notifyq.spark.publish.history import lake_counts
 from spark.archived import archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 URIS = [
     "s3://bucket/lake", "s3a://bucket/lake", "S3://bucket/lake", "s3:/bucket/lake", "s3:lake",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -17,13 +19,7 @@ from notifyq.spark.publish import staging
 from notifyq.spark.session import session
 from notifyq.spark.source.frames import Shape
 from notifyq.spark.source.writer import BatchWriter, WriteOptions
-from support.database import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.database import Connection, Notifications
+from support.database import ROOT, Connection, Notifications
 
 LIVE = "select queue, message::text, type, key, priority from messages.message order by id"
 

@@ -7,15 +7,23 @@ by the tests of its file; here are those whose loss no other test sees.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import LostReceiptsError, QueueFullError
-from support.database import alive, archived, claim_one, lock_of, publish, rows, terminate, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import (
+    Connect,
+    Connection,
+    alive,
+    archived,
+    claim_one,
+    lock_of,
+    publish,
+    rows,
+    terminate,
+    value,
+)
 
 HOUR = timedelta(hours=1)
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
+import asyncpg
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from stateful.model import Archived, Live, Model, Policy
 from support import databases
-from support.database import open_session, rows, terminate, value
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
-    import asyncpg
-
-    from support.database import Connection
+from support.database import Connection, open_session, rows, terminate, value
 
 POLICIES = {
     "once": Policy(max_attempts=1, backs_off=False),

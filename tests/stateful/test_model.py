@@ -6,8 +6,8 @@ NOTIFYQ_MODEL_EXAMPLES=5000 makes 5000 runs, different ones each time.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -18,9 +18,6 @@ from notifyq.testing.plugin import cloned
 from stateful.bench import Session
 from stateful.machine import Machine
 from support.database import INIT_FILES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EXAMPLES = int(os.environ.get("NOTIFYQ_MODEL_EXAMPLES", "0"))
 _BASE = settings(

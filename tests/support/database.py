@@ -6,19 +6,17 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
 from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import asyncpg
 
 from notifyq.schema.files import init_files
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 

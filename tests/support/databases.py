@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
 
 from notifyq.dsn import with_database
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Databases:

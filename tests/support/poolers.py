@@ -10,14 +10,11 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PROGRAM = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 

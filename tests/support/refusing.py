@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+import pytest
 
-    import pytest
-
-    from support.database import Connection
+from support.database import Connection
 
 OF_ALL = ["42501", "42P01", "42883", "3F000"]
 """SQLSTATEs for want of a right, or of the schema: each such call is refused."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from notifyq import App, Worker
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.telemetry import TelemetryEvent, WorkerStarted
-from support.database import session, until, value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from notifyq import App, Worker
-    from support.database import Connection
+from support.database import Connection, session, until, value
 
 E = TypeVar("E", bound=TelemetryEvent)
 

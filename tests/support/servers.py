@@ -6,15 +6,12 @@ import contextlib
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.server import Server, debian_binaries, wheel_binaries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ import asyncio
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -18,12 +19,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from execution.in_processes import app as processes
 from notifyq import App, ConfigurationError, Message, Reject, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished
+from support.database import Connection
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from support.database import ROOT, session
 from upgrade.second import write_second
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 HERE = Path(__file__).parent
 

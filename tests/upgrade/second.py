@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from notifyq.database.statements import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NEXT = SCHEMA_VERSION + 1
 GONE = "messages.release_owned(interval)"

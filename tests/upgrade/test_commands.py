@@ -6,8 +6,10 @@ import asyncio
 import json
 import shutil
 import subprocess
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import typer
@@ -17,14 +19,8 @@ from notifyq.cli import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaMissingError
 from notifyq.server import debian_binaries
-from support.database import catalog_lines, session
+from support.database import Connection, catalog_lines, session
 from upgrade.second import NEXT
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from support.database import Connection
 
 T = TypeVar("T")
 NOTE = "notifyq: pg_cron does not serve this database: the workers do maintenance\n"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -11,9 +12,6 @@ from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import AccessDeniedError, SchemaError, SchemaMissingError
 from notifyq.schema.state import check_rights
 from support.database import Connection, catalog_lines, session
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def catalog(dsn: str) -> list[str]:

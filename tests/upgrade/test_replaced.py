@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from notifyq import App, schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaError, SchemaTooNewError
-from support.database import publish, session, until
+from support.database import Connection, publish, session, until
 from support.running import Events
 from upgrade.second import NEXT, write_second
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from support.database import Connection
 
 CLAIM = "messages.claim(text[], integer, interval, text, jsonpath, boolean, integer[], jsonpath[])"
 GONE = (

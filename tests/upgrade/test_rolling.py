@@ -7,21 +7,16 @@ import os
 import re
 import shutil
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from notifyq import schema
 from notifyq.database.statements import SCHEMA_VERSION
-from support.database import ROOT, session, until, until_equal
+from support.database import ROOT, Connection, session, until, until_equal
 from upgrade.programs import APP, running
 from upgrade.second import NEXT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
 
 
 @pytest.fixture

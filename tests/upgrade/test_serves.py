@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,10 +16,7 @@ from notifyq.queues import admin as queues
 from notifyq.queues.admin import check_versions
 from notifyq.schema.files import Files, Migration
 from notifyq.streams import admin as streams
-from support.database import session
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection, session
 
 RELEASED = sorted(Path(__file__).parent.glob("released/[0-9]*"))
 """A folder for each released version that is not this one; see db/migrations/README.md."""

@@ -6,17 +6,14 @@ import asyncio
 import gc
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from execution.in_processes import app as process_app
 from notifyq import App, Reject, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished
-from support.running import working
-
-if TYPE_CHECKING:
-    from support.running import Events
+from support.running import Events, working
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, bool]]:

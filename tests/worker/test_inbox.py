@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq import App
 from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
+from notifyq.server import Server
 from support.database import (
+    Connection,
     archived,
     claim_one,
     live,
@@ -21,10 +22,6 @@ from support.database import (
     until,
     value,
 )
-
-if TYPE_CHECKING:
-    from notifyq.server import Server
-    from support.database import Connection
 
 
 async def until_listening(connection: Connection) -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from notifyq import ConfigurationError, Policy
+from notifyq import App, ConfigurationError, Policy
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.wake import Poller, Suppression
 from support.database import Connection, until_equal, value
-from support.running import working
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from notifyq import App
-    from support.running import Events
+from support.running import Events, working
 
 
 @pytest.mark.parametrize("keys", [[None] * 60, [f"k{n % 3}" for n in range(60)]])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from notifyq import App
 from notifyq.execution import runtime
 from notifyq.notify.wake import call_on
 from notifyq.operations import monitor
@@ -22,12 +25,6 @@ from notifyq.telemetry import (
 )
 from support.database import session
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    import logging
-    from collections.abc import Iterator
-
-    from notifyq import App
 
 
 @contextmanager

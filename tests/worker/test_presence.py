@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
 
-from notifyq import __version__
+import pytest
+
+from notifyq import App, __version__
 from notifyq.operations import monitor
-from support.database import until
+from support.database import Connection, until
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    import pytest
-
-    from notifyq import App
-    from support.database import Connection
 
 
 async def test_a_worker_is_seen_while_it_works(

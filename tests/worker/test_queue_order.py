@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from notifyq import ConfigurationError
+from notifyq import App, ConfigurationError
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.queue_order import QueueOrder
-from support.running import working
-
-if TYPE_CHECKING:
-    from notifyq import App
-    from support.running import Events
+from support.running import Events, working
 
 EACH = 300
 

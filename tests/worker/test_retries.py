@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tenacity import RetryCallState, wait_fixed
 
 from notifyq import App, Attempt, Message, Reject, Retry
 from notifyq.telemetry import MessageFinished
+from support.database import Connection
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 HOUR = timedelta(hours=1)
 

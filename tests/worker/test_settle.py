@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from notifyq import Policy
+import pytest
+
+from notifyq import App, Policy
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
-from notifyq.models.outcome import Failed, Rejected, Released
+from notifyq.models.outcome import Failed, Outcome, Rejected, Released
 from notifyq.telemetry import MessageFinished
 from notifyq.worker.fetch import Claims
-from support.running import working
-
-if TYPE_CHECKING:
-    import pytest
-
-    from notifyq import App
-    from notifyq.models.outcome import Outcome
-    from support.running import Events
+from support.running import Events, working
 
 
 class Statements:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -15,14 +15,10 @@ from notifyq.database.pool import Database, explained
 from notifyq.database.retry import is_passing
 from notifyq.dsn import with_user
 from notifyq.relay import Relay
+from notifyq.server import Server
 from notifyq.telemetry import WorkerStarted
 from support.database import Connect, Connection, session, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from notifyq.server import Server
-    from support.running import Events
+from support.running import Events
 
 
 @pytest.fixture

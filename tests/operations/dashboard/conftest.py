@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import httpx
 import pytest
 
 from notifyq.operations.dashboard import create_app
-from support.database import publish, rows
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
+from support.database import Connection, publish, rows
 
 BASE = "http://localhost:8080"
 

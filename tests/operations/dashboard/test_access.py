@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,12 +21,7 @@ from notifyq.operations.dashboard.serve import check_host
 from notifyq.operations.dashboard.sessions import LIFE, Session, Sessions
 from notifyq.operations.dashboard.users import write_user
 from operations.dashboard.conftest import BASE, Browser, Open
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from support.database import Connection
+from support.database import Connection
 
 PASSWORD = "correct horse"
 

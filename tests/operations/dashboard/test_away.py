@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -16,12 +15,8 @@ from notifyq.dsn import with_database
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.operations.dashboard import create_app
 from notifyq.operations.dashboard.live import Live
-from operations.dashboard.conftest import make_dead
-from support.database import end_sessions, publish, session, until
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser, Open
-    from support.database import Connect, Connection
+from operations.dashboard.conftest import Browser, Open, make_dead
+from support.database import Connect, Connection, end_sessions, publish, session, until
 
 
 async def test_pages_report_that_the_database_is_away_and_recover(

@@ -8,18 +8,16 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from notifyq.cli import main as cli
 from notifyq.operations.dashboard.serve import bind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.operations.dashboard.pages import dead
-from operations.dashboard.conftest import make_dead
-from support.database import rows, value
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser
-    from support.database import Connection
+from operations.dashboard.conftest import Browser, make_dead
+from support.database import Connection, rows, value
 
 
 def fields_of(page: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import httpx
@@ -12,12 +11,8 @@ import pytest
 from markupsafe import escape
 
 from notifyq.operations.dashboard import Masks
-from operations.dashboard.conftest import make_dead
-from support.database import archived, claim_one, live, make_due, publish, rows, value
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser, Open
-    from support.database import Connection
+from operations.dashboard.conftest import Browser, Open, make_dead
+from support.database import Connection, archived, claim_one, live, make_due, publish, rows, value
 
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 SECRET = {"user": {"name": "ann", "password": "hunter22"}, "card": {"number": "4000123"}}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import uvicorn
@@ -14,12 +15,7 @@ from playwright.async_api import async_playwright, expect
 
 from notifyq.operations.dashboard import create_app
 from operations.dashboard.conftest import make_dead
-from support.database import publish, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from support.database import Connection
+from support.database import Connection, publish, rows, value
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)

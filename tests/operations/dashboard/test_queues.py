@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.operations.dashboard.policy import FIELDS
 from notifyq.queues.policy import Policy
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser
-    from support.database import Connect, Connection
+from operations.dashboard.conftest import Browser
+from support.database import Connect, Connection
 
 
 async def test_pausing_and_resuming_a_queue_is_audited(

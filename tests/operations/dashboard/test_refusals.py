@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.operations.dashboard.view import Cache
-from operations.dashboard.conftest import make_dead
-from support.database import publish, value
+from operations.dashboard.conftest import Browser, make_dead
+from support.database import Connection, publish, value
 from support.refusing import LIMITED, OF_ALL, refusing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from operations.dashboard.conftest import Browser
-    from support.database import Connection
 
 READS = [
     "messages.backlog", "messages.throughput", "messages.workers", "messages.activity",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -14,11 +14,8 @@ from starlette.routing import Mount
 from notifyq.operations.dashboard import Masks, Users
 from notifyq.operations.masks import HIDDEN, redacted_statement
 from notifyq.operations.texts import clean
-from operations.dashboard.conftest import BASE
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser, Open
-    from support.database import Connect, Connection
+from operations.dashboard.conftest import BASE, Browser, Open
+from support.database import Connect, Connection
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'{{7*7}}"
 PAGES = ["/", "/queues", "/queue?name=default", "/health", "/audit", "/login", "/none", "/queue"]

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from support.database import expire, publish, rows, value
-
-if TYPE_CHECKING:
-    from operations.dashboard.conftest import Browser
-    from support.database import Connection
+from operations.dashboard.conftest import Browser
+from support.database import Connection, expire, publish, rows, value
 
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 

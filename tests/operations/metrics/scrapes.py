@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Scrape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,10 +14,7 @@ from notifyq.operations.metrics import DatabaseMetrics, WorkerMetrics
 from notifyq.operations.metrics import database as module
 from notifyq.operations.metrics.families import FIGURES
 from operations.metrics.scrapes import Scrape, scrape
-from support.database import ROOT, until
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import ROOT, Connection, until
 
 
 def read(metrics: DatabaseMetrics) -> Scrape:

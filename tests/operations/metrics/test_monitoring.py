@@ -9,11 +9,14 @@ import shutil
 import socket
 import subprocess
 import urllib.parse
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from notifyq import App
 from notifyq.operations.metrics import (
     BrokerMetrics,
     DatabaseMetrics,
@@ -25,12 +28,6 @@ from operations.metrics.alerts import CASES
 from operations.metrics.scrapes import Scrape, get, scrape
 from support.database import ROOT, until
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from notifyq import App
 
 RULES = ROOT / "monitoring/rules.yml"
 DASHBOARD = ROOT / "monitoring/grafana/dashboards/notifyq.json"

@@ -8,23 +8,18 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from cli.programs import Running
-from notifyq import ConfigurationError
+from notifyq import App, ConfigurationError
 from notifyq.operations.metrics import WorkerMetrics, server, start_server
 from notifyq.telemetry import MaintenanceFailing, WorkerStopping
 from operations.metrics.scrapes import get, scrape
+from support.database import Connection
 from support.refusing import refusing
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from notifyq import App
-    from support.database import Connection
 
 APP = """
 import notifyq

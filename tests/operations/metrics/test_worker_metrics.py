@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from notifyq import Reject
+from notifyq import App, Reject
 from notifyq.operations.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
+from notifyq.operations.metrics.event_metrics import EventMetrics
 from notifyq.telemetry import (
     BatchFinished,
     HandlerStuck,
@@ -29,13 +30,8 @@ from notifyq.telemetry import (
     WorkerStopping,
 )
 from operations.metrics.scrapes import Scrape, get, scrape
-from support.database import ROOT
+from support.database import ROOT, Connection
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from notifyq import App
-    from notifyq.operations.metrics.event_metrics import EventMetrics
-    from support.database import Connection
 
 
 def read(metrics: WorkerMetrics) -> Scrape:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 _QUEUES = """
   select messages.create_queue('billing', max_attempts => 1);

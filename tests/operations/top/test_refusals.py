@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from notifyq.database.pool import Database
@@ -11,10 +9,8 @@ from notifyq.errors import SchemaMissingError
 from notifyq.operations.top.snapshot import Source
 from operations.top.filled import fill
 from operations.top.test_top import see, watching
+from support.database import Connection
 from support.refusing import LIMITED, OF_ALL, refusing
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 PARTS = {
     "queues": "messages.backlog",

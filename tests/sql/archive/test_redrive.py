@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
-from support.database import one_row, until_blocked
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection, Notices
+from support.database import Connect, Connection, Notices, one_row, until_blocked
 
 RETRY = "select array_agg(r) from messages.dead_retry(variadic $1::bigint[]) as r"
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq import errors
 from notifyq.errors import REFUSED
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 async def test_python_and_sql_have_the_same_refusals(connection: Connection) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError
 from schema.test_plans import Explained
-from support.database import publish, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, publish, value
 
 CLAIM = (
     "select id from messages.claim(queues => array['default'], quantity => 9, "

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError
 from sql.limits.test_limits import claim, finish, limited, put
-from support.database import rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connection, Notifications
+from support.database import Connection, Notifications, rows, value
 
 HOUR = timedelta(hours=1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -12,6 +11,8 @@ import pytest
 from notifyq.models.message import Status
 from notifyq.operations import monitor
 from support.database import (
+    Connect,
+    Connection,
     claim_one,
     expire,
     one_row,
@@ -22,9 +23,6 @@ from support.database import (
     until_equal,
     value,
 )
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
 
 
 async def backlog(connection: Connection, **arguments: object) -> dict[str, asyncpg.Record]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import alive, archived, claim_one, expire, make_due, publish, rows, value
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from support.database import Connect, Connection
+from support.database import (
+    Connect,
+    Connection,
+    alive,
+    archived,
+    claim_one,
+    expire,
+    make_due,
+    publish,
+    rows,
+    value,
+)
 
 
 async def history(connection: Connection, id_: int) -> list[dict[str, Any]]:

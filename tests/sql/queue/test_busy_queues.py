@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import QueueNotFoundError
-from support.database import make_due, publish, rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, make_due, publish, rows, value
 
 NAMES = [f"q{number:02}" for number in range(30)]
 

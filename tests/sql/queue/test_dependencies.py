@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import InvalidArgumentError, MessageNotFoundError, QueueDeniedError
-from support.database import Notifications, alive, archived, publish, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from support.database import Connect, Connection
+from support.database import (
+    Connect,
+    Connection,
+    Notifications,
+    alive,
+    archived,
+    publish,
+    rows,
+    value,
+)
 
 HOUR = timedelta(hours=1)
 

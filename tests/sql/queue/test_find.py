@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from support.database import make_due, publish, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, make_due, publish, rows, value
 
 POSITION = """
     select nullif(current_setting('notifyq.position_' || to_hex(

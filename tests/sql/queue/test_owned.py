@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from support.database import one_row, publish, rows, terminate, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, one_row, publish, rows, terminate, value
 
 WAIT = "call messages.wait(array['default'], '3 s')"
 

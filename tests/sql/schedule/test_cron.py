@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -18,9 +18,6 @@ from notifyq.queues.cron_syntax import check_cron
 from notifyq.testing.plugin import cloned
 from stateful.bench import Session
 from support.database import Connection, value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMES = """
 with recursive times (n, at) as (

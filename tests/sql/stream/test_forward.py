@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,16 @@ from notifyq.errors import (
     StreamNotFoundError,
     SubscriptionNotFoundError,
 )
-from support.database import lock_of, publish, rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection, Notices, Notifications
+from support.database import (
+    Connect,
+    Connection,
+    Notices,
+    Notifications,
+    lock_of,
+    publish,
+    rows,
+    value,
+)
 
 
 @pytest.fixture

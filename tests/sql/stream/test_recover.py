@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import BatchNotFoundError
-from support.database import publish, rows, until_blocked, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, publish, rows, until_blocked, value
 
 
 class Reader:

@@ -6,17 +6,12 @@ further events, while an event of the subscriber itself is due, and in a direct 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
-from support.database import publish, rows, value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from support.database import Connection
+from support.database import Connection, publish, rows, value
 
 HOUR = timedelta(hours=1)
 NOW = timedelta(0)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from notifyq.errors import SubscriptionNotFoundError
-from support.database import publish, rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection, Notices, Notifications
+from support.database import Connect, Connection, Notices, Notifications, publish, rows, value
 
 
 async def stream(connection: Connection, *subscribers: str, **policy: Any) -> None:

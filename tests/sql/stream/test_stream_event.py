@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -22,10 +22,7 @@ from notifyq.errors import (
     StreamNotFoundError,
     StreamPausedError,
 )
-from support.database import Notifications, one_row, rows, value
-
-if TYPE_CHECKING:
-    from support.database import Connect, Connection
+from support.database import Connect, Connection, Notifications, one_row, rows, value
 
 INSERT = "insert into messages.stream_event (stream, message) values ('s', $1)"
 PUBLISH = "select messages.publish('s', $1::jsonb)"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import pytest
 
 from notifyq.errors import InvalidArgumentError, QueueDeniedError, QueueNotFoundError
@@ -19,9 +20,6 @@ from support.database import (
     until_blocked,
     value,
 )
-
-if TYPE_CHECKING:
-    import asyncpg
 
 
 async def receive(connection: Connection, *sent: Any, source: str = "s") -> tuple[int, int, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -19,9 +20,6 @@ from support.database import (
     until_blocked,
     value,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RECEIVE = """
 select * from notifyq.receive_many(

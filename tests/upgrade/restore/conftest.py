@@ -9,19 +9,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from notifyq.dsn import with_database
 from notifyq.server import Server, debian_binaries
 from support.database import drop_database, session, until_equal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
 
 CARELESS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
 

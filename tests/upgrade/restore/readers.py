@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from support.database import Connection
+from support.database import Connection
 
 
 async def position(connection: Connection) -> str:

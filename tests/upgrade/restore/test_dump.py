@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +17,18 @@ from notifyq.cli import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import ForeignPositionError, RestoredDatabaseError
 from notifyq.telemetry import MessageFinished
-from support.database import catalog_lines, let_fail, publish, session, until_equal, value
+from support.database import (
+    Connection,
+    catalog_lines,
+    let_fail,
+    publish,
+    session,
+    until_equal,
+    value,
+)
 from support.running import Events, working
+from upgrade.restore.conftest import Programs
 from upgrade.restore.readers import burn, dead_since, position
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from support.database import Connection
-    from upgrade.restore.conftest import Programs
 
 
 async def contents(connection: Connection) -> dict[str, list[Any]]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from cli.programs import Notifyq
 from notifyq.errors import ForeignPositionError, InvalidArgumentError
-from support.database import value
+from support.database import Connection, value
 from upgrade.restore.readers import burn, dead_since, position
-
-if TYPE_CHECKING:
-    from support.database import Connection
 
 REACHED = "select reached::text::bigint from notifyq.origin"
 

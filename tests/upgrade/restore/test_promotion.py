@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,13 +13,8 @@ import pytest
 from notifyq import App, schema
 from notifyq.dsn import with_database
 from notifyq.errors import ForeignPositionError
-from support.database import let_fail, session
+from support.database import Connection, let_fail, session
 from upgrade.restore.readers import burn, dead_since, position
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from support.database import Connection
 
 LATE = "of timeline 1, and timeline 2 may lack transactions of it"
 

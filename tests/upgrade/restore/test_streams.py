@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from notifyq import schema
 from notifyq.errors import RestoredDatabaseError
-from support.database import session, value
+from support.database import Connection, session, value
+from upgrade.restore.conftest import Programs
 from upgrade.restore.readers import burn
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.database import Connection
-    from upgrade.restore.conftest import Programs
 
 
 async def publish(connection: Connection, *numbers: int) -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
 from notifyq import App
 from notifyq.database import advisory_locks
 from notifyq.telemetry import BatchFinished, SubscriptionLeft, SubscriptionTaken
+from notifyq.worker.streams.member import Member
 from notifyq.worker.streams.rebalance import Rebalancer
-from support.database import until
+from support.database import Connect, until
 from support.running import Events, working
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from notifyq.worker.streams.member import Member
-    from support.database import Connect
 
 MEMBERS = 4
 
