@@ -23,14 +23,12 @@ from typing import Any
 import psycopg
 from psycopg import conninfo, sql
 
-from spark.killed import Pipeline
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.spark.connection import connect
 from spark.archived import archive
-from spark.killed import ALL
+from spark.killed import ALL, Pipeline
 
 _TESTS = Path(__file__).parents[1]
 
