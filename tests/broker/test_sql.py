@@ -20,8 +20,6 @@ from broker.procedures import (
 from notifyq.errors import InvalidArgumentError
 from support.database import Connect, Connection, until
 
-BREAKS = "if messages.dequeue(null::text) = 'bad' then raise exception 'it is bad'; end if;"
-
 
 @pytest.fixture
 async def app(connection: Connection) -> Connection:

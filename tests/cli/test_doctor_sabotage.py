@@ -43,7 +43,6 @@ async def found(dsn: str, *only: str) -> dict[str, Finding]:
     return {name: finding async for name, finding in examine(dsn, only=only)}
 
 
-TODAY = "to_char(clock_timestamp() at time zone 'UTC', 'YYYYMMDD')"
 DROP_DAYS = """
 do $$
 declare
