@@ -158,7 +158,7 @@ WORKFLOW = """
     analyze notifyq.dependency;
 """
 
-# One that many wait for, many that one waits for, and many that are dead.
+# One that many wait for, many that one waits for, steps that wait for 2000, and many dead ones.
 CROWD = """
     insert into messages.message (id, message) overriding system value
     select n, '1' from generate_series(1, 20000) as n;
@@ -170,6 +170,13 @@ CROWD = """
     insert into notifyq.dependency (message_id, after_id, position, on_failure)
     select 100000 + n, case when n <= 2000 then 1 else n - 1999 end, 1, 'cancel'
     from generate_series(1, 4000) as n;
+    update messages.message set awaited = true where id between 2 and 2001;
+    update messages.message set parked_at = now(), state = 'scheduled', available_at = 'infinity'
+    where id between 10002 and 12001;
+    insert into notifyq.step (message_id, number, name, kind, queue, attempt, pending)
+    select 10000 + n, 1, 's', 'end', 'default', 1, 1 from generate_series(2, 2001) as n;
+    insert into notifyq.end_wait (message_id, step, position, after_id)
+    select 10000 + n, 's', 1, n from generate_series(2, 2001) as n;
     insert into messages.message_archive (
       id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
       headers
@@ -777,7 +784,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("call", MANY)
-@pytest.mark.parametrize("analysed", ["now"], indirect=True)
+@pytest.mark.parametrize("analysed", ["when it was empty", "now"], indirect=True)
 async def test_many_messages_are_not_compared_with_each_other(
     filled: Filled, call: str, analysed: str
 ) -> None:
@@ -786,8 +793,8 @@ async def test_many_messages_are_not_compared_with_each_other(
             plans = await explained.rolled_back(MANY[call])
             assert plans
             for plan in plans:
-                removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
-                assert sum(map(int, removed)) <= 2000, plan.text
+                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
+                assert sum(map(int, removed)) <= 4000, plan.text
 
 
 # Statements that find the few due rows of a table.

@@ -174,44 +174,50 @@ create or replace function notifyq.note_ends(ids bigint[])
   set enable_seqscan = off set jit = off set enable_nestloop = on set enable_sort = on
 as $$
 declare
-  v_woken bigint[];
+  v_wait record;
+  v_pending integer;
+  v_woken bigint[] := array[]::bigint[];
 begin
-  -- In one order everywhere: finishers of several children meet here.
-  perform
-  from notifyq.step as s
-  where (s.message_id, s.name) in (
-    select w.message_id, w.step
-    from notifyq.end_wait as w
-    where w.after_id = any (ids) and w.status is null
-  )
-  order by s.message_id, s.name
-  for update;
-  with ended as (
+  for v_wait in
+    select w.message_id, w.step, array_agg(w.after_id) as ids
+    from unnest(note_ends.ids) as u (id)
+    -- Each id is looked up: a join could read all that waits, and compare each with each.
+    cross join lateral (
+      select e.message_id, e.step, e.after_id
+      from notifyq.end_wait as e
+      where e.after_id = u.id and e.status is null
+      offset 0
+    ) as w
+    where exists (select from messages.message_archive as a where a.id = u.id offset 0)
+    group by w.message_id, w.step
+    -- In one order everywhere: finishers of several children meet here.
+    order by w.message_id, w.step
+  loop
+    perform
+    from notifyq.step as s
+    where s.message_id = v_wait.message_id and s.name = v_wait.step
+    for update;
     update notifyq.end_wait as w
-    set status = a.status, details = a.details, result = a.result, queue = a.queue,
-      attempts = a.attempts
-    from messages.message_archive as a
-    where w.after_id = any (ids)
-      and w.status is null
-      and a.id = w.after_id
-      and a.id = any (ids)
-    returning w.message_id, w.step
-  ),
-  counted as (
+    set (status, details, result, queue, attempts) = (
+      select a.status, a.details, a.result, a.queue, a.attempts
+      from messages.message_archive as a
+      where a.id = w.after_id
+      limit 1
+    )
+    where w.message_id = v_wait.message_id
+      and w.step = v_wait.step
+      and w.after_id = any (v_wait.ids)
+      -- A plain condition would let the planner read the whole partial index.
+      and (w.status is null) is true;
+    get diagnostics v_pending = row_count;
     update notifyq.step as s
-    set pending = s.pending - e.quantity
-    from (
-      select d.message_id, d.step, count(*) as quantity
-      from ended as d
-      group by d.message_id, d.step
-    ) as e
-    where s.message_id = e.message_id
-      and s.name = e.step
-    returning s.message_id, s.pending
-  )
-  select coalesce(array_agg(c.message_id), '{}') into v_woken
-  from counted as c
-  where c.pending = 0;
+    set pending = s.pending - v_pending
+    where s.message_id = v_wait.message_id and s.name = v_wait.step
+    returning s.pending into v_pending;
+    if v_pending = 0 then
+      v_woken := v_woken || v_wait.message_id;
+    end if;
+  end loop;
   if v_woken <> '{}' then
     perform notifyq.wake_parked(v_woken);
   end if;
