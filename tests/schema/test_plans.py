@@ -780,6 +780,7 @@ MANY = {
     "dead_retry": "select count(*) from messages.dead_retry("
     "variadic array(select n from generate_series(300001, 302000) as n))",
     "redrive": "select messages.redrive(quantity => 2000)",
+    "maintain": "select messages.maintain()",
 }
 
 

@@ -359,7 +359,9 @@ $$;
 -- dead predecessor that is not redriven holds nothing up.
 create or replace function notifyq.redirect_dependents(dead bigint[], again bigint[])
   returns void language plpgsql
-  set enable_seqscan = off set enable_bitmapscan = off set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off
+  -- As in resolve_dependencies().
+  set enable_nestloop = off set jit = off
 as $$
 begin
   perform from messages.message as m
@@ -376,6 +378,7 @@ begin
     status = null
   from unnest(dead, again) as u (dead, again)
   where d.after_id = u.dead
+    and d.after_id = any (redirect_dependents.dead)
     and d.on_failure = 'hold'
     and d.status <> 'success';
   insert into notifyq.dependency (message_id, after_id, position, status, delay, on_failure)
@@ -386,17 +389,26 @@ begin
     ) end,
     d.delay, d.on_failure
   from unnest(dead, again) as u (dead, again)
-  join notifyq.dependency as d on d.message_id = u.dead
+  -- Each is looked up, here and below: joins could compare all with all.
+  cross join lateral (
+    select e.* from notifyq.dependency as e where e.message_id = u.dead offset 0
+  ) as d
   -- The last redriven message of it.
   cross join lateral (
     with recursive hop (id) as (
       select d.after_id
       union all
-      select r.message_id from hop as h join notifyq.redrive as r on r.archive_id = h.id
+      select r.message_id
+      from hop as h
+      cross join lateral (
+        select n.message_id from notifyq.redrive as n where n.archive_id = h.id offset 0
+      ) as r
     )
     select max(h.id) as id from hop as h
   ) as l
-  left join messages.message as m on m.id = l.id
+  left join lateral (
+    select n.id from messages.message as n where n.id = l.id offset 0
+  ) as m on true
   order by u.again, l.id
   on conflict on constraint dependency_message_id_after_id_pk do nothing;
   update messages.message as m
@@ -409,7 +421,8 @@ begin
       and d.status is null
     group by d.message_id
   ) as w
-  where m.id = w.message_id;
+  where m.id = w.message_id
+    and m.id = any (again);
 end;
 $$;
 
@@ -442,20 +455,27 @@ begin
   v_gone := array(
     select distinct s.after_id from unnest(v_swept) as s
     where s.status is null
-      and not exists (select from messages.message as m where m.id = s.after_id)
+      and not exists (select from messages.message as m where m.id = s.after_id offset 0)
   );
   if v_gone <> '{}' then
     perform notifyq.resolve_dependencies(
       array_agg(g.id), array_agg(coalesce(a.status, 'rejected')), array_agg(a.cancelled_by)
     )
     from unnest(v_gone) as g (id)
-    left join messages.message_archive as a on a.id = g.id;
+    left join lateral (
+      select o.status, o.cancelled_by
+      from messages.message_archive as o
+      where o.id = g.id
+      offset 0
+    ) as a on true;
   end if;
   delete from notifyq.dependency as d
   where d.message_id = any (array(
     select distinct s.message_id from unnest(v_swept) as s
-    where not exists (select from messages.message as m where m.id = s.message_id)
-      and not exists (select from messages.message_archive as a where a.id = s.message_id)
+    where not exists (select from messages.message as m where m.id = s.message_id offset 0)
+      and not exists (
+        select from messages.message_archive as a where a.id = s.message_id offset 0
+      )
   ));
   return cardinality(v_swept);
 end;
