@@ -50,7 +50,9 @@ begin
   select message.id, add_end_waits.step, min(u.position), u.id, a.queue, a.attempts, a.status,
     a.details, a.result
   from unnest(ids) with ordinality as u (id, position)
-  left join messages.message_archive as a on a.id = u.id
+  left join lateral (
+    select o.* from messages.message_archive as o where o.id = u.id offset 0
+  ) as a on true
   group by u.id, a.queue, a.attempts, a.status, a.details, a.result;
   update notifyq.step as s
   set pending = (

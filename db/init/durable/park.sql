@@ -133,7 +133,9 @@ begin
     end,
     m.parked_at, nullif(s.due_at, 'infinity')
   from messages.message as m
-  join notifyq.step as s on s.message_id = m.id and s.state is null
+  cross join lateral (
+    select o.* from notifyq.step as o where o.message_id = m.id and o.state is null offset 0
+  ) as s
   where m.parked_at is not null
     and (parked.queue is null or m.queue = parked.queue)
     and m.queue <> all (v_barred)

@@ -326,7 +326,9 @@ begin
   perform notifyq.wake_parked(array(
     select m.id
     from messages.message as m
-    join notifyq.signal_wait as w on w.message_id = m.id
+    cross join lateral (
+      select o.signal from notifyq.signal_wait as o where o.message_id = m.id offset 0
+    ) as w
     where m.id = any (v_ids)
       and m.parked_at is not null
       and (notifyq.find_signal(m.id, m.queue, array[w.signal])).id is not null

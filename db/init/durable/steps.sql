@@ -271,7 +271,8 @@ $$;
 -- A dead message that is published again continues behind its recorded steps.
 create or replace function notifyq.restore_steps(dead bigint[], again bigint[])
   returns void language plpgsql
-  set enable_seqscan = off set jit = off
+  -- Without nestloop: the planner may expect few steps, and compare all with all.
+  set enable_seqscan = off set enable_nestloop = off set jit = off
 as $$
 begin
   insert into notifyq.step (

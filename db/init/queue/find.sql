@@ -230,6 +230,7 @@ begin
       select m.id
       from unnest(v_ids) with ordinality as f (id, ordinal)
       join messages.message as m on m.id = f.id and (m.state = 'waiting') is true
+      where m.id = any (v_ids)
       order by f.ordinal
       limit quantity
       for update of m skip locked

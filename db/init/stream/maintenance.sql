@@ -9,7 +9,9 @@ declare
   v_old bigint[] := array(
     select b.id
     from notifyq.batch as b
-    left join notifyq.batch_end as e on e.batch = b.id
+    left join lateral (
+      select d.ended_at from notifyq.batch_end as d where d.batch = b.id offset 0
+    ) as e on true
     where b.subscription = forget_batches.subscription
       and b.previous < (
         select max(l.previous)
