@@ -116,6 +116,11 @@ EMPTY = """
       foreach v_statement in array
         array(
           -- What streams and tests have made. A cascade may have dropped some of it already.
+          select format('drop schema if exists %I cascade', n.nspname)
+          from pg_namespace as n
+          where n.nspname !~ '^pg_'
+            and n.nspname not in ('messages', 'notifyq', 'public', 'information_schema')
+          union all
           select format('drop table if exists %s', i.inhrelid::regclass)
           from pg_inherits as i
           where i.inhparent = 'messages.event'::regclass
@@ -128,14 +133,15 @@ EMPTY = """
           from pg_class as c
           where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')
           union all
-          select format('drop routine if exists %s cascade', p.oid::regprocedure)
-          from pg_proc as p
-          where p.pronamespace = 'public'::regnamespace
-          union all
           select format('drop type if exists %s cascade', t.oid::regtype)
           from pg_type as t
           left join pg_class as c on c.oid = t.typrelid and c.relkind <> 'c'
-          where t.typnamespace = 'public'::regnamespace and t.typcategory <> 'A' and c.oid is null
+          where t.typnamespace = 'public'::regnamespace and t.typcategory <> 'A'
+            and t.typtype <> 'm' and c.oid is null
+          union all
+          select format('drop routine if exists %s cascade', p.oid::regprocedure)
+          from pg_proc as p
+          where p.pronamespace = 'public'::regnamespace
         )
       loop
         execute v_statement;
@@ -166,6 +172,9 @@ EMPTY = """
       -- Those that only some queues need.
       perform notifyq.rebuild_access_trigger(), notifyq.rebuild_queue_triggers();
     end $$;
+    delete from pg_statistic where starelid >= 16384;
+    update pg_class set relpages = 0, reltuples = -1, relallvisible = 0
+    where oid >= 16384 and relkind in ('r', 'p', 't') and (relpages, reltuples) <> (0, -1);
     insert into notifyq.origin select (notifyq.current_origin()).*;
     insert into messages.queue (name) values ('default');
 """
@@ -182,7 +191,8 @@ _STAMP = """
         proacl::text, proconfig, prosrc)
         from pg_proc where oid >= 16384
       union all select (oid, xmin) from pg_type where oid >= 16384
-      union all select (oid, xmin) from pg_constraint where oid >= 16384
+      union all select (oid, conname, conrelid, conkey, convalidated, conislocal, conbin::text)
+        from pg_constraint where oid >= 16384
       union all select (tgrelid, tgname, tgfoid, tgtype, tgenabled, tgqual::text)
         from pg_trigger where oid >= 16384
       union all select (oid, xmin) from pg_enum
