@@ -84,6 +84,14 @@ class Plan:
         found = re.findall(rf"{node}[^\n]*actual time=\S+ rows=([\d.]+) loops=([\d.]+)", self.text)
         return [round(float(rows) * float(loops)) for rows, loops in found]
 
+    def removed(self, by: str = "") -> list[int]:
+        """Return how many rows each filter, or each of this kind, read and threw away."""
+        return [int(rows) for rows in re.findall(rf"Rows Removed by {by}[^:]*: (\d+)", self.text)]
+
+    def most(self, *nodes: str) -> int:
+        """Return the most rows that one of these nodes gave, or that one filter threw away."""
+        return max([0, *self.removed(), *(rows for node in nodes for rows in self.rows_of(node))])
+
 
 class Explained:
     """A session whose every statement, nested ones too, is explained after it ran."""
@@ -100,6 +108,16 @@ class Explained:
             set auto_explain.log_min_duration = 0;
             set client_min_messages = log;
         """)
+
+    async def unexplained(self, *statements: str) -> None:
+        await self.connection.execute(
+            "set auto_explain.log_min_duration = -1; set client_min_messages = error"
+        )
+        for statement in filter(None, statements):
+            await self.connection.execute(statement)
+        await self.connection.execute(
+            "set auto_explain.log_min_duration = 0; set client_min_messages = log"
+        )
 
     async def plans(self, statement: str) -> list[Plan]:
         await self._notices.received()
@@ -202,11 +220,12 @@ VACUUMED_WHEN_EMPTY = """
 """
 
 
-async def fill(connection: Connection) -> None:
-    """Make the backlog in another session's way."""
-    await connection.execute("set auto_explain.log_min_duration = -1")
-    await connection.execute(BACKLOG)
-    await connection.execute("set auto_explain.log_min_duration = 0")
+# What the planner knows of rows that a test has made.
+each_statistics = pytest.mark.parametrize(
+    "statistics",
+    ["", VACUUMED_WHEN_EMPTY, "analyze"],
+    ids=["never analysed", "analysed when empty", "analysed now"],
+)
 
 
 class Filled:
@@ -291,7 +310,7 @@ async def faults(explained: Explained, when: str, times: int = TIMES) -> list[st
 async def test_no_call_reads_the_whole_table_or_compiles_its_plan(explained: Explained) -> None:
     connection = explained.connection
     found = await faults(explained, "never filled")
-    await fill(connection)
+    await explained.unexplained(BACKLOG)
     found += await faults(explained, "filled since the plan was made")
     await connection.execute("analyze messages.message")
     found += await faults(explained, "analysed", 1)
@@ -300,7 +319,7 @@ async def test_no_call_reads_the_whole_table_or_compiles_its_plan(explained: Exp
     # As autovacuum does: then a table without pages is believed to have none permanently.
     await connection.execute("analyze messages.message")
     found += await faults(explained, "analysed when empty")
-    await fill(connection)
+    await explained.unexplained(BACKLOG)
     found += await faults(explained, "filled again", 1)
     assert found == []
 
@@ -325,9 +344,7 @@ async def test_claiming_ten_of_a_backlog_reads_about_ten(
             plans = await explained.plans(CALLS[call])
             assert any("message_waiting_idx" in plan.text for plan in plans)
             for plan in plans:
-                touched = [*plan.rows_of("Sort"), *plan.rows_of("on message m")]
-                removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
-                assert max([0, *touched, *map(int, removed)]) <= 10, plan.text
+                assert plan.most("Sort", "on message m") <= 10, plan.text
 
 
 # What a claim of ten may read at most: where keys are gone through, about a thousand of them, or of
@@ -351,9 +368,7 @@ async def test_a_claim_by_limits_reads_no_more_than_it_must(
             plans = await explained.plans("select * from messages.claim(array['q'], 10)")
             for plan in plans:
                 assert "message" not in plan.scans, plan.text
-                removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
-                touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
-                assert max([0, *touched]) <= LIMITS[policy], plan.text
+                assert plan.most("Sort", "on message") <= LIMITS[policy], plan.text
         locked = "select count(*) from messages.message where state = 'locked'"
         assert await explained.connection.fetchval(locked) == 10 * TIMES
 
@@ -362,16 +377,13 @@ async def test_a_claim_by_limits_reads_no_more_than_it_must(
 async def test_a_fair_claim_of_few_keys_reads_what_it_claims(
     explained: Explained, keys: int, quantity: int
 ) -> None:
-    connection = explained.connection
     # Its name makes the index of the keys higher than that of what waits: as if that were cheaper.
     queue = "many-tenants"
-    await connection.execute(f"""
-        set auto_explain.log_min_duration = -1;
+    await explained.unexplained(f"""
         select messages.create_queue('{queue}', fair => true);
         insert into messages.message (queue, message, key)
         select '{queue}', '1', 'key ' || i % {keys} from generate_series(1, 20000) as i;
         select messages.claim(array['{queue}'], {quantity});
-        set auto_explain.log_min_duration = 0;
     """)
     for _ in range(TIMES):
         plans = await explained.plans(f"select * from messages.claim(array['{queue}'], {quantity})")
@@ -379,10 +391,8 @@ async def test_a_fair_claim_of_few_keys_reads_what_it_claims(
         assert any("hashed SubPlan" in plan.text for plan in plans), "given ids are not hashed"
         for plan in plans:
             assert "message" not in plan.scans, plan.text
-            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
-            touched = [*plan.rows_of("Sort"), *plan.rows_of("on message"), *map(int, removed)]
             # Now and then the next thousand are scanned for messages without a key.
-            assert max([0, *touched]) <= 1000, plan.text
+            assert plan.most("Sort", "on message") <= 1000, plan.text
 
 
 @pytest.mark.parametrize("call", ["finish", "finish_many", "take"])
@@ -393,9 +403,8 @@ async def test_archiving_reads_only_the_listed_messages(
         for _ in range(TIMES):
             plans = await explained.rolled_back(CALLS[call])
             (plan,) = [it for it in plans if "Delete on" in it.text]
-            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
             assert "using message_id_pk on message m" in plan.text, plan.text
-            assert max([*plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
+            assert plan.most("on message m") <= 10, plan.text
 
 
 async def test_the_message_with_a_dedup_key_is_found_by_the_key(
@@ -406,20 +415,18 @@ async def test_the_message_with_a_dedup_key_is_found_by_the_key(
             plans = await explained.rolled_back(CALLS["receive"])
             assert any("message_dedup_key_uq" in plan.text for plan in plans)
             for plan in plans:
-                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-                assert max([0, *plan.rows_of("on message m"), *map(int, removed)]) <= 10, plan.text
+                assert plan.most("on message m") <= 10, plan.text
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_received_messages_are_found_in_the_receipts_by_index(
-    explained: Explained, *, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    await explained.connection.execute(
-        "insert into notifyq.relay_receipt (role, source, position, message_id) "
-        "select notifyq.calling_role(), 's', n::text, n from generate_series(1, 20000) as n"
-    )
-    if is_analysed:
-        await explained.connection.execute("analyze notifyq.relay_receipt")
+    rows = """
+        insert into notifyq.relay_receipt (role, source, position, message_id)
+        select notifyq.calling_role(), 's', n::text, n from generate_series(1, 20000) as n
+    """
+    await explained.unexplained(rows, statistics)
     # Some of it is known, and what came last must be.
     call = CALLS["receive_many"].replace("'{1,2}', '{d", "'{7,20001}', '{d")
     call = call.removesuffix(")") + ", after => '{19999,20000}')"
@@ -427,10 +434,7 @@ async def test_received_messages_are_found_in_the_receipts_by_index(
         plans = await explained.rolled_back(call)
         assert any("relay_receipt_position_source_role_pk" in plan.text for plan in plans)
         for plan in plans:
-            removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-            assert max([0, *plan.rows_of("on relay_receipt r"), *map(int, removed)]) <= 10, (
-                plan.text
-            )
+            assert plan.most("on relay_receipt r") <= 10, plan.text
 
 
 async def test_an_expired_lock_is_found_among_locked_messages(
@@ -440,23 +444,18 @@ async def test_an_expired_lock_is_found_among_locked_messages(
         for _ in range(TIMES):
             plans = await explained.plans(CALLS["reap"])
             for plan in plans:
-                removed = re.findall(r"Rows Removed by Filter: (\d+)", plan.text)
-                assert max([0, *map(int, removed)]) <= 100, plan.text
+                assert plan.most() <= 100, plan.text
             assert any("message_locked_idx" in plan.text for plan in plans)
 
 
 async def test_a_million_scheduled_messages_cost_a_claim_one_lookup(explained: Explained) -> None:
-    connection = explained.connection
-    await connection.execute("set auto_explain.log_min_duration = -1")
-    await connection.execute(
-        "insert into messages.message (message, available_at) "
-        "select '1', now() + interval '1 hour' from generate_series(1, 20000)"
-    )
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    await explained.unexplained("""
+        insert into messages.message (message, available_at)
+        select '1', now() + interval '1 hour' from generate_series(1, 20000)
+    """)
     for _ in range(TIMES):
         for plan in await explained.plans(CALLS["claim"]):
-            assert max([0, *plan.rows_of("on message m")]) == 0, plan.text
-            assert "Rows Removed" not in plan.text, plan.text
+            assert plan.most("on message m") == 0, plan.text
 
 
 @pytest.mark.parametrize(
@@ -469,8 +468,7 @@ async def test_the_history_of_one_message_is_found_by_its_id(
     await explained.connection.execute("analyze messages.attempt, messages.message_archive")
     for _ in range(TIMES):
         await explained.plans(call)
-    await explained.connection.execute("""
-        set auto_explain.log_min_duration = -1;
+    await explained.unexplained("""
         insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
         select i, 1, now(), 1, 'failed', 'default' from generate_series(1, 20000) as i;
         with dead as (
@@ -481,7 +479,6 @@ async def test_the_history_of_one_message_is_found_by_its_id(
           select 77, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{}'
         )
         select;
-        set auto_explain.log_min_duration = 0;
     """)
     plans = await explained.plans(call)
     assert any("on attempt_" in plan.text for plan in plans)
@@ -499,13 +496,11 @@ DEAD = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_readers_of_dead_messages_read_no_cancelled_ones(
-    explained: Explained, *, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    connection = explained.connection
-    await connection.execute("""
-        set auto_explain.log_min_duration = -1;
+    rows = """
         insert into messages.message_archive (
           id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
           headers, cancelled_by
@@ -513,50 +508,40 @@ async def test_readers_of_dead_messages_read_no_cancelled_ones(
         select i, now(), now(), 1, 0, 1, 'rejected', 'default', '1', '{}',
           case when i > 10 then 'ann' end
         from generate_series(1, 20000) as i;
-    """)
-    if is_analysed:
-        await connection.execute("analyze messages.message_archive")
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     for call in DEAD:
         for _ in range(TIMES):
             plans = await explained.plans(f"select * from {call}")
             assert any("message_archive" in plan.text for plan in plans)
             for plan in plans:
-                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-                touched = [*plan.rows_of("on message_archive_"), *map(int, removed)]
-                assert max([0, *touched]) <= 100, f"{call}: {plan.text}"
+                assert plan.most("on message_archive_") <= 100, f"{call}: {plan.text}"
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_messages_that_expire_are_not_compared_with_each_other(
-    explained: Explained, *, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    connection = explained.connection
-    await connection.execute("""
-        set auto_explain.log_min_duration = -1;
+    rows = """
         insert into messages.message (id, message) overriding system value
         select i, '1' from generate_series(1, 2000) as i;
         insert into notifyq.expiry (message_id, expires_at)
         select i, now() - interval '1 second' from generate_series(1, 1000) as i;
-    """)
-    await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     for call in ("messages.maintain()", "messages.claim(quantity => 10)"):
         for _ in range(TIMES):
             plans = await explained.rolled_back(f"select * from {call}")
             assert any("Delete on expiry" in plan.text for plan in plans), call
             for plan in plans:
-                removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
-                assert sum(map(int, removed)) <= 1000, f"{call}: {plan.text}"
+                assert sum(plan.removed("Join Filter")) <= 1000, f"{call}: {plan.text}"
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_dead_messages_are_not_compared_with_all_that_were_redriven(
-    explained: Explained, *, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    connection = explained.connection
-    await connection.execute("""
-        set auto_explain.log_min_duration = -1;
+    rows = """
         insert into messages.message_archive (
           id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
           headers
@@ -565,16 +550,14 @@ async def test_dead_messages_are_not_compared_with_all_that_were_redriven(
         from generate_series(1, 5000) as i;
         insert into notifyq.redrive (archive_id, message_id)
         select i, 10000 + i from generate_series(101, 5000) as i;
-    """)
-    await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     for call in {*DEAD, "messages.redrive(quantity => 10)"} - {"messages.dead_since()"}:
         for _ in range(TIMES):
             plans = await explained.rolled_back(f"select * from {call}")
             assert any("redrive r" in plan.text for plan in plans), call
             for plan in plans:
-                removed = re.findall(r"Rows Removed by Join Filter: (\d+)", plan.text)
-                assert sum(map(int, removed)) <= 100, f"{call}: {plan.text}"
+                assert sum(plan.removed("Join Filter")) <= 100, f"{call}: {plan.text}"
 
 
 SEARCHES = {
@@ -610,22 +593,16 @@ async def test_a_search_reads_slices_by_an_index_under_any_plan(
 ) -> None:
     """Two days of a huge archive, each planned for while it was empty."""
     connection = explained.connection
-    await connection.execute("set auto_explain.log_min_duration = -1")
-    for day in ("2026-01-01", "2026-01-02"):
-        await connection.execute(
-            f"select notifyq.make_partition('message_archive', 'archived_at', '{day}')"
-        )
-    await connection.execute(
-        "select messages.create_queue('q'); analyze messages.message_archive, messages.message;"
-        "set auto_explain.log_min_duration = 0"
-    )
+    await explained.unexplained("""
+        select notifyq.make_partition('message_archive', 'archived_at', '2026-01-01');
+        select notifyq.make_partition('message_archive', 'archived_at', '2026-01-02');
+        select messages.create_queue('q');
+        analyze messages.message_archive, messages.message;
+    """)
     for call in SEARCHES:
         for _ in range(TIMES):
             await explained.rolled_back(f"select * from {call}")
-    await fill(connection)
-    await connection.execute("""
-        set auto_explain.log_min_duration = -1;
-        set client_min_messages = error;
+    rows = """
         insert into messages.message_archive (
           id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
           message, headers, details
@@ -633,10 +610,9 @@ async def test_a_search_reads_slices_by_an_index_under_any_plan(
         select i, t, t, t, 1, 0, 1, case when i % 2 = 0 then 'failed' else 'success' end
           ::messages.message_status, 'q' || repeat('x', i % 2), '1', '{}', 'no luck'
         from generate_series(1, 20000) as i
-        cross join lateral (select timestamptz '2026-01-01Z' + i * interval '8 s') as x (t);
-        set client_min_messages = log;
-        set auto_explain.log_min_duration = 0;
-    """)
+        cross join lateral (select timestamptz '2026-01-01Z' + i * interval '8 s') as x (t)
+    """
+    await explained.unexplained(BACKLOG, rows)
     found = await long_reads(explained)
     await connection.execute("analyze messages.message, messages.message_archive")
     assert found + await long_reads(explained) == []
@@ -651,9 +627,7 @@ async def long_reads(explained: Explained) -> list[str]:
         assert plans
         for plan in plans:
             scans = [it for it in plan.scans if it.startswith(("message", "redrive"))]
-            removed = re.findall(r"Rows Removed by \w+[^:]*: (\d+)", plan.text)
-            read = [*plan.rows_of("on message"), *map(int, removed)]
-            if scans or max([0, *read]) > most:
+            if scans or plan.most("on message") > most:
                 found.append(f"{call}, {mode}: {plan.text}")
     return found
 
@@ -685,13 +659,11 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_reading_the_archive_does_not_grow_with_it(
-    explained: Explained, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    connection = explained.connection
-    await connection.execute("set auto_explain.log_min_duration = -1")
-    await connection.execute("""
+    rows = """
         insert into messages.message_archive (
           id, created_at, available_at, archived_at, lock_token, priority, attempts, status, queue,
           message, headers
@@ -702,10 +674,8 @@ async def test_reading_the_archive_does_not_grow_with_it(
         from generate_series(1, 20000) as g (n),
           lateral (select now() - interval '10 seconds' * n) as w (t);
         select notifyq.make_partitions();
-    """)
-    if is_analysed:
-        await connection.execute("analyze messages.message_archive")
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     for call, (statement, most) in READS.items():
         for _ in range(TIMES):
             plans = await explained.plans(statement)
@@ -713,23 +683,18 @@ async def test_reading_the_archive_does_not_grow_with_it(
             for plan in plans:
                 assert not [name for name in plan.scans if "archive" in name], (call, plan.text)
                 read = sum(plan.rows_of(r"Scan[^\n]* on message_archive_\w+ \w+"))
-                removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
-                assert read + removed <= most, (call, plan.text)
+                assert read + sum(plan.removed("Filter")) <= most, (call, plan.text)
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
+@each_statistics
 async def test_a_page_of_the_audit_reads_what_it_shows(
-    explained: Explained, is_analysed: bool
+    explained: Explained, statistics: str
 ) -> None:
-    connection = explained.connection
-    await connection.execute("set auto_explain.log_min_duration = -1")
-    await connection.execute("""
+    rows = """
         insert into messages.audit (role, actor, action, subject)
         select 'r', 'a' || n % 3, 'queue.pause', 'default' from generate_series(1, 20000) as n
-    """)
-    if is_analysed:
-        await connection.execute("analyze messages.audit")
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     for page in (
         "quantity => 10",
         "before => 5000, quantity => 10",
@@ -740,8 +705,7 @@ async def test_a_page_of_the_audit_reads_what_it_shows(
             [plan] = [it for it in plans if "on audit a" in it.text]
             assert "audit_id_pk" in plan.text
             read = sum(plan.rows_of("on audit a"))
-            removed = sum(map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan.text)))
-            assert 0 < read + removed <= 10, plan.text
+            assert 0 < read + sum(plan.removed("Filter")) <= 10, plan.text
 
 
 # What a call of a workflow may read: a few rows of each table, however many wait for others.
@@ -766,9 +730,7 @@ async def test_dependents_of_a_message_are_found_by_its_id(
             plans = await explained.rolled_back(FOLLOWED[call])
             assert any("on dependency" in plan.text for plan in plans)
             for plan in plans:
-                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-                read = [*plan.rows_of("on message"), *plan.rows_of("on dependency")]
-                assert max([0, *read, *map(int, removed)]) <= 10, plan.text
+                assert plan.most("on message", "on dependency") <= 10, plan.text
 
 
 # 2000 messages of 20,000: what one waits for, what others wait for, and dead ones.
@@ -794,8 +756,7 @@ async def test_many_messages_are_not_compared_with_each_other(
             plans = await explained.rolled_back(MANY[call])
             assert plans
             for plan in plans:
-                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-                assert sum(map(int, removed)) <= 4000, plan.text
+                assert sum(plan.removed()) <= 4000, plan.text
 
 
 # Statements that find the few due rows of a table.
@@ -812,11 +773,9 @@ DUE = {
 IN_AN_HOUR = "now() + interval '1 hour' from generate_series(1, 5000) as n"
 
 
-@pytest.mark.parametrize("is_analysed", [False, True])
-async def test_due_rows_are_found_by_time(explained: Explained, *, is_analysed: bool) -> None:
-    connection = explained.connection
-    await connection.execute(f"""
-        set auto_explain.log_min_duration = -1;
+@each_statistics
+async def test_due_rows_are_found_by_time(explained: Explained, statistics: str) -> None:
+    rows = f"""
         select messages.create_stream('s');
         select messages.subscribe('s', 'a');
         select messages.forward('s', 'b', 'default');
@@ -841,9 +800,8 @@ async def test_due_rows_are_found_by_time(explained: Explained, *, is_analysed: 
         )
         select now() - n * interval '1 minute', 1, 1, 1, 1, 'default', 'wait', ''
         from generate_series(1, 5000) as n;
-    """)
-    await connection.execute("analyze" if is_analysed else VACUUMED_WHEN_EMPTY)
-    await connection.execute("set auto_explain.log_min_duration = 0")
+    """
+    await explained.unexplained(rows, statistics)
     of_them = (
         r"on (?:event_retry|dedup|expiry|signal|signal_wait|message_output|relay_receipt|anomaly)\b"
     )
@@ -853,6 +811,4 @@ async def test_due_rows_are_found_by_time(explained: Explained, *, is_analysed: 
             plans = [plan for plan in plans if re.search(of_them, plan.text)]
             assert plans, call
             for plan in plans:
-                removed = re.findall(r"Rows Removed by [^:]*: (\d+)", plan.text)
-                read = plan.rows_of(of_them)
-                assert max([0, *read, *map(int, removed)]) <= 10, (call, plan.text)
+                assert plan.most(of_them) <= 10, (call, plan.text)

@@ -45,7 +45,12 @@ begin
     limit dead_rows.quantity
     offset dead_rows.skip
   ) as f
-  join messages.message_archive as a on a.id = f.id and a.archived_at = f.archived_at
+  cross join lateral (
+    select *
+    from messages.message_archive as k
+    where k.id = f.id and k.archived_at = f.archived_at
+    offset 0
+  ) as a
   order by f.archived_at desc, f.id desc;
 end;
 $$;
@@ -142,8 +147,10 @@ create or replace function messages.dead_count(
   returns bigint language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
-  -- Redriven messages are read once, not searched one by one.
-  set enable_nestloop = off set jit = off set plan_cache_mode = force_generic_plan
+  -- Redriven messages are read once, not searched one by one. A merge join would read all of the
+  -- archive in the order of its ids.
+  set enable_nestloop = off set enable_mergejoin = off set jit = off
+  set plan_cache_mode = force_generic_plan
 as $$
 begin
   perform notifyq.check_given('cancelled', cancelled is not null);

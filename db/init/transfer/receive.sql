@@ -156,6 +156,8 @@ declare
       where r.role = check_receipts.role
         and r.source = check_receipts.source
         and r.position = u.position
+      -- Each is looked up, as in receive_many().
+      offset 0
     )
     limit 1
   );
