@@ -733,6 +733,53 @@ async def test_dependents_of_a_message_are_found_by_its_id(
                 assert plan.most("on message", "on dependency") <= 10, plan.text
 
 
+# Beside the workflow, rows about many messages in each table that knows messages by their ids.
+ABOUT_MANY = f"""{WORKFLOW}
+    insert into notifyq.step (message_id, number, name, kind, queue, attempt)
+    select n, 1, 's', 'step', 'default', 1 from generate_series(1, 5000) as n;
+    insert into notifyq.signal (name, message_id, payload, forget_at)
+    select 's', 100000 + n, '1', now() + interval '1 hour' from generate_series(1, 5000) as n;
+    insert into notifyq.signal_wait (message_id, step, signal)
+    select 100000 + n, 's', 's' from generate_series(1, 5000) as n;
+    insert into notifyq.end_wait (message_id, step, position, after_id)
+    select 100000 + n, 's', 1, n from generate_series(1, 5000) as n;
+    insert into notifyq.message_output (message_id, number, attempt, chunk)
+    select n, 1, 1, '1' from generate_series(1, 5000) as n;
+    insert into messages.message_archive (
+      id, created_at, available_at, lock_token, priority, attempts, status, queue, message, headers
+    )
+    select 300000 + n, now(), now(), 1, 0, 1, 'failed', 'default', '1', '{{}}'
+    from generate_series(1, 5000) as n;
+    insert into notifyq.redrive (archive_id, message_id)
+    select 302000 + n, n from generate_series(1, 3000) as n;
+    insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
+    select 300000 + n, 1, now(), 1, 'failed', 'default' from generate_series(1, 5000) as n;
+"""
+ABOUT_ONE = (
+    "messages.amend(7, priority => 3)", "messages.attempts(300001)", "messages.cancel(7)",
+    "messages.await_any(3, 1, 'n', array['s', 't'], '1 h')",
+    "messages.await_end(3, 1, 'n', array[9], '1 h')", "messages.dead_delete(300001)",
+    "messages.dead_retry(300001)", "messages.dependencies(100007)", "messages.emit(3, 1, '1')",
+    "messages.message_find(7)", "messages.output(3)", "messages.retry(3, 1)",
+    "messages.run_now(7)", "messages.signal('s', '1', 7)",
+    "messages.sleep(3, 1, 'x', delay => '1 h')", "messages.step(3, 1, 'x')", "messages.steps(3)",
+    "messages.unblock(100009)", "notifyq.message_relatives(7)", "notifyq.recorded_steps(3, 1)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("analysed", ["when it was empty", "now"], indirect=True)
+async def test_a_call_about_one_message_reads_no_rows_of_others(
+    filled: Filled, analysed: str
+) -> None:
+    async with filled.explained(ABOUT_MANY, analysed) as explained:
+        for call in ABOUT_ONE:
+            for _ in range(TIMES):
+                plans = await explained.rolled_back(f"select * from {call}")
+                assert plans
+                for plan in plans:
+                    assert plan.most(r"\bon (?!pg_|queue)\w+") <= 20, f"{call}: {plan.text}"
+
+
 # 2000 messages of 20,000: what one waits for, what others wait for, and dead ones.
 MANY = {
     "finish": "select messages.finish(1, 1)",

@@ -307,7 +307,8 @@ begin
   with deleted as (
     delete from messages.message_archive as a
     where a.id = any (dead_delete.ids)
-      and a.status <> 'success'
+      -- `is true`: not by an index of all that is dead.
+      and (a.status <> 'success') is true
     returning a.id
   )
   select array_agg(d.id) into v_deleted from deleted as d;

@@ -56,11 +56,11 @@ begin
   group by u.id, a.queue, a.attempts, a.status, a.details, a.result;
   update notifyq.step as s
   set pending = (
-    select count(*)
+    -- Not a condition: a partial index has the waits of all messages.
+    select count(*) filter (where w.status is null)
     from notifyq.end_wait as w
     where w.message_id = message.id
       and w.step = add_end_waits.step
-      and w.status is null
   )
   where s.message_id = message.id
     and s.name = add_end_waits.step;

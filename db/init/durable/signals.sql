@@ -17,20 +17,27 @@ as $$
 declare
   v_signal notifyq.signal;
 begin
-  select s.* into v_signal
-  from notifyq.signal as s
-  where s.message_id = find_signal.message_id
-    and s.name = any (signals)
-  order by s.id
+  -- `offset 0`: an index by id, which gives the order, would be read for the signals of all.
+  select f.* into v_signal
+  from (
+    select s.*
+    from notifyq.signal as s
+    where s.message_id = find_signal.message_id and s.name = any (signals)
+    offset 0
+  ) as f
+  order by f.id
   limit 1;
   if not found
     and not exists (select from messages.queue_grant as g where g.queue = find_signal.queue)
   then
-    select s.* into v_signal
-    from notifyq.signal as s
-    where s.message_id is null
-      and s.name = any (signals)
-    order by s.id
+    select f.* into v_signal
+    from (
+      select s.*
+      from notifyq.signal as s
+      where s.message_id is null and s.name = any (signals)
+      offset 0
+    ) as f
+    order by f.id
     limit 1;
   end if;
   return v_signal;

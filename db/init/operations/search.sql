@@ -259,8 +259,10 @@ begin
     union all
     (
       select 'before', d.message_id, null
-      from notifyq.dependency as d
-      where d.after_id = message_relatives.id
+      -- `offset 0`: the index that gives the order has the rows of all messages.
+      from (
+        select * from notifyq.dependency as d where d.after_id = message_relatives.id offset 0
+      ) as d
       order by d.message_id limit message_relatives.quantity
     )
     union all
@@ -272,8 +274,9 @@ begin
     union all
     (
       select 'retry_of', r.archive_id, r.redriven_at
-      from notifyq.redrive as r
-      where r.message_id = message_relatives.id
+      from (
+        select * from notifyq.redrive as r where r.message_id = message_relatives.id offset 0
+      ) as r
       order by r.archive_id desc limit message_relatives.quantity
     )
   ) as o (kind, id, happened_at)
@@ -310,7 +313,8 @@ begin
   update messages.message as m
   set state = 'waiting', available_at = now(), parked_at = null
   where m.id = run_now.id
-    and m.state = 'scheduled'
+    -- `is true`: not by the index of all that is scheduled.
+    and (m.state = 'scheduled') is true
     and m.blockers is null;
   if not found then
     return false;
