@@ -21,7 +21,7 @@ from notifyq.chaos.history import ChaosError
 from notifyq.database.pool import connect
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.server import debian_binaries, wheel_binaries
-from notifyq.server.binaries import checked, clean_environment, cron_settings, reachable
+from notifyq.server.binaries import checked, clean_environment, preload_settings, reachable
 from notifyq.server.folder import Folder
 from notifyq.server.launch import Account, Tie, launcher
 from notifyq.server.postmaster import Postmaster, create_data, free_port
@@ -139,7 +139,7 @@ class Server:
 
     async def start(self) -> None:
         """Start the server and return when it accepts connections."""
-        cron = cron_settings(self.binaries, _DATABASE)
+        cron = preload_settings(self.binaries, _DATABASE)
         settings = {**_SETTINGS, **cron, **self.settings, "port": str(self.port)}
         self._postmaster.spawn(self.binaries, settings, environment=self.environment)
         await self.until_ready()

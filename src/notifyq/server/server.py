@@ -166,7 +166,7 @@ class Server:
         version = programs.version(binaries, account)
         self._require_data_of(version)
         self._folder.remember(Starter(pid=os.getpid(), detached=detached, version=version))
-        settings = programs.cron_settings(binaries, self._database) | self._settings
+        settings = programs.preload_settings(binaries, self._database) | self._settings
         try:
             if not self._folder.data.exists():
                 create_data(self._folder, binaries, self._database, durable=not self._throwaway)
