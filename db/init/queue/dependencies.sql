@@ -210,11 +210,11 @@ begin
     begin
       v_locked := '{}';
       loop
-        with recursive reached (id, cause, ends, fails) as (
-          select u.id, null::bigint, true, u.status <> 'success'
+        with recursive reached (id, cause, fails) as (
+          select u.id, null::bigint, u.status <> 'success'
           from unnest(lock_dependents.ids, lock_dependents.statuses) as u (id, status)
           union
-          select d.message_id, coalesce(r.cause, r.id), d.fails, d.fails
+          select d.message_id, coalesce(r.cause, r.id), d.fails
           from reached as r
           -- Each id is looked up: a join could read all dependencies and compare each with each.
           cross join lateral (
@@ -223,7 +223,8 @@ begin
             where e.after_id = r.id and e.status is null
             offset 0
           ) as d
-          where r.ends
+          -- Only what has ended, or is about to be cancelled, ends a wait.
+          where r.cause is null or r.fails
         )
         select coalesce(array_agg(o.id order by o.id) filter (where o.fails), '{}'),
           array_agg(o.cause order by o.id) filter (where o.fails),
