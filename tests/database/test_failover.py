@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -75,7 +74,6 @@ class Run:
     def __init__(self, dsn: str) -> None:
         self.app = App(dsn, retry_for=60)
         self.handled: list[int] = []
-        self.handled_at: list[float] = []
         self.seen: list[int] = []
         self.gate = asyncio.Event()
         self.app.handler("q")(self.handle)
@@ -85,7 +83,6 @@ class Run:
 
     async def handle(self, number: int) -> None:
         self.handled.append(number)
-        self.handled_at.append(time.monotonic())
 
     async def refuse(self, number: int) -> None:
         raise Reject(str(number))
@@ -124,15 +121,9 @@ async def test_all_processes_reconnect_to_the_promoted_standby(pair: Pair) -> No
         result = asyncio.create_task(awaited.result(timeout=60))
         async with publishing(app, acknowledged, doomed):
             await run.until_flowing()
-            began = time.monotonic()
             await kill(pair.primary)
             await pair.standby.promote()
-            promoted = time.monotonic()
             await run.until_flowing()
-            back = next(at for at in run.handled_at if at > promoted)
-            # Most of it is the pause between two attempts at a server that is away, about a second.
-            print(f"promoted {promoted - began:.2f} s, handled {back - began:.2f} s after the kill")
-            assert back - promoted < 10
         run.gate.set()
         assert await result == 7
         async with session(pair.standby.dsn) as connection:

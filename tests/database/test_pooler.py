@@ -69,14 +69,10 @@ async def test_with_a_listen_dsn_notifications_arrive_behind_a_pooler(
 ) -> None:
     beside.handler("q")(lambda n: 2 * n)
     async with working(beside, events):  # which polls once a minute
-        took = []
         for number in range(20):
-            began = time.monotonic()
             handle = await beside.publish("q", number)
             assert await handle.result(timeout=20) == 2 * number
-            took.append(time.monotonic() - began)
     assert not events.of(NotificationsLost)
-    assert sorted(took)[10] < 0.5
 
 
 async def test_without_a_listen_dsn_a_worker_polls_and_warns_once(

@@ -49,9 +49,7 @@ async def test_a_message_published_while_the_listener_is_away_is_handled_when_it
             # Both in one transaction: the message exists when the session is gone.
             await publish(connection, 1, "q")
             assert await end_sessions(connection, "notifyq worker") == 1
-        ended = time.monotonic()
-        await events.wait(MessageFinished)
-        assert time.monotonic() - ended < 5  # and polling comes after 60
+        await events.wait(MessageFinished)  # and polling comes after 60 s
         await events.wait(ListenerConnected, again=True)
         await publish(connection, 1, "q")
         await events.wait(MessageFinished, 2)
@@ -417,10 +415,8 @@ async def test_a_flood_of_empty_notifications_causes_few_claims(
         assert await flood("foreign:1; drop table x --") == 0
         assert await flood("q:") < 150
         assert await flood("garbage") < 150
-        began = time.monotonic()
         await publish(connection, 1, "q")
         await events.wait(MessageFinished)
-        assert time.monotonic() - began < 0.5
 
 
 async def test_notifications_of_messages_are_not_slowed_down(

