@@ -47,7 +47,7 @@ def _page(height: int, title: str, description: str, *parts: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 {height}" width="880" '
         f'height="{height}" role="img" aria-labelledby="title text">\n'
         f'<title id="title">{escape(title)}</title>\n<desc id="text">{escape(description)}</desc>\n'
-        f"<style>{_STYLE}</style>\n"
+        f"<style>{' '.join(_STYLE.split())}</style>\n"
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" '
         'markerHeight="8" orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"/></marker></defs>\n'
         f"{body}\n</svg>\n"
