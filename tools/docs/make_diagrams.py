@@ -8,7 +8,6 @@ Each has a description for screen readers. Lengths are pixels of a page 880 wide
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -224,39 +223,11 @@ def parts() -> str:
     )
 
 
-def floors() -> str:
-    """The floors of src/notifyq, as pyproject.toml has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    [layers] = [
-        it["layers"]
-        for it in project["tool"]["importlinter"]["contracts"]
-        if it.get("containers") == ["notifyq"]
-    ]
-    parts = []
-    for row, layer in enumerate(layers):
-        names = layer.split(" | ")
-        width = 700 // len(names)
-        parts += [
-            _box(150 + width * n, 20 + 52 * row, name, width=width - 8)
-            for n, name in enumerate(names)
-        ]
-    height = 20 + 52 * len(layers)
-    return _page(
-        height + 20,
-        "The floors of src/notifyq",
-        f"From the top: {'; '.join(layers).replace(' | ', ', ')}. Imports go down only.",
-        *parts,
-        _line(f"M90 30V{height - 20}"),
-        _text(70, height // 2, "imports go down only", "middle small turned"),
-    )
-
-
 DIAGRAMS = {
     "life": life,
     "notification": notification,
     "stream": stream,
     "parts": parts,
-    "floors": floors,
 }
 
 
