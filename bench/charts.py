@@ -6,6 +6,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from notifyq.errors import ConfigurationError
+from notifyq.operations.report.picture import as_png
 
 from .report import machine_line, number
 from .results import METRICS, Results
@@ -43,7 +44,7 @@ def draw_rates(rates: Mapping[str, float], title: str, path: Path) -> None:
     axes.set_xlabel("rows/s")
     axes.set_title(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    path.write_bytes(as_png(figure, dpi=150))
 
 
 def _prepare() -> None:
@@ -91,5 +92,5 @@ def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | N
     figure.text(0.01, 0.005, fill(machine_line(results), 200), fontsize=5)
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     path = folder / f"{case}-{name}.png"
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    path.write_bytes(as_png(figure, dpi=150))
     return path

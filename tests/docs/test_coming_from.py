@@ -46,7 +46,7 @@ def test_a_page_has_the_four_sections(page: Path) -> None:
     assert re.search(r"^Read against .* \d+\.\d+", text, re.MULTILINE)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
         "What is what",
-        "The same thing",
+        "In code",
         "What differs",
         "How to move",
     ]

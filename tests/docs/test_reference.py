@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 import typer
 
 import notifyq
-from docs.pages import DOCS
+from docs.pages import DOCS, maker
 from notifyq import errors, telemetry
 from notifyq.cli.main import app as command_line
 from notifyq.config import DatabaseSettings, RelaySettings, Settings, WorkerSettings
@@ -33,16 +32,6 @@ def table(text: str, first: str) -> dict[str, list[str]]:
             name, *rest = [cell.strip() for cell in line.strip("|").split(" | ")]
             found[name.strip("`")] = rest
     return found
-
-
-def maker(name: str) -> Any:
-    """Load a program of tools/docs."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/docs/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 async def test_the_site_has_every_function_and_every_public_name(
@@ -76,10 +65,10 @@ def test_the_diagrams_are_those_that_are_drawn() -> None:
         assert drawn == draw(), "run `python tools/docs/make_diagrams.py`"
 
 
-def test_the_pages_from_the_source_are_those_of_the_source() -> None:
+def test_the_settings_are_those_of_the_source() -> None:
     pytest.importorskip("griffe", reason="pip install 'notifyq[docs]'")
-    for name, render in maker("make_reference").PAGES.items():
-        assert page(f"{name}.md") == render(), "run `python tools/docs/make_reference.py`"
+    made = maker("make_reference").settings()
+    assert page("settings.md") == made, "run `python tools/docs/make_reference.py`"
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -101,7 +90,7 @@ EXAMPLES = page("commands.md")
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name and " " not in name])
 def test_every_command_has_an_example(name: str) -> None:
-    assert re.search(rf"^## {name}\n\n```sh\n(?:.*\n)*?.*notifyq {name}\b", EXAMPLES, re.MULTILINE)
+    assert re.search(rf"\bnotifyq {name}\b", EXAMPLES)
 
 
 def test_the_examples_have_no_option_that_is_gone() -> None:
@@ -139,7 +128,8 @@ def test_every_option_of_a_subscriber_is_in_the_table() -> None:
 
 
 def test_every_telemetry_event_is_in_the_table() -> None:
-    documented = table(page("telemetry.md"), "event")
+    pytest.importorskip("griffe", reason="pip install 'notifyq[docs]'")
+    documented = table(maker("make_reference").telemetry_events(), "event")
     kinds = {kind.__name__: kind for kind in telemetry.TelemetryEvent.__subclasses__()}
     assert documented.keys() == kinds.keys()
     for name, kind in kinds.items():
@@ -177,7 +167,8 @@ def test_every_sqlstate_has_a_class_and_is_in_the_reference() -> None:
 
 def test_every_role_is_in_the_reference() -> None:
     roles = set(re.findall(r"'(notifyq_\w+)'", (ROOT / "db/init/bootstrap/roles.sql").read_text()))
-    assert table(page("sql.md"), "role").keys() == roles
+    access = (DOCS / "operations/access.md").read_text(encoding="utf-8")
+    assert table(access, "role").keys() == roles
 
 
 def test_the_glossary_is_in_order_and_links_to_pages_that_use_the_word() -> None:

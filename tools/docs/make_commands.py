@@ -34,11 +34,15 @@ def render() -> str:
     root: Any = typer.main.get_command(app)
     lines = [f"| `{name}` | {meaning} |" for name, meaning in _EVERYWHERE.items()]
     lines += [f"| {_option(it)} | {_meaning(it)} |" for it in root.params if not it.hidden]
-    head, *sections = re.split(r"^## ", EXAMPLES.read_text("utf-8"), flags=re.MULTILINE)
-    examples = dict(section.split("\n\n", 1) for section in sections)
+    head, _, blocks = EXAMPLES.read_text("utf-8").partition("\n## ")
+    examples: dict[str, list[str]] = {}
+    for line in re.findall(r"^.*\bnotifyq .*$", blocks, re.MULTILINE):
+        name = re.search(r"\bnotifyq (\w+)", line)[1]
+        examples.setdefault(name, []).append(line)
     parts = [head.rstrip(), "| everywhere | meaning |\n| --- | --- |\n" + "\n".join(lines)]
     for name, command in sorted(root.commands.items()):
-        parts += _command((name,), command, examples.pop(name).rstrip())
+        lines_of_it = "\n".join(examples.pop(name))
+        parts += _command((name,), command, f"```sh\n{lines_of_it}\n```")
     if examples:
         raise ValueError(f"examples of commands that are gone: {', '.join(examples)}")
     return "\n\n".join(part for part in parts if part) + "\n"

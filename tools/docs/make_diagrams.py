@@ -8,7 +8,6 @@ Each has a description for screen readers. Lengths are pixels of a page 880 wide
 from __future__ import annotations
 
 import sys
-import tomllib
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -47,7 +46,7 @@ def _page(height: int, title: str, description: str, *parts: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 880 {height}" width="880" '
         f'height="{height}" role="img" aria-labelledby="title text">\n'
         f'<title id="title">{escape(title)}</title>\n<desc id="text">{escape(description)}</desc>\n'
-        f"<style>{_STYLE}</style>\n"
+        f"<style>{' '.join(_STYLE.split())}</style>\n"
         '<defs><marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" '
         'markerHeight="8" orient="auto-start-reverse"><path d="M0 0L10 5L0 10z"/></marker></defs>\n'
         f"{body}\n</svg>\n"
@@ -224,39 +223,11 @@ def parts() -> str:
     )
 
 
-def floors() -> str:
-    """The floors of src/notifyq, as pyproject.toml has them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    [layers] = [
-        it["layers"]
-        for it in project["tool"]["importlinter"]["contracts"]
-        if it.get("containers") == ["notifyq"]
-    ]
-    parts = []
-    for row, layer in enumerate(layers):
-        names = layer.split(" | ")
-        width = 700 // len(names)
-        parts += [
-            _box(150 + width * n, 20 + 52 * row, name, width=width - 8)
-            for n, name in enumerate(names)
-        ]
-    height = 20 + 52 * len(layers)
-    return _page(
-        height + 20,
-        "The floors of src/notifyq",
-        f"From the top: {'; '.join(layers).replace(' | ', ', ')}. Imports go down only.",
-        *parts,
-        _line(f"M90 30V{height - 20}"),
-        _text(70, height // 2, "imports go down only", "middle small turned"),
-    )
-
-
 DIAGRAMS = {
     "life": life,
     "notification": notification,
     "stream": stream,
     "parts": parts,
-    "floors": floors,
 }
 
 

@@ -1,6 +1,9 @@
-"""Write the pages on settings, metrics and telemetry events from the source.
+"""Make the pages on settings, metrics and telemetry events from the source.
 
-python tools/docs/make_reference.py      # needs pip install 'notifyq[docs]'
+python tools/docs/make_reference.py            # writes settings.md; needs pip install 'notifyq[docs]'
+python tools/docs/make_reference.py metrics    # prints the site's page, or that of telemetry
+
+Of metrics.md and telemetry.md the repository has the heads only.
 """
 
 from __future__ import annotations
@@ -74,34 +77,12 @@ _PLAIN = {
     "concurrency": "Handlers that run at the same time.",
 }
 
-_METRICS = """\
-# Metrics
-
-What a process exports at `/metrics`; how to scrape it is in [Monitoring](../operations/monitoring.md). Times are in
-seconds. At most 100 queues and 100 subscriptions have labels of their own; the others are counted as `(others)`. Made from
-the source by `tools/docs/make_reference.py`.
-"""
-_DATABASE_METRICS = """\
-One process of all reads the database when it is scraped, at most every 5 seconds. The others export
-`notifyq_database_exporter 0`. In a query across processes take `max`, for example
-`max by (queue) (notifyq_queue_oldest_waiting_seconds)`. The number of messages of a very large queue is an estimate.
-`1 - rate(notifyq_notifications_sent_total[5m]) / rate(notifyq_published_total[5m])` is the share of messages that needed no
-notification.
-"""
 _OF_THE_EXPORTER = (
     ("notifyq_database_exporter", "1 in the process that reads the database."),
     ("notifyq_database_up", "1 if the last read of the database succeeded."),
     ("notifyq_database_read_seconds", "Duration of the last read."),
     ("notifyq_database_read_age_seconds", "Age of the values of the database."),
 )
-
-_TELEMETRY = """\
-# Telemetry events
-
-What workers, brokers and relays report, as typed events of `notifyq.telemetry` and `notifyq.relay`. How to use them is in
-[Telemetry](../guides/telemetry.md). `level` is that of the log line. Made from the source by
-`tools/docs/make_reference.py`.
-"""
 
 
 def settings() -> str:
@@ -143,8 +124,8 @@ def _default(value: object) -> str:
 
 
 def metrics() -> str:
-    """Return the text of metrics.md."""
-    parts = [_METRICS.rstrip()]
+    """Return the site's page on metrics."""
+    parts = [_head("metrics")]
     for title, kind in (
         ("Worker", WorkerMetrics),
         ("Relay", RelayMetrics),
@@ -155,8 +136,7 @@ def metrics() -> str:
     rows = [f"`{name}` | gauge |  | {text}" for name, text in _OF_THE_EXPORTER]
     found = families([], [], Health(()), Names(0), Names(0))
     rows += [_metric(it, getattr(it, "_labelnames", ())) for it in found]
-    parts += ["## Database", _DATABASE_METRICS.rstrip()]
-    parts.append(_table("metric | kind | labels | meaning", rows))
+    parts += ["## Database", _table("metric | kind | labels | meaning", rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -173,10 +153,10 @@ def _metric(family: Any, labels: Iterable[str]) -> str:
 
 
 def telemetry_events() -> str:
-    """Return the text of telemetry.md."""
+    """Return the site's page on telemetry events."""
     # A class with slots is made twice; the last one counts.
     kinds = {kind.__name__: kind for kind in telemetry.TelemetryEvent.__subclasses__()}
-    parts = [_TELEMETRY.rstrip()]
+    parts = [_head("telemetry")]
     for title, is_relay in (("Workers and brokers", False), ("Relays", True)):
         found = [
             it for it in kinds.values() if (it.__module__ == relay_events.__name__) == is_relay
@@ -189,6 +169,10 @@ def _event(kind: type[telemetry.TelemetryEvent]) -> str:
     names = ", ".join(f"`{field.name}`" for field in fields(kind))
     level = logging.getLevelName(kind.level)
     return f"`{kind.__name__}` | {level} | {names} | {_flat(inspect.getdoc(kind) or '')}"
+
+
+def _head(page: str) -> str:
+    return (REFERENCE / f"{page}.md").read_text(encoding="utf-8").rstrip()
 
 
 def _flat(text: str) -> str:
@@ -208,10 +192,11 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the pages into docs/reference."""
-    for name, render in PAGES.items():
-        (REFERENCE / f"{name}.md").write_text(render(), encoding="utf-8")
-        sys.stdout.write(f"docs/reference/{name}.md\n")
+    """Write settings.md, or print the page of that name."""
+    if sys.argv[1:]:
+        sys.stdout.write(PAGES[sys.argv[1]]())
+    else:
+        (REFERENCE / "settings.md").write_text(settings(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make the screenshots of the dashboard: `python tools/docs/make_screenshots.py`.
+"""Make the screenshots of the dashboard and a report: `python tools/docs/make_screenshots.py`.
 
 They show a database that is filled for them, on a server of their own, in a browser without a
 window. Needs Debian's chromium, and the dependencies of development.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,11 @@ import asyncpg
 import uvicorn
 from playwright.async_api import async_playwright
 
+from notifyq.database.pool import Database
 from notifyq.operations.dashboard import Masks, create_app
 from notifyq.operations.dashboard.serve import bind
+from notifyq.operations.report import gather, picture
+from notifyq.operations.report.picture import shrink
 from notifyq.schema import install
 from notifyq.server import debian_binaries, wheel_binaries
 from notifyq.testing.plugin import private_server
@@ -77,6 +81,7 @@ cross join lateral (
   select make_interval(secs => case q.queue when 'thumbnails' then 0.8 else 0.03 end
     * (0.3 + 4 * power(random(), 6))) as run where i > 0
 ) as r;
+select setval(pg_get_serial_sequence('messages.message', 'id'), 1000000 + {rows});
 select messages.publish('email', jsonb_build_object('order', n, 'to', 'c' || n || '@example.com',
   'password', 'secret'), type => 'email.send') from generate_series(1, 214) as n;
 select messages.publish('billing', jsonb_build_object('order', n), key => 'customer-' || n % 9)
@@ -93,14 +98,14 @@ select notifyq.note_audit('ann', 'queue.pause', 'reports', '{"changed": true}', 
 analyze messages.message; analyze messages.message_archive;
 """
 
-PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "dashboard": ("/?range=24h", {}),
-    "dashboard-dark": ("/?range=6h", {"color_scheme": "dark"}),
-    "dashboard-queues": ("/queues", {}),
-    "dashboard-dead": ("/dead", {}),
-    "dashboard-health": ("/health", {}),
+PICTURES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "dashboard": ("/?range=24h", 980, {}),
+    "dashboard-dark": ("/?range=6h", 630, {"color_scheme": "dark"}),
+    "dashboard-queues": ("/queues", 474, {}),
+    "dashboard-dead": ("/dead", 640, {}),
+    "dashboard-health": ("/health", 720, {}),
 }
-"""File, page, and how the browser is."""
+"""File, page, how many pixels of its height are shown, and how the browser is."""
 
 
 async def serving(dsn: str) -> AsyncIterator[str]:
@@ -136,10 +141,10 @@ async def make(dsn: str, folder: Path) -> None:
             browser = await playwright.chromium.launch(
                 executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"]
             )
-            for name, (path, options) in PICTURES.items():
+            for name, (path, height, options) in PICTURES.items():
                 context = await browser.new_context(
                     **{
-                        "viewport": {"width": 1280, "height": 800},
+                        "viewport": {"width": 1280, "height": height},
                         "timezone_id": "UTC",
                         "reduced_motion": "reduce",
                         **options,
@@ -148,10 +153,13 @@ async def make(dsn: str, folder: Path) -> None:
                 page = await context.new_page()
                 await page.goto(base + path)
                 await page.wait_for_selector("#live:not([hidden])")
-                await page.screenshot(path=folder / f"{name}.png", full_page=True)
+                (folder / f"{name}.png").write_bytes(shrink(await page.screenshot()))
                 await context.close()
             await browser.close()
     await holder.close()
+    since = datetime.now(UTC) - timedelta(days=1)
+    async with Database(dsn) as database:
+        (folder / "report.png").write_bytes(picture(await gather(database, since=since)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the site needs beside the pages: README, changelog, references, and files that pages link to.
 
 Of the references the repository has the heads only. The rest is made here, from the comments of an
-installed schema, from docstrings, and from the help of the commands.
+installed schema, from docstrings, and from the help of commands and metrics.
 
 On a code host a page links to any file of the repository. The site has the pages only, so each
 other file that one of them names becomes a page of its own, which shows its text.
@@ -56,6 +56,7 @@ def _references() -> dict[str, str]:
     sys.path.insert(0, str(Path(__file__).parent))
     import make_api
     import make_commands
+    import make_reference
     import make_sql
 
     sql = make_sql.page()
@@ -63,6 +64,8 @@ def _references() -> dict[str, str]:
         "reference/sql.md": sql,
         "reference/python.md": make_api.render(sql),
         "reference/commands.md": make_commands.render(),
+        "reference/metrics.md": make_reference.metrics(),
+        "reference/telemetry.md": make_reference.telemetry_events(),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from docs.pages import maker
 from notifyq import App, Reject
 from notifyq.operations.metrics import BrokerMetrics, RelayMetrics, WorkerMetrics, start_server
 from notifyq.operations.metrics.event_metrics import EventMetrics
@@ -30,7 +31,7 @@ from notifyq.telemetry import (
     WorkerStopping,
 )
 from operations.metrics.scrapes import Scrape, get, scrape
-from support.database import ROOT, Connection
+from support.database import Connection
 from support.running import Events, working
 
 
@@ -239,8 +240,9 @@ def test_the_number_of_series_is_limited() -> None:
     ],
 )
 def test_every_metric_is_documented(kind: type[EventMetrics], heading: str) -> None:
+    pytest.importorskip("griffe", reason="pip install 'notifyq[docs]'")
     metrics = kind(CollectorRegistry())
-    page = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    page = maker("make_reference").metrics()
     text = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*?)\| (.+) \|$", text, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"\w+", labels))) for name, kind, labels, _ in rows}

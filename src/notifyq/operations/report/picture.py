@@ -62,8 +62,25 @@ def picture(report: Report) -> bytes:
                 _draw_bars(axes, chart)
             else:
                 _draw(axes, chart)
-        data = BytesIO()
-        drawn.savefig(data, format="png", dpi=110, metadata={"Software": None})
+        return as_png(drawn, dpi=110)
+
+
+def as_png(drawn: Any, dpi: int) -> bytes:
+    """Return a matplotlib figure as a small PNG."""
+    data = BytesIO()
+    drawn.savefig(data, format="png", dpi=dpi, metadata={"Software": None})
+    return shrink(data.getvalue())
+
+
+def shrink(png: bytes) -> bytes:
+    """Give a picture of charts and text a palette: a third of the bytes, and as crisp."""
+    # Other methods merge colours that few pixels have, such as those of a legend.
+    from PIL import Image  # matplotlib needs it, too
+
+    data = BytesIO()
+    image = Image.open(BytesIO(png)).convert("RGB")
+    few = image.quantize(96, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+    few.save(data, "PNG", optimize=True)
     return data.getvalue()
 
 
