@@ -89,6 +89,7 @@ async def test_two_reapers_share_the_expired_locks(
         assert await value(connection, "reap", quantity=100) == 100
         assert await value(second, "reap") == 200
         assert await value(second, "reap") == 0
+    await second.execute("reset lock_timeout")
 
     again = await publish(connection, 300)
     await rows(connection, "claim", quantity=300)
