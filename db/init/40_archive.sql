@@ -4,3 +4,4 @@
 \ir archive/retention.sql
 \ir archive/list.sql
 \ir archive/dead.sql
+\ir archive/redrive.sql

@@ -261,7 +261,7 @@ begin
       select 'before', d.message_id, null
       -- `offset 0`: the index that gives the order has the rows of all messages.
       from (
-        select * from notifyq.dependency as d where d.after_id = message_relatives.id offset 0
+        select d.* from notifyq.dependency as d where d.after_id = message_relatives.id offset 0
       ) as d
       order by d.message_id limit message_relatives.quantity
     )
@@ -275,7 +275,7 @@ begin
     (
       select 'retry_of', r.archive_id, r.redriven_at
       from (
-        select * from notifyq.redrive as r where r.message_id = message_relatives.id offset 0
+        select r.* from notifyq.redrive as r where r.message_id = message_relatives.id offset 0
       ) as r
       order by r.archive_id desc limit message_relatives.quantity
     )

@@ -147,10 +147,10 @@ begin
     case when a.queue <> all (v_barred) then a.result end
   from notifyq.dependency as d
   left join lateral (
-    select * from messages.message as m where m.id = d.after_id offset 0
+    select m.* from messages.message as m where m.id = d.after_id offset 0
   ) as m on true
   left join lateral (
-    select * from messages.message_archive as a where a.id = d.after_id offset 0
+    select a.* from messages.message_archive as a where a.id = d.after_id offset 0
   ) as a on true
   where d.message_id = dependencies.id
   order by d.position;
