@@ -13,6 +13,7 @@
 \ir queue/finish.sql
 \ir queue/change.sql
 \ir queue/attempts.sql
+\ir queue/archived.sql
 \ir queue/dependencies.sql
 \ir queue/unlogged.sql
 \ir queue/owned.sql

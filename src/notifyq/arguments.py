@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "Notify": _TEXT,
     "Overflow": _TEXT,
     "Overlap": _TEXT,
+    "SqlType": _TEXT,
     "WhenUnserved": _TEXT,
     "bool": (bool, "True or False"),
     "dict[str, Any]": (Mapping, "a mapping"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from notifyq import App, Policy, StreamPolicy
 from notifyq.cli.main import tree
 from notifyq.operations.dashboard.policy import FIELDS
-from notifyq.queues.options import Option, PolicyBase, options
+from notifyq.queues.options import Option, PolicyBase, option, options
 from support.database import Connection
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -93,3 +93,12 @@ def test_a_command_has_each_option_with_its_help(group: str, policy: type[Policy
 
 def test_the_dashboard_has_a_field_for_each_option() -> None:
     assert {it.name for it in FIELDS} == {it.name for it in fields(Policy)}
+
+
+def test_a_new_kind_of_option_is_reported_before_it_is_sent() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Contacts(PolicyBase):
+        contact: str | None = option("Who is responsible.")
+
+    with pytest.raises(TypeError, match="contact: options have no kind for str"):
+        options(Contacts)

@@ -1,4 +1,4 @@
--- Checks: arguments that several functions check, backoff, and the gate to the archive.
+-- Checks: arguments that several functions check, and backoff.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ009 open transactions
 

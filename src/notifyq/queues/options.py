@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from notifyq.arguments import annotation, check_fields, plain
 from notifyq.queues.payload_schema import schema_text
@@ -12,14 +12,16 @@ from notifyq.queues.payload_schema import schema_text
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+SqlType: TypeAlias = str
+"""The name of an SQL type."""
 _KINDS = {
     "timedelta | float": "duration",
     "int": "number",
     "bool": "flag",
-    "str": "type",
+    "SqlType": "type",
     "Schema": "schema",
 }
-"""The kind of an option by its annotation; all others have choices."""
+"""The kind of an option by its annotation; one with choices is a choice."""
 _NONE: dict[str, object] = {
     "duration": timedelta(0),
     "number": 0,
@@ -98,10 +100,14 @@ class PolicyBase:
 
 def options(policy: type[PolicyBase]) -> tuple[Option, ...]:
     """The options of a policy, in the order of its fields."""
-    return tuple(
-        Option(name=it.name, kind=_KINDS.get(annotation(it), "choice"), **it.metadata)
-        for it in fields(policy)
-    )
+    return tuple(Option(name=it.name, kind=_kind(it), **it.metadata) for it in fields(policy))
+
+
+def _kind(option: Field[Any]) -> str:
+    kind = "choice" if option.metadata["choices"] else _KINDS.get(annotation(option))
+    if kind is None:
+        raise TypeError(f"{option.name}: options have no kind for {annotation(option)}")
+    return kind
 
 
 def call(function: str, policy: type[PolicyBase], without: Collection[str] = ()) -> str:

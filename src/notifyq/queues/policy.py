@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from notifyq.queues.options import PolicyBase, call, option, options
+from notifyq.queues.options import PolicyBase, SqlType, call, option, options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ class Policy(PolicyBase):
         "Other",
         off="unlogged",
     )
-    payload_type: str | None = option(
+    payload_type: SqlType | None = option(
         "SQL type of all messages, such as integer or public.invoice.", "Payload", none="any"
     )
     payload_schema: Schema | None = option(

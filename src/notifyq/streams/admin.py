@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.event import SubscriptionInfo
-from notifyq.queues.options import PolicyBase, call, option
+from notifyq.queues.options import PolicyBase, SqlType, call, option
 from notifyq.queues.policy import Notify
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class StreamPolicy(PolicyBase):
     Durations are timedeltas or seconds; a pydantic model stands for its JSON Schema.
     """
 
-    payload_type: str | None = option(
+    payload_type: SqlType | None = option(
         "SQL type of all events, published with messages.enqueue().", none="any"
     )
     payload_schema: Schema | None = option("JSON Schema that events must satisfy.", none="any JSON")
