@@ -82,6 +82,10 @@ def test_a_queue_from_create_to_drop(notifyq: Notifyq) -> None:
     times = {"lock_duration": 90, "backoff": 0.25, "backoff_max": 3600, "retention": 604800}
     rest = {"queue": name, "max_attempts": 5, "paused": False, "notify": "off", "max_bytes": 5000}
     assert row == row | counts | times | rest
+    assert run("queues", "show", name, "--json").data == [row]
+    _head, *lines = run("queues", "show", name).out.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines)
+    assert (shown["backoff"], shown["fair"], shown["rate"]) == ("250 ms", "no", "no limit")
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
     assert run("queues", "pause", name).out == f"{name} was paused already\n"
@@ -103,7 +107,7 @@ def test_name_that_no_queue_can_have(notifyq: Notifyq, name: str) -> None:
     assert "cannot be the name of a queue" in notifyq.refused("queues", "create", name)
 
 
-@pytest.mark.parametrize("command", ["alter", "pause", "resume", "drop"])
+@pytest.mark.parametrize("command", ["show", "alter", "pause", "resume", "drop"])
 def test_queue_that_is_not_there(notifyq: Notifyq, command: str) -> None:
     line = notifyq.refused("queues", command, "nosuch")
     assert "there is no queue 'nosuch': create it with `notifyq queues create nosuch`" in line

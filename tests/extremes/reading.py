@@ -20,6 +20,7 @@ _BASE = "http://localhost:8080"
 
 COMMANDS: dict[str, list[list[str]]] = {
     "queues ls": [[]],
+    "queues show": [["mail"]],
     "queues grants": [[]],
     "queues shares": [[]],
     "queues limits": [[]],

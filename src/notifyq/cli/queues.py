@@ -18,11 +18,12 @@ from notifyq.cli.options import (
     flag,
     instant_option,
 )
-from notifyq.cli.output import cell, note, out, print_rows
+from notifyq.cli.output import cell, note, out, print_json, print_rows, print_table
 from notifyq.cli.policy import takes_policy, weight
 from notifyq.database import statements as sql
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.queues.admin import Admin
+from notifyq.queues.options import options
 from notifyq.queues.policy import Policy
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ RoleArgument = Annotated[str, typer.Argument(help="Role of the database, with it
 @queues.command()
 @sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
-    """List the queues with their counts and policy."""
+    """List the queues with their counts; `show` has the policy."""
     async with open_database(dsn) as database:
         rows = [dict(row) for row in await Admin(database).queue_info()]
     names = _COLUMNS + (_MORE if out.width >= _WIDE else ())
@@ -53,6 +54,32 @@ async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     print_rows(rows if as_json else shown, as_json=as_json, empty="no queues")
     if not as_json and (unlogged := [row["queue"] for row in rows if not row["durable"]]):
         note(f"unlogged, a crash of the server empties them: {', '.join(unlogged)}")
+
+
+@queues.command()
+@sync
+async def show(name: NameArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
+    """Show one queue: its counts, and every option of its policy."""
+    async with open_database(dsn) as database:
+        rows = await Admin(database).queue_info(name)
+    if not rows:
+        raise QueueNotFoundError(f"there is no queue {quoted(name)}")
+    [row] = map(dict, rows)
+    if as_json:
+        print_json(row)
+        return
+    unset = {it.name: it.none for it in options(Policy)}
+    counts_first = sorted(row, key=unset.__contains__)
+    print_table(
+        ["", "value"],
+        [[key.replace("_", "-"), _worded(row[key], unset.get(key))] for key in counts_first],
+    )
+
+
+def _worded(value: Any, unset: str | None) -> Any:
+    if value is None:
+        return unset or "-"
+    return "no" if value is False else value
 
 
 @queues.command()
