@@ -84,7 +84,7 @@ def test_a_queue_from_create_to_drop(notifyq: Notifyq) -> None:
     assert row == row | counts | times | rest
     assert run("queues", "show", name, "--json").data == [row]
     _head, *lines = run("queues", "show", name).out.splitlines()
-    shown = dict(line.split(maxsplit=1) for line in lines)
+    shown = dict(line.rstrip().split(maxsplit=1) for line in lines)
     assert (shown["backoff"], shown["fair"], shown["rate"]) == ("250 ms", "no", "no limit")
     assert run("queues", "alter", name, "--max-attempts", "2").out == f"changed {name}\n"
     assert run("queues", "pause", name).out == f"paused {name}\n"
