@@ -141,8 +141,7 @@ comment on function messages.amend is
   'locked, finished or unknown; nothing changed. Raises NQ003 for a message that cannot be changed '
   'like that, NQ008 for one that becomes too large, NQ030 for a payload against the schema.';
 
--- Archive messages that were not claimed before they expired. Claims call it first, and see none
--- of these; maintenance calls it where nobody claims.
+-- Archive messages that were not claimed before they expired, for maintenance.
 create or replace function notifyq.expire(quantity integer)
   returns void language plpgsql
   set enable_seqscan = off set jit = off
@@ -176,6 +175,34 @@ begin
       where m.id = e.message_id and m.lock_token = 0
       offset 0
     );
+end;
+$$;
+
+-- Archive those that have expired, for a claim, which then sees none of them. While an old snapshot
+-- keeps deleted rows in the index, each claim would pass all of them: it begins a minute before the
+-- last look of its session that found nothing. What a longer transaction has published since, already
+-- expired, is left to maintenance.
+create or replace function notifyq.expire_due()
+  returns void language plpgsql
+as $$
+declare
+  v_now timestamptz := clock_timestamp();
+  v_seen timestamptz := coalesce(
+    nullif(current_setting('notifyq.expired', true), '')::timestamptz, '-infinity'
+  );
+  v_first timestamptz := (
+    select e.expires_at
+    from notifyq.expiry as e
+    where e.expires_at >= v_seen
+    order by e.expires_at
+    limit 1
+  );
+begin
+  if v_first <= v_now then
+    perform notifyq.expire(10000);
+  elsif v_seen < v_now - interval '2 minutes' then
+    perform set_config('notifyq.expired', (v_now - interval '1 minute')::text, false);
+  end if;
 end;
 $$;
 

@@ -95,9 +95,7 @@ begin
   where not exists (select from messages.queue as q where q.name = u.name);
   perform notifyq.forward_into(queues, greatest(quantity, 100))
   where exists (select from notifyq.forward);
-  perform notifyq.expire(10000)
-  where (select e.expires_at from notifyq.expiry as e order by e.expires_at limit 1)
-    <= clock_timestamp();
+  perform notifyq.expire_due();
   -- Reading one empty queue is cheap; reading a thousand is not.
   if cardinality(claim.queues) > 20
     or (claim.queues is null and exists (select from messages.queue as q offset 20))
@@ -221,9 +219,7 @@ begin
       'claim from the queue'
     );
   end if;
-  perform notifyq.expire(10000)
-  where (select e.expires_at from notifyq.expiry as e order by e.expires_at limit 1)
-    <= clock_timestamp();
+  perform notifyq.expire_due();
   perform
   from messages.message as m
   where m.id = claim_id.id

@@ -194,6 +194,27 @@ async def test_a_message_that_nobody_claims_expires(
     assert await connection.fetchval("select count(*) from notifyq.expiry") == 0
 
 
+async def test_a_claim_does_not_pass_what_expired_while_an_old_snapshot_is_held(
+    connection: Connection, connect: Connect
+) -> None:
+    reads = "select pg_stat_get_xact_tuples_returned('notifyq.expiry_expires_at_idx'::regclass)"
+    ids = await publish(connection, 1000)
+    await connection.execute(
+        "insert into notifyq.expiry "
+        "select id, now() - interval '1 hour' from unnest($1::bigint[]) as id",
+        ids,
+    )
+    old = await connect()
+    async with old.transaction(isolation="repeatable_read"):
+        await old.execute("select from messages.message")
+        for _ in range(2):
+            assert await claim(connection) == []
+        async with connection.transaction():
+            before = await connection.fetchval(reads)
+            assert await claim(connection) == []
+            assert await connection.fetchval(reads) - before < 10
+
+
 async def test_what_was_claimed_once_never_expires(connection: Connection) -> None:
     id_ = await value(connection, "publish", queue="default", message=1)
     await connection.execute("insert into notifyq.expiry values ($1, now())", id_)
