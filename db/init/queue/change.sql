@@ -179,9 +179,9 @@ end;
 $$;
 
 -- Archive those that have expired, for a claim, which then sees none of them. While an old snapshot
--- keeps deleted rows in the index, each claim would pass all of them: it begins a minute before the
--- last look of its session that found nothing. What a longer transaction has published since, already
--- expired, is left to maintenance.
+-- keeps deleted rows in the index, each claim would pass all of them: so it begins a minute before
+-- the last look of its session that found none. Maintenance begins at the first one: it also finds
+-- what a longer transaction publishes when that has expired already.
 create or replace function notifyq.expire_due()
   returns void language plpgsql
 as $$
