@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,17 +24,11 @@ from notifyq.cli.options import (
 from notifyq.cli.output import cell, out, print_json, print_table
 from notifyq.cli.progress import Progress
 from notifyq.models.message import Status
-from notifyq.operations.monitor import archive_days
+from notifyq.operations.monitor import ArchiveDay, QueueRetention, archive_days
 from notifyq.operations.monitor import retention as read_retention
 from notifyq.operations.monitor.statements import ALTER_ARCHIVE
 from notifyq.operations.texts import size, span
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
-
-    from notifyq.operations.monitor import ArchiveDay, QueueRetention
 
 archive = typer.Typer(
     name="archive", help="Export finished messages into files.", no_args_is_help=True

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 running: list[str] = []
 """The arguments of the running command: what it prints on stderr hides the DSNs among them."""

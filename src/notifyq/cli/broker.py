@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import asyncpg
 import typer
@@ -26,12 +26,7 @@ from notifyq.cli.signals import stop_signals
 from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment
 from notifyq.dsn import with_user
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import TelemetryHandler, log_events
 
 
 def broker(

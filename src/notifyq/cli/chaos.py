@@ -7,6 +7,7 @@ import difflib
 import logging
 import secrets
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from notifyq.cli.progress import Progress
 from notifyq.operations.texts import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from notifyq.chaos.faults import Fault
     from notifyq.chaos.run import Report, Row, Run
 

@@ -7,9 +7,10 @@ import functools
 import logging
 import signal
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -19,11 +20,7 @@ from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-
-    from notifyq.operations.monitor import Action
+from notifyq.operations.monitor import Action
 
 log = logging.getLogger("notifyq")
 

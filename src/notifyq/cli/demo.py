@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from statistics import quantiles
@@ -27,8 +28,6 @@ from notifyq.schema import install
 from notifyq.server import development
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from notifyq.demo.run import Outcome
 
 _COUNTS = ("lines", "tokens", "functions", "classes", "imports")

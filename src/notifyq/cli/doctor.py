@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import typer
 
@@ -13,13 +13,8 @@ from notifyq.cli.options import DsnOption, JsonOption, flag, repeated
 from notifyq.cli.output import out, print_json
 from notifyq.config import listen_dsn_from_environment
 from notifyq.errors import NotifyqError
-from notifyq.operations.doctor import CHECKS, Level, apply_fixes, examine, steps
+from notifyq.operations.doctor import CHECKS, Finding, Level, apply_fixes, examine, steps
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.operations.doctor import Finding
 
 _CODES = {Level.OK: 0, Level.SKIPPED: 0, Level.WARN: 1, Level.FAIL: 2}
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,6 @@ from notifyq.queues.schedules import Schedules
 from notifyq.streams.admin import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notifyq.database.pool import Database
 
 HINTS: dict[type[DatabaseError], str] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,16 +15,10 @@ from notifyq.cli.options import DsnOption, JsonOption, flag, pairs, repeated
 from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
-from notifyq.database.pool import connect
-from notifyq.importing import SYSTEMS, Transfer
+from notifyq.database.pool import Database, connect
+from notifyq.importing import SYSTEMS, Census, Summary, Transfer
 from notifyq.printable import printable
 from notifyq.queues.admin import Admin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from notifyq.database.pool import Database
-    from notifyq.importing import Census, Summary
 
 _SHOWN = 10
 """Refused messages that are named one by one."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -37,9 +38,6 @@ from notifyq.models.message import (
 from notifyq.models.payload import encode
 from notifyq.operations.texts import span
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @sync

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import typer
 
 from notifyq.cli.command import open_database, sync
 from notifyq.cli.options import DsnOption
 from notifyq.cli.output import err
-from notifyq.cli.signals import stop_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.cli.signals import Control
-    from notifyq.config import ScrapeSettings
+from notifyq.cli.signals import Control, stop_signals
+from notifyq.config import ScrapeSettings
 
 log = logging.getLogger("notifyq.metrics")
 

@@ -6,19 +6,15 @@ import enum
 import functools
 import inspect
 import json
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from notifyq.cli.options import duration, duration_or_none
-from notifyq.queues.options import options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from notifyq.queues.options import Option, PolicyBase
+from notifyq.queues.options import Option, PolicyBase, options
 
 
 def takes_policy(

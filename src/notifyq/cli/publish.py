@@ -8,8 +8,9 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import asyncpg
 import typer
@@ -29,17 +30,13 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.progress import Progress
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.payload import Json, check_json
 from notifyq.queues.admin import Admin
 from notifyq.queues.publish_options import DedupScope, OnDuplicate, OnFailure
 from notifyq.queues.publisher import Publisher
 from notifyq.streams.admin import Streams
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
-
-    from notifyq.database.pool import Database
 
 T = TypeVar("T")
 

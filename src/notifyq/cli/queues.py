@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +25,6 @@ from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.queues.admin import Admin
 from notifyq.queues.policy import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 queues = typer.Typer(
     name="queues", cls=Listing, help="List (ls), create, change, pause and drop queues."

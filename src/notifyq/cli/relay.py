@@ -7,10 +7,11 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -46,12 +47,7 @@ from notifyq.relay import (
     RelayStopped,
     StreamRelay,
 )
-from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from notifyq.telemetry import TelemetryEvent
+from notifyq.telemetry import TelemetryEvent, log_events
 
 log = logging.getLogger("notifyq.relay")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
@@ -30,10 +30,7 @@ from notifyq.errors import ConfigurationError, ScheduleNotFoundError
 from notifyq.models.payload import Json, check_json
 from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
-from notifyq.queues.schedules import Overlap, Schedule, Schedules, WhenUnserved
-
-if TYPE_CHECKING:
-    from notifyq.queues.schedules import ScheduleInfo
+from notifyq.queues.schedules import Overlap, Schedule, ScheduleInfo, Schedules, WhenUnserved
 
 schedules = typer.Typer(
     name="schedules", cls=Listing, help="List (ls) and change what is published by the clock."

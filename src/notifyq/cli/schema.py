@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,8 +20,6 @@ from notifyq.errors import SchemaMissingError
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from notifyq.database.pool import Connection
 
 # Not flag(): tests and programs call these functions, too.

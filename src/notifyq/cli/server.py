@@ -6,15 +6,12 @@ import json
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import typer
 
 from notifyq.cli.options import flag
 from notifyq.server import development
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 server = typer.Typer(
     name="server",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,16 +24,14 @@ from notifyq.cli.output import cell, out, print_rows, row_json, waits, when
 from notifyq.cli.policy import takes_policy
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError, StreamNotFoundError, SubscriptionNotFoundError
+from notifyq.models.event import Event
 from notifyq.operations.texts import size
 from notifyq.printable import printable
 from notifyq.streams.admin import StreamPolicy, Streams
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from notifyq.database.pool import Database
-    from notifyq.models.event import Event
 
 stream = typer.Typer(
     name="stream", cls=Listing, help="List (ls), create, change and drop streams; subscribe."

@@ -11,9 +11,10 @@ import sys
 import sysconfig
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -40,11 +41,7 @@ from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_envi
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.telemetry import TelemetryHandler, log_each, log_events
 from notifyq.worker.queue_order import MOST_WEIGHT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.worker.worker import Worker
+from notifyq.worker.worker import Worker
 
 log = logging.getLogger("notifyq.worker")
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from notifyq.operations.texts import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _TICKS = [timedelta(seconds=it) for it in (10, 30)]
 _TICKS += [timedelta(minutes=it) for it in (1, 2, 5, 10, 15, 30)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 import asyncpg
 
 from notifyq.database.refusals import is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.printable import first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 Answer = TypeVar("Answer")
 

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
+from jinja2 import Environment
 from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from notifyq.database.pool import Database
+from notifyq.operations.dashboard.attempts import Attempts
+from notifyq.operations.dashboard.live import Live
+from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.sessions import Session, Sessions
 from notifyq.operations.dashboard.templating import digest
+from notifyq.operations.dashboard.users import User, Users
 from notifyq.operations.masks import Masks
-from notifyq.operations.monitor import acting
+from notifyq.operations.monitor import Action, acting
 from notifyq.operations.parts import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-    from typing import TypeAlias
-
-    from jinja2 import Environment
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.dashboard.attempts import Attempts
-    from notifyq.operations.dashboard.live import Live
-    from notifyq.operations.dashboard.section import Section
-    from notifyq.operations.dashboard.sessions import Session, Sessions
-    from notifyq.operations.dashboard.users import User, Users
-    from notifyq.operations.monitor import Action
-
-    Form: TypeAlias = ImmutableMultiDict[str, str]
+Form: TypeAlias = ImmutableMultiDict[str, str]
 
 NOTICE = "notice"
 _MOST_NOTICE = 1000

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from notifyq.operations import monitor
-from notifyq.operations.doctor.finding import fail, ok, skipped, warn
+from notifyq.operations.doctor.finding import Context, Finding, fail, ok, skipped, warn
+from notifyq.operations.monitor import Session
 from notifyq.operations.texts import span
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
-    from notifyq.operations.monitor import Session
 
 _MANY = 100_000
 """Age of a snapshot in transactions from which on claims pass very many dead rows."""

@@ -6,14 +6,21 @@ import asyncio
 import hashlib
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
-from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
+from notifyq.operations.doctor.finding import (
+    INIT,
+    MOST,
+    Context,
+    Finding,
+    Fix,
+    fail,
+    listed,
+    ok,
+    skipped,
+    warn,
+)
 from notifyq.schema.files import init_files
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _FUNCTION = re.compile(
     r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)"

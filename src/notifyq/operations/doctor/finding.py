@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import asyncpg
-
     from notifyq.database.pool import Connection
 
 INIT = "run `notifyq init` as the owner of schemas messages and notifyq"

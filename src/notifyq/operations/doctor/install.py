@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.errors import SchemaError
-from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
+from notifyq.operations.doctor.finding import (
+    INIT,
+    MOST,
+    Context,
+    Finding,
+    Fix,
+    fail,
+    listed,
+    ok,
+    skipped,
+    warn,
+)
 from notifyq.queues.admin import Admin
 from notifyq.server import development
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 
 async def check_schema(context: Context) -> Finding:

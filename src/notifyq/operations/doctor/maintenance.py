@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
 from notifyq.operations import monitor
-from notifyq.operations.doctor.finding import Fix, fail, ok, skipped, warn
+from notifyq.operations.doctor.finding import Context, Finding, Fix, fail, ok, skipped, warn
 from notifyq.operations.texts import span
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _LATE = timedelta(minutes=2)
 """pg_cron up to 1.4 runs once a minute."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
 import asyncpg
 
@@ -21,14 +21,9 @@ from notifyq.operations.doctor import (
     storage,
     streams,
 )
-from notifyq.operations.doctor.finding import Context, fail, skipped
+from notifyq.operations.doctor.finding import Context, Finding, fail, skipped
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-
-    from notifyq.operations.doctor.finding import Finding
-
-    Check = Callable[[Context], Awaitable[Finding]]
+Check = Callable[[Context], Awaitable[Finding]]
 
 CHECKS: dict[str, Check] = {
     "server": server.check_version,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
 
-from notifyq.operations.doctor.finding import change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn
 from notifyq.server.folder import home
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _OLDEST = 15
 _SHORTEST_IDLE = 60_000

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import asyncpg
 
-from notifyq.operations.doctor.finding import Fix, change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, Fix, change, fail, ok, warn
 from notifyq.operations.texts import size
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _MUCH_WAL = 2**30
 """Bytes of WAL that a replication slot may keep."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from prometheus_client import CollectorRegistry
 
 from notifyq.operations.metrics.event_metrics import EventMetrics
 from notifyq.operations.metrics.health import LoopHealth
 from notifyq.telemetry import BrokerLost, BrokerStarted, BrokerStopped, ProcedureFailed
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 
 class BrokerMetrics(EventMetrics):

@@ -7,11 +7,14 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+import asyncpg
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from notifyq.database import advisory_locks
@@ -21,11 +24,6 @@ from notifyq.operations.metrics.event_metrics import Names
 from notifyq.operations.metrics.families import families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import asyncpg
-    from prometheus_client.metrics_core import Metric
-
     from notifyq.database.pool import Connection
 
 log = logging.getLogger("notifyq.metrics")

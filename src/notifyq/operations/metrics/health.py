@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
@@ -20,8 +21,6 @@ from notifyq.telemetry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notifyq.worker.worker import Worker
 
 _LOOPS = ("handlers", "listener")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
 
 from notifyq.operations.metrics.event_metrics import RUNS, WAITS, EventMetrics, Names
 from notifyq.operations.metrics.health import LoopHealth
 from notifyq.relay import RelayMoved, RelayResumed, RelayStalled, RelayStarted, RelayStopped
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 _OUTCOMES = ("known", "merged", "dropped", "failed", "refused", "lost")
 

@@ -6,23 +6,20 @@ import errno
 import logging
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from notifyq.errors import ConfigurationError
+from notifyq.operations.metrics.broker import BrokerMetrics
+from notifyq.operations.metrics.health import HealthCheck
+from notifyq.operations.metrics.relay import RelayMetrics
+from notifyq.operations.metrics.worker import WorkerMetrics
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from notifyq.operations.metrics.broker import BrokerMetrics
-    from notifyq.operations.metrics.health import HealthCheck
-    from notifyq.operations.metrics.relay import RelayMetrics
-    from notifyq.operations.metrics.worker import WorkerMetrics
-
-    Answer = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Answer = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 log = logging.getLogger("notifyq.metrics")
 

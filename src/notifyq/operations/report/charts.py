@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from notifyq.operations.charts import Bars, Chart, Series, steps
-from notifyq.operations.report.data import STATUSES
+from notifyq.operations.report.data import STATUSES, Group, Report
 from notifyq.operations.texts import NONE, clean, cut, number, percent, short, span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from notifyq.operations.report.data import Group, Report
 
 _MOST_BARS = 8
 _QUANTILES = ("p50", "p95", "p99")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
 from notifyq.operations.report import statements
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from notifyq.database.pool import Database
 
 STATUSES = ("success", "rejected", "failed", "lock_expired")
 _MOST_LISTED = 20

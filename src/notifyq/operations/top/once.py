@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from notifyq.operations.masks import redacted
+from notifyq.operations.masks import Masks, redacted
+from notifyq.operations.top.snapshot import Snapshot
 from notifyq.operations.top.text import status_line, summary
 from notifyq.operations.top.views import HEALTH, VIEWS, chosen, cut, fitting
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from notifyq.operations.masks import Masks
-    from notifyq.operations.top.snapshot import Snapshot
 
 
 def as_text(seen: Snapshot, width: int) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+
+from starlette.responses import Response
 
 from notifyq.operations import monitor
 from notifyq.operations.dashboard.checks import checked, state
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.doctor import Level
 from notifyq.operations.masks import redacted_statement
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Health
+from notifyq.operations.monitor import Health
 
 section = Section("health", "Health", key="h")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from starlette.responses import Response
 
 from notifyq.models.message import Status
 from notifyq.operations import monitor
@@ -12,13 +14,9 @@ from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.checks import checked, state
 from notifyq.operations.dashboard.live import behind, lags, totals
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
+from notifyq.operations.monitor import Point, Throughput
 from notifyq.operations.texts import number, percent, short, span
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Point, Throughput
 
 section = Section("overview", "Overview", key="o")
 
