@@ -20,6 +20,7 @@ from notifyq.cli.options import (
     duration_or_none,
     flag,
     instant_option,
+    option,
 )
 from notifyq.cli.output import cell, out, print_json, print_table
 from notifyq.cli.progress import Progress
@@ -44,13 +45,13 @@ def root() -> None:
 @sync
 async def export(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A file; with --by day a folder.")],
-    format_: Format | None = typer.Option(None, "--format", help="Else by the end of the name."),
-    compression: str | None = typer.Option(
-        None, metavar="gz|zst", help="Of CSV and JSON lines; else by the end of the name."
+    format_: Format | None = option("Else by the end of the name.", "--format"),
+    compression: str | None = option(
+        "Of CSV and JSON lines; else by the end of the name.", metavar="gz|zst"
     ),
-    by: Literal["day"] | None = typer.Option(None, help="A file for each day, in UTC."),
+    by: Literal["day"] | None = option("A file for each day, in UTC."),
     queue: QueueOption = None,
-    status: Status | None = typer.Option(None, help="Only of this status."),
+    status: Status | None = option("Only of this status."),
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
     force: bool = flag("--force", "Replace existing files."),
@@ -131,23 +132,21 @@ async def ls(
 @retention.command("set")
 @sync
 async def set_(
-    keep: Any = typer.Option(
-        None,
+    keep: Any = option(
+        "Of new queues, of dropped ones, and of dead events; none: 30 days for the "
+        "first, the longest of all queues for the others.",
         "--retention",
         parser=duration_or_none,
         metavar="DURATION",
-        help="Of new queues, of dropped ones, and of dead events; none: 30 days for the "
-        "first, the longest of all queues for the others.",
     ),
-    keep_dead: Any = typer.Option(
-        None,
+    keep_dead: Any = option(
+        "The same for messages that did not succeed; none: as the others.",
         "--retention-dead",
         parser=duration_or_none,
         metavar="DURATION",
-        help="The same for messages that did not succeed; none: as the others.",
     ),
-    days_ahead: int | None = typer.Option(
-        None, min=1, max=366, help="Days for which tables are created in advance."
+    days_ahead: int | None = option(
+        "Days for which tables are created in advance.", min=1, max=366
     ),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

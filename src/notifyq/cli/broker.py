@@ -21,6 +21,7 @@ from notifyq.cli.options import (
     MetricsHostOption,
     MetricsPortOption,
     PollOption,
+    option,
 )
 from notifyq.cli.signals import stop_signals
 from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment
@@ -30,10 +31,9 @@ from notifyq.telemetry import TelemetryHandler, log_events
 
 
 def broker(
-    autostart: str | None = typer.Option(
-        None,
+    autostart: str | None = option(
+        "A broker for each of these on the server of the DSN; else one for the DSN.",
         metavar="USER:DATABASE,...",
-        help="A broker for each of these on the server of the DSN; else one for the DSN.",
     ),
     grace: GraceOption = None,
     poll: PollOption = None,

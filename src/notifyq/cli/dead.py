@@ -34,6 +34,7 @@ from notifyq.cli.options import (
     instant_option,
     limit_option,
     masks_of,
+    option,
 )
 from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, waits, when
 from notifyq.cli.signals import stop_signals
@@ -149,9 +150,7 @@ async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
-    status: Literal["rejected", "failed", "lock_expired"] | None = typer.Option(
-        None, help="Only of this status."
-    ),
+    status: Literal["rejected", "failed", "lock_expired"] | None = option("Only of this status."),
     fingerprint: FingerprintOption = None,
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
@@ -284,10 +283,8 @@ def _require_all(ids: list[int], left: list[int], otherwise: str) -> None:
 @dead.command()
 def watch(
     queue: QueueOption = None,
-    command: str | None = typer.Option(
-        None, "--exec", metavar="COMMAND", help="Run for each, JSON on its stdin."
-    ),
-    state: Path | None = typer.Option(None, help="File that keeps the position of the watch."),
+    command: str | None = option("Run for each, JSON on its stdin.", "--exec", metavar="COMMAND"),
+    state: Path | None = option("File that keeps the position of the watch."),
     since: datetime | None = instant_option("Begin then; --state is ignored."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

@@ -11,7 +11,7 @@ import typer
 
 from notifyq.cli.arguments import warn_of_password
 from notifyq.cli.command import open_database, sync
-from notifyq.cli.options import DsnOption, JsonOption, flag, pairs, repeated
+from notifyq.cli.options import DsnOption, JsonOption, flag, option, pairs, repeated
 from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
@@ -32,14 +32,12 @@ async def import_(
     source: str | None = typer.Argument(
         None, metavar="[SOURCE]", help="DSN of its database, if that is not the one of notifyq."
     ),
-    source_file: str | None = typer.Option(None, metavar="FILE", help="File with that DSN."),
+    source_file: str | None = option("File with that DSN.", metavar="FILE"),
     queue: list[str] | None = repeated("Only this queue of the source", "--queue", "-q"),
     names: list[str] | None = repeated("Another name for a queue", "--map", metavar="OLD=NEW"),
     create_queues: bool = flag("--create-queues", "Create the queues that are missing."),
     keep: bool = flag("--keep", "Leave the source as it is: copy, don't move."),
-    table: str | None = typer.Option(
-        None, help="Table of the source, if it does not have the usual name."
-    ),
+    table: str | None = option("Table of the source, if it does not have the usual name."),
     dry_run: bool = flag("--dry-run", "Change nothing: count the messages to move."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

@@ -22,6 +22,7 @@ from notifyq.cli.options import (
     flag,
     headers,
     instant_option,
+    option,
     require_json,
 )
 from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, when
@@ -43,8 +44,8 @@ from notifyq.printable import printable
 @sync
 async def ls(
     queue: QueueOption = None,
-    state: State | None = typer.Option(None, help="Live messages in this state."),
-    status: Status | None = typer.Option(None, help="Finished messages of this status."),
+    state: State | None = option("Live messages in this state."),
+    status: Status | None = option("Finished messages of this status."),
     finished: bool = flag("--finished", "All finished messages."),
     limit: LimitOption = 20,
     dsn: DsnOption = None,
@@ -160,9 +161,7 @@ async def parked(
 async def signal(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", show_default=False)] = "null",
-    message_id: int | None = typer.Option(
-        None, "--id", min=1, max=2**63 - 1, help="Send it to this message alone."
-    ),
+    message_id: int | None = option("Send it to this message alone.", "--id", min=1, max=2**63 - 1),
     dsn: DsnOption = None,
 ) -> None:
     """Send a signal to the handlers that wait for it.
@@ -189,7 +188,7 @@ async def cancel(
     ids: IdsArgument,
     running: bool = flag("--running", "Also messages that a worker handles."),
     children: bool = flag("--children", "Also what they have published by steps."),
-    reason: str | None = typer.Option(None, help="Why; the archive and the audit keep it."),
+    reason: str | None = option("Why; the archive and the audit keep it."),
     dsn: DsnOption = None,
 ) -> None:
     """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
@@ -209,7 +208,7 @@ async def cancel(
 async def amend(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", show_default=False)] = None,
-    priority: int | None = typer.Option(None, min=-(2**31), max=2**31 - 1, help="Larger first."),
+    priority: int | None = option("Larger first.", min=-(2**31), max=2**31 - 1),
     at: datetime | None = instant_option("Hand out from then on."),
     header: HeaderOption = None,
     dsn: DsnOption = None,

@@ -18,6 +18,7 @@ from notifyq.cli.options import (
     duration_option,
     flag,
     instant_option,
+    option,
 )
 from notifyq.cli.output import cell, note, out, print_rows
 from notifyq.cli.policy import takes_policy, weight
@@ -209,12 +210,8 @@ async def shares(
 async def limit(
     name: NameArgument,
     key: Annotated[str, typer.Argument(help="Key of messages.")],
-    concurrency: int | None = typer.Option(
-        None, min=1, max=10**9, help="Most messages of the key at a time."
-    ),
-    rate: int | None = typer.Option(
-        None, min=1, max=10**9, help="Most in the period of the key rate of the queue."
-    ),
+    concurrency: int | None = option("Most messages of the key at a time.", min=1, max=10**9),
+    rate: int | None = option("Most in the period of the key rate of the queue.", min=1, max=10**9),
     dsn: DsnOption = None,
 ) -> None:
     """Give one key other limits than the queue has for each key; without options the same."""

@@ -28,6 +28,7 @@ from notifyq.cli.options import (
     MetricsPortOption,
     duration_option,
     flag,
+    option,
     repeated,
 )
 from notifyq.cli.output import err, out, print_json
@@ -72,18 +73,14 @@ def relay(
     stream: list[str] | None = repeated(
         "Subscription to move, and the target's queue or stream", metavar="STREAM:SUBSCRIBER:TARGET"
     ),
-    source_file: str | None = typer.Option(None, metavar="FILE", help="File with the first DSN."),
-    target_file: str | None = typer.Option(None, metavar="FILE", help="File with the second DSN."),
+    source_file: str | None = option("File with the first DSN.", metavar="FILE"),
+    target_file: str | None = option("File with the second DSN.", metavar="FILE"),
     filter: FilterOption = None,
-    transform: str | None = typer.Option(
-        None, metavar="MODULE:FUNCTION", help="Function that changes, routes or drops each message."
+    transform: str | None = option(
+        "Function that changes, routes or drops each message.", metavar="MODULE:FUNCTION"
     ),
-    batch: int | None = typer.Option(
-        None, min=1, max=10_000, help="Most messages of a transaction."
-    ),
-    in_flight: int | None = typer.Option(
-        None, min=1, max=100, help="Batches at the same time; 1: in order."
-    ),
+    batch: int | None = option("Most messages of a transaction.", min=1, max=10_000),
+    in_flight: int | None = option("Batches at the same time; 1: in order.", min=1, max=100),
     remember: timedelta | None = duration_option("How long the target keeps receipts."),
     grace: GraceOption = None,
     once: bool = flag("--once", "Stop when nothing is left."),

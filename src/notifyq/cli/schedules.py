@@ -22,6 +22,7 @@ from notifyq.cli.options import (
     duration_option,
     headers,
     instant_option,
+    option,
 )
 from notifyq.cli.output import out, print_rows, when
 from notifyq.cli.worker import load_app
@@ -72,20 +73,18 @@ async def add(
     cron: Annotated[str, typer.Argument(help="When, as in '30 8 * * mon-fri'.")],
     queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
     message: str = typer.Argument("null", metavar="[JSON]", help="The message."),
-    timezone: str = typer.Option("UTC", metavar="ZONE", help="Time zone, as in Europe/Oslo."),
+    timezone: str = option("Time zone, as in Europe/Oslo.", default="UTC", metavar="ZONE"),
     jitter: timedelta | None = duration_option("Delay each run at random, up to this long."),
-    overlap: Overlap = typer.Option(
-        "allow", help="Skip a run while the last one waits, or is live."
-    ),
-    backfill: int = typer.Option(1, min=0, max=100, help="Most missed runs that are made up for."),
+    overlap: Overlap = option("Skip a run while the last one waits, or is live.", default="allow"),
+    backfill: int = option("Most missed runs that are made up for.", default=1, min=0, max=100),
     grace: timedelta = duration_option("With --backfill 0: how late a run may be.", default="5m"),
-    when_unserved: WhenUnserved = typer.Option(
-        "publish", help="Skip a run while messages wait and no worker serves the queue."
+    when_unserved: WhenUnserved = option(
+        "Skip a run while messages wait and no worker serves the queue.", default="publish"
     ),
     priority: PriorityOption = 0,
     type_: TypeOption = None,
     header: HeaderOption = None,
-    key: str | None = typer.Option(None, help="Key of the messages."),
+    key: str | None = option("Key of the messages."),
     max_attempts: AttemptsOption = None,
     dsn: DsnOption = None,
 ) -> None:
@@ -161,8 +160,8 @@ async def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
 @sync
 async def show_next(
     cron: Annotated[str, typer.Argument(metavar="NAME|CRON", help="A schedule, or when.")],
-    timezone: str = typer.Option("UTC", metavar="ZONE", help="Time zone, if it is not a schedule."),
-    quantity: int = typer.Option(5, "-n", min=1, max=1000, help="How many."),
+    timezone: str = option("Time zone, if it is not a schedule.", default="UTC", metavar="ZONE"),
+    quantity: int = option("How many.", "-n", default=5, min=1, max=1000),
     since: datetime | None = instant_option("Times after this one instead of now."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from notifyq.cli.options import flag
+from notifyq.cli.options import flag, option
 from notifyq.server import development
 
 server = typer.Typer(
@@ -33,7 +33,7 @@ def start() -> None:
 @server.command()
 def stop(
     delete: bool = flag("--delete", "Remove all its data, too."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    yes: bool = option("Delete without asking.", "--yes", "-y", default=False),
 ) -> None:
     """Stop the server."""
     running = development()

@@ -19,6 +19,7 @@ from notifyq.cli.options import (
     StreamArgument,
     SubscriberArgument,
     flag,
+    option,
 )
 from notifyq.cli.output import cell, out, print_rows, row_json, waits, when
 from notifyq.cli.policy import takes_policy
@@ -209,8 +210,8 @@ async def forward(
     stream: StreamArgument,
     subscriber: SubscriberArgument,
     queue: Annotated[str, typer.Argument(help="The queue that its events go into.")],
-    position: str = typer.Option(
-        "last", "--from", metavar="POSITION", help="Where a new subscriber begins."
+    position: str = option(
+        "Where a new subscriber begins.", "--from", default="last", metavar="POSITION"
     ),
     filter_: FilterOption = None,
     dsn: DsnOption = None,
@@ -257,9 +258,7 @@ async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 @sync
 async def tail(
     name: NameArgument,
-    limit: int | None = typer.Option(
-        None, "--limit", "-n", min=1, help="End after this many new events."
-    ),
+    limit: int | None = option("End after this many new events.", "--limit", "-n", min=1),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -33,6 +33,7 @@ from notifyq.cli.options import (
     MetricsPortOption,
     PollOption,
     flag,
+    option,
     repeated,
 )
 from notifyq.cli.processes import Supervisor, run_and_reload
@@ -53,32 +54,25 @@ _PACKAGE = Path(__file__).parents[1]
 def worker(
     target: AppArgument,
     queue: list[str] | None = repeated("Only this queue", "--queue", "-q"),
-    queues: str | None = typer.Option(
-        None, metavar="NAME:WEIGHT,…", help="These queues, in shares by weight: high:3,low:1."
+    queues: str | None = option(
+        "These queues, in shares by weight: high:3,low:1.", metavar="NAME:WEIGHT,…"
     ),
     strict: bool = flag("--strict", "Serve one of --queues only while those before are empty."),
     stream: list[str] | None = repeated("Only this stream's subscribers", "--stream", "-s"),
-    concurrency: int | None = typer.Option(
-        None,
-        "--concurrency",
-        "-c",
-        min=1,
-        max=10_000,
-        help="Handlers at the same time; by default 10.",
+    concurrency: int | None = option(
+        "Handlers at the same time; by default 10.", "--concurrency", "-c", min=1, max=10_000
     ),
-    processes: int | None = typer.Option(
-        None, min=1, help="Worker processes, each imports the app; by default 1."
-    ),
+    processes: int | None = option("Worker processes, each imports the app; by default 1.", min=1),
     grace: GraceOption = None,
     poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
     reload: bool = flag("--reload", "Start again when a Python file here changes."),
-    verbose: bool = typer.Option(
-        False,
+    verbose: bool = option(
+        "Log each message and each batch that ends, and each schedule that fires.",
         "--verbose",
         "-v",
-        help="Log each message and each batch that ends, and each schedule that fires.",
+        default=False,
     ),
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",
