@@ -87,16 +87,8 @@ def url() -> None:
 def _size(directory: Path) -> int:
     """Return the bytes of all files below; a running server adds and removes files meanwhile."""
     total = 0
-    pending = [os.fspath(directory)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                        continue
-                    with suppress(FileNotFoundError):
-                        total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(FileNotFoundError):
+                total += Path(folder, file).lstat().st_size
     return total
