@@ -11,7 +11,6 @@ from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
 from notifyq.operations.report import statements
 
-STATUSES = ("success", "rejected", "failed", "lock_expired")
 _MOST_LISTED = 20
 """Errors and workers that are listed."""
 
@@ -127,6 +126,7 @@ async def gather(
         )
         return [_group(row) for row in rows]
 
+    most = (since, until, _MOST_LISTED, source)
     total = await groups(None)
     queues = await groups(None, "queue")
     return Report(
@@ -143,25 +143,12 @@ async def gather(
         timeline=await groups(step),
         by_status=await groups(step, "status"),
         queues=queues,
-        failures=[
-            Failure(
-                row["fingerprint"], row["errors"], row["queues"], row["endings"], row["first_at"],
-                row["last_at"], row["sample"],
-            )
-            for row in await database.fetch(
-                statements.ROLLUP_ERRORS, since, until, _MOST_LISTED, source
-            )
-        ],
+        failures=[Failure(**row) for row in await database.fetch(statements.ROLLUP_ERRORS, *most)],
         workers=[
-            WorkerTotal(
-                row["worker"], row["queues"], row["finished"], row["dead"], row["run_total"]
-            )
-            for row in await database.fetch(
-                statements.ROLLUP_WORKERS, since, until, _MOST_LISTED, source
-            )
+            WorkerTotal(**row) for row in await database.fetch(statements.ROLLUP_WORKERS, *most)
         ],
         growth=_growth(await groups(None, "queue", before=True), queues),
-    )  # fmt: skip
+    )
 
 
 def _limits(

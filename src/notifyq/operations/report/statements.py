@@ -11,7 +11,8 @@ select * from notifyq.rollup_summary(
   since => $1, until => $2, step => $3, dimensions => $4, lake => $5)
 """
 ROLLUP_ERRORS: Final = """
-select e.*, e.statuses::text[] as endings
+select e.fingerprint, e.errors, e.queues, e.statuses::text[] as statuses, e.first_at, e.last_at,
+  e.sample
 from notifyq.rollup_errors(since => $1, until => $2, quantity => $3, lake => $4) as e
 """
 ROLLUP_WORKERS: Final = """
