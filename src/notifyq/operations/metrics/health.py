@@ -23,8 +23,6 @@ from notifyq.telemetry import (
 if TYPE_CHECKING:
     from notifyq.worker.worker import Worker
 
-_LOOPS = ("handlers", "listener")
-
 
 class _Probe:
     """Measures how long an event loop takes to respond."""
@@ -64,6 +62,17 @@ class _Probe:
         return time.monotonic() - self._sent_at if is_pending else self._took
 
 
+def _faults(probes: list[tuple[str, _Probe]], within: float) -> list[str]:
+    until = time.monotonic() + within
+    for _, probe in probes:
+        probe.send()
+    return [
+        f"the event loop{name} has not responded for {probe.delay:.1f} s"
+        for name, probe in probes
+        if not probe.has_responded(until)
+    ]
+
+
 class HealthCheck(Protocol):
     """The health of a process, as the pages `/healthz` and `/readyz` show it."""
 
@@ -92,13 +101,7 @@ class LoopHealth:
 
     def faults(self, within: float) -> list[str]:
         """Why the process is stuck; waits for so many seconds at most."""
-        probe = self._probe
-        if probe is None:
-            return []
-        probe.send()
-        if probe.has_responded(time.monotonic() + within):
-            return []
-        return [f"the event loop has not responded for {probe.delay:.1f} s"]
+        return _faults([("", self._probe)] if self._probe is not None else [], within)
 
 
 class Health:
@@ -164,15 +167,8 @@ class Health:
 
     def faults(self, within: float) -> list[str]:
         """Why the process is stuck; waits for so many seconds at most."""
-        until = time.monotonic() + within
-        probes = [(kind, probe) for kind in (0, 1) for probe in self._each(kind)]
-        for _, probe in probes:
-            probe.send()
-        return [
-            f"the event loop of the {_LOOPS[kind]} has not responded for {probe.delay:.1f} s"
-            for kind, probe in probes
-            if not probe.has_responded(until)
-        ]
+        loops = enumerate((" of the handlers", " of the listener"))
+        return _faults([(name, it) for kind, name in loops for it in self._each(kind)], within)
 
     def unready(self) -> str | None:
         """Why the workers do not claim messages now; None if they do."""
