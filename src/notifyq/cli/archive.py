@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from notifyq.archive.export import ExportChoice, Format, export_archive
-from notifyq.cli.command import Listing, acting, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, open_database
 from notifyq.cli.hints import require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -31,7 +31,7 @@ from notifyq.operations.monitor.statements import ALTER_ARCHIVE
 from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
-archive = typer.Typer(
+archive = Commands(
     name="archive", help="Export finished messages into files.", no_args_is_help=True
 )
 
@@ -42,7 +42,6 @@ def root() -> None:
 
 
 @archive.command()
-@sync
 async def export(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A file; with --by day a folder.")],
     format_: Format | None = option("Else by the end of the name.", "--format"),
@@ -91,7 +90,7 @@ async def export(
     )
 
 
-retention = typer.Typer(
+retention = Commands(
     name="retention", cls=Listing, help="List (ls) and change how long the archive keeps what."
 )
 
@@ -104,7 +103,6 @@ _STEPS = {
 
 
 @retention.command()
-@sync
 async def ls(
     dry_run: bool = flag("--dry-run", "Only what maintenance would remove now."),
     dsn: DsnOption = None,
@@ -130,7 +128,6 @@ async def ls(
 
 
 @retention.command("set")
-@sync
 async def set_(
     keep: Any = option(
         "Of new queues, of dropped ones, and of dead events; none: 30 days for the "

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import (
     DsnOption,
     HideOption,
@@ -21,7 +21,6 @@ from notifyq.cli.output import out, print_json, print_rows
 from notifyq.operations.monitor import audit_entries
 
 
-@sync
 async def audit(
     since: datetime | None = instant_option("Done then or later."),
     actor: str | None = option("By this person."),

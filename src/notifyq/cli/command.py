@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import signal
 import socket
@@ -26,6 +27,7 @@ log = logging.getLogger("notifyq")
 
 T = TypeVar("T")
 P = ParamSpec("P")
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 class Listing(TyperGroup):
@@ -135,6 +137,21 @@ def sync(command: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         return run(command(*args, **kwargs))
 
     return call
+
+
+class Commands(typer.Typer):
+    """A group of commands, which may be coroutine functions."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[C], C]:
+        """Make the function below a command."""
+        register = super().command(*args, **options)
+
+        def decorate(function: C) -> C:
+            is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+            register(sync(function) if is_async else function)
+            return function
+
+        return decorate
 
 
 class Actor(TypedDict):

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import Listing, acting, noting, open_database, run, sync
+from notifyq.cli.command import Commands, Listing, acting, noting, open_database, run
 from notifyq.cli.hints import require_known
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.messages import show
@@ -46,9 +46,7 @@ from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
 from notifyq.printable import printable
 from notifyq.telemetry import log_events
 
-dead = typer.Typer(
-    name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages."
-)
+dead = Commands(name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages.")
 dead.command("show")(show)
 
 
@@ -70,7 +68,6 @@ _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 
 @dead.command()
-@sync
 async def ls(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
@@ -102,7 +99,6 @@ async def ls(
 
 
 @dead.command()
-@sync
 async def groups(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
@@ -145,7 +141,6 @@ async def groups(
 
 
 @dead.command()
-@sync
 async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
@@ -193,7 +188,6 @@ async def retry(
 
 
 @dead.command()
-@sync
 async def delete(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,

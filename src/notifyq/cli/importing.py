@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from notifyq.cli.arguments import warn_of_password
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import DsnOption, JsonOption, flag, option, pairs, repeated
 from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
@@ -24,7 +24,6 @@ _SHOWN = 10
 """Refused messages that are named one by one."""
 
 
-@sync
 async def import_(
     system: Annotated[
         Literal["procrastinate", "pgqueuer", "pgmq"], typer.Argument(help="What to import from.")

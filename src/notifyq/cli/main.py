@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import keyword
 import os
 import signal
@@ -110,6 +111,10 @@ def _load(name: str, module: str) -> Any:
     attribute = f"{name}_" if keyword.iskeyword(name) else name
     function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
+    if inspect.iscoroutinefunction(function):
+        from notifyq.cli.command import sync
+
+        function = sync(function)
     if isinstance(function, typer.Typer):
         parent.add_typer(function)
     else:

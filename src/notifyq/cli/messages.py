@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from notifyq.archive.reader import Archive, obstacle
-from notifyq.cli.command import actor, noting, open_database, sync
+from notifyq.cli.command import actor, noting, open_database
 from notifyq.cli.hints import empty_list, require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -41,7 +41,6 @@ from notifyq.operations.texts import span
 from notifyq.printable import printable
 
 
-@sync
 async def ls(
     queue: QueueOption = None,
     state: State | None = option("Live messages in this state."),
@@ -75,7 +74,6 @@ async def ls(
         print_rows([pick(m, names) for m in found], as_json=False, empty=empty)
 
 
-@sync
 async def show(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
     dsn: DsnOption = None,
@@ -142,7 +140,6 @@ def _whole(value: Any) -> str:
     return ("\n" + " " * 16).join(printable(line) for line in lines)
 
 
-@sync
 async def parked(
     queue: QueueOption = None,
     limit: LimitOption = 20,
@@ -157,7 +154,6 @@ async def parked(
     print_rows([asdict(it) for it in found], as_json=as_json, empty="no parked messages")
 
 
-@sync
 async def signal(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", show_default=False)] = "null",
@@ -176,14 +172,12 @@ async def signal(
     )
 
 
-@sync
 async def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
     """Hand out messages without those they wait for. Exit code 1 if one waits for none."""
     refused = "{} does not wait for other messages"
     await _change_each(dsn, ids, "message.unblock", sql.UNBLOCK, (), "unblocked", refused)
 
 
-@sync
 async def cancel(
     ids: IdsArgument,
     running: bool = flag("--running", "Also messages that a worker handles."),
@@ -204,7 +198,6 @@ async def cancel(
     )
 
 
-@sync
 async def amend(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", show_default=False)] = None,

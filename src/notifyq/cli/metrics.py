@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import DsnOption, option
 from notifyq.cli.output import err
 from notifyq.cli.signals import Control, stop_signals
@@ -46,7 +46,6 @@ def serve_metrics(
         yield metrics
 
 
-@sync
 async def metrics(
     port: int = option("Port; 0: any that is free.", default=9464, min=0, max=65535),
     host: str = option("Address to listen on.", default="127.0.0.1", metavar="ADDRESS"),

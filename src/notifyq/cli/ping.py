@@ -6,12 +6,11 @@ import os
 
 import typer
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import DsnOption, option
 from notifyq.database.statements import SESSION
 
 
-@sync
 async def ping(
     session: str | None = option(
         "Also require a session of this application_name from this host.", "--as"

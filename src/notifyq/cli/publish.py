@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import asyncpg
 import typer
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import (
     AttemptsOption,
     DsnOption,
@@ -49,7 +49,6 @@ _BATCH = 1 << 18
 """About how many bytes of input one statement publishes."""
 
 
-@sync
 async def publish(
     queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
     message: str = typer.Argument(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, change, open_database
 from notifyq.cli.hints import quoted, require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -27,7 +27,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.queues.admin import Admin
 from notifyq.queues.policy import Policy
 
-queues = typer.Typer(
+queues = Commands(
     name="queues", cls=Listing, help="List (ls), create, change, pause and drop queues."
 )
 
@@ -41,7 +41,6 @@ RoleArgument = Annotated[str, typer.Argument(help="Role of the database, with it
 
 
 @queues.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the queues with their counts and policy."""
     async with open_database(dsn) as database:
@@ -56,7 +55,6 @@ async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 
 @queues.command()
 @takes_policy(Policy)
-@sync
 async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
     """Create a queue. Options that are not given have their defaults."""
     async with acting(dsn, "queue.create", name) as act:
@@ -69,7 +67,6 @@ async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> N
 
 @queues.command()
 @takes_policy(Policy)
-@sync
 async def alter(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
     """Change the policy of a queue. Options that are not given stay as they are."""
     async with acting(dsn, "queue.alter", name) as act:
@@ -88,7 +85,6 @@ def _changes(was: Sequence[Any], now: Sequence[Any]) -> dict[str, list[str]]:
 
 
 @queues.command()
-@sync
 async def pause(
     name: NameArgument,
     until: datetime | None = instant_option("Resume by itself at this instant."),
@@ -109,7 +105,6 @@ async def pause(
 
 
 @queues.command()
-@sync
 async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Hand out the messages of a paused queue again."""
     done, unchanged = f"resumed {name}", f"{name} was not paused"
@@ -117,7 +112,6 @@ async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @queues.command()
-@sync
 async def drop(
     name: NameArgument,
     force: bool = flag("--force", "Delete its live messages, too."),
@@ -131,7 +125,6 @@ async def drop(
 
 
 @queues.command()
-@sync
 async def grant(
     name: NameArgument,
     role: RoleArgument,
@@ -148,7 +141,6 @@ async def grant(
 
 
 @queues.command()
-@sync
 async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
     """Revoke a grant; without the last one the queue is open again."""
     async with acting(dsn, "queue.revoke", name, role=role) as act:
@@ -165,7 +157,6 @@ async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) 
 
 
 @queues.command()
-@sync
 async def grants(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
@@ -176,7 +167,6 @@ async def grants(
 
 
 @queues.command()
-@sync
 async def share(
     name: NameArgument,
     key: Annotated[str, typer.Argument(help="Key of messages.")],
@@ -193,7 +183,6 @@ async def share(
 
 
 @queues.command()
-@sync
 async def shares(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
@@ -206,7 +195,6 @@ async def shares(
 
 
 @queues.command()
-@sync
 async def limit(
     name: NameArgument,
     key: Annotated[str, typer.Argument(help="Key of messages.")],
@@ -223,7 +211,6 @@ async def limit(
 
 
 @queues.command()
-@sync
 async def limits(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:

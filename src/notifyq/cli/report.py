@@ -10,13 +10,12 @@ from pathlib import Path
 
 import typer
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import DsnOption, instant_option, option
 from notifyq.cli.output import out
 from notifyq.paths import local_path
 
 
-@sync
 async def report(
     out_: Path = option(
         "FILE.html or FILE.png.", "--out", "-o", default=Path("report.html"), metavar="FILE"

@@ -9,7 +9,15 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, noting, open_database, resolve_dsn, sync
+from notifyq.cli.command import (
+    Commands,
+    Listing,
+    acting,
+    change,
+    noting,
+    open_database,
+    resolve_dsn,
+)
 from notifyq.cli.hints import quoted
 from notifyq.cli.options import (
     AppArgument,
@@ -33,7 +41,7 @@ from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Overlap, Schedule, ScheduleInfo, Schedules, WhenUnserved
 
-schedules = typer.Typer(
+schedules = Commands(
     name="schedules", cls=Listing, help="List (ls) and change what is published by the clock."
 )
 
@@ -44,7 +52,6 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the schedule.")]
 
 
 @schedules.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the schedules, their next times, and their errors."""
     async with open_database(dsn) as database:
@@ -67,7 +74,6 @@ def _shown(schedule: ScheduleInfo) -> dict[str, Any]:
 
 
 @schedules.command()
-@sync
 async def add(
     name: NameArgument,
     cron: Annotated[str, typer.Argument(help="When, as in '30 8 * * mon-fri'.")],
@@ -120,7 +126,6 @@ async def add(
 
 
 @schedules.command()
-@sync
 async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
     """Remove a schedule; messages that it has published stay."""
     async with acting(dsn, "schedule.remove", name) as act:
@@ -131,7 +136,6 @@ async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command()
-@sync
 async def enable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire again, from its next time on."""
     done, unchanged = f"enabled {name}", f"{name} was enabled already"
@@ -139,7 +143,6 @@ async def enable(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command()
-@sync
 async def disable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire no more until it is enabled."""
     done, unchanged = f"disabled {name}", f"{name} was disabled already"
@@ -147,7 +150,6 @@ async def disable(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command("run")
-@sync
 async def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
     """Publish the message of a schedule now, and print its id."""
     async with acting(dsn, "schedule.run", name) as act:
@@ -157,7 +159,6 @@ async def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command("next")
-@sync
 async def show_next(
     cron: Annotated[str, typer.Argument(metavar="NAME|CRON", help="A schedule, or when.")],
     timezone: str = option("Time zone, if it is not a schedule.", default="UTC", metavar="ZONE"),
@@ -191,7 +192,6 @@ def _row(at: datetime, zone: str) -> dict[str, str]:
 
 
 @schedules.command()
-@sync
 async def apply(target: AppArgument, dsn: DsnOption = None) -> None:
     """Create the queues and schedules of an app.
 

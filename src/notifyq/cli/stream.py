@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, change, open_database
 from notifyq.cli.hints import quoted
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.options import (
@@ -34,7 +34,7 @@ from notifyq.streams.admin import StreamPolicy, Streams
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
 
-stream = typer.Typer(
+stream = Commands(
     name="stream", cls=Listing, help="List (ls), create, change and drop streams; subscribe."
 )
 
@@ -56,7 +56,6 @@ _FORWARD_COLUMNS = {
 
 
 @stream.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the streams with their counts and policy."""
     async with open_database(dsn) as database:
@@ -78,7 +77,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @stream.command()
-@sync
 async def lag(
     name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
@@ -93,7 +91,6 @@ async def lag(
 
 @stream.command()
 @takes_policy(StreamPolicy)
-@sync
 async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Create a stream. Options that are not given have their defaults."""
     async with acting(dsn, "stream.create", name) as act:
@@ -104,7 +101,6 @@ async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None
 
 @stream.command()
 @takes_policy(StreamPolicy, without=["durable"])
-@sync
 async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Change the policy of a stream. Options that are not given stay as they are."""
     async with acting(dsn, "stream.alter", name, **asdict(policy)) as act:
@@ -114,7 +110,6 @@ async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None)
 
 
 @stream.command()
-@sync
 async def drop(
     name: NameArgument,
     force: bool = flag("--force", "Even if it has subscribers."),
@@ -128,7 +123,6 @@ async def drop(
 
 
 @stream.command()
-@sync
 async def pause(name: NameArgument, dsn: DsnOption = None) -> None:
     """Refuse publishing into a stream; subscribers go on."""
     done, unchanged = f"paused {name}", f"{name} was paused already"
@@ -136,7 +130,6 @@ async def pause(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @stream.command()
-@sync
 async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Allow publishing into a paused stream again."""
     done, unchanged = f"resumed {name}", f"{name} was not paused"
@@ -144,7 +137,6 @@ async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @stream.command()
-@sync
 async def subscribe(
     name: NameArgument,
     subscriber: SubscriberArgument,
@@ -163,7 +155,6 @@ async def subscribe(
 
 
 @stream.command()
-@sync
 async def unsubscribe(
     name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None
 ) -> None:
@@ -178,7 +169,6 @@ async def unsubscribe(
 
 
 @stream.command()
-@sync
 async def seek(
     name: NameArgument,
     subscriber: SubscriberArgument,
@@ -193,7 +183,6 @@ async def seek(
 
 
 @stream.command()
-@sync
 async def tick(
     name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
@@ -205,7 +194,6 @@ async def tick(
 
 
 @stream.command()
-@sync
 async def forward(
     stream: StreamArgument,
     subscriber: SubscriberArgument,
@@ -226,7 +214,6 @@ async def forward(
 
 
 @stream.command()
-@sync
 async def unforward(
     stream: StreamArgument,
     subscriber: SubscriberArgument,
@@ -245,7 +232,6 @@ async def unforward(
 
 
 @stream.command()
-@sync
 async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the subscribers that forward, and their errors."""
     async with open_database(dsn) as database:
@@ -255,7 +241,6 @@ async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 
 
 @stream.command()
-@sync
 async def tail(
     name: NameArgument,
     limit: int | None = option("End after this many new events.", "--limit", "-n", min=1),
