@@ -17,7 +17,7 @@ _LONG_WAIT = timedelta(seconds=10)
 _LONG_PREPARED = timedelta(minutes=5)
 
 
-async def check_notification_queue(context: Context) -> Finding:
+async def check_notify_queue(context: Context) -> Finding:
     """How full the notification queue of the server is."""
     usage = float(await context.value("select pg_notification_queue_usage()"))
     found = f"{usage:.0%} of the notification queue is in use"

@@ -190,7 +190,7 @@ async def check_grants(context: Context) -> Finding:
     return ok("the group roles may call their functions")
 
 
-async def check_options(context: Context) -> Finding:
+async def check_parameters(context: Context) -> Finding:
     """Whether tables have their storage parameters, which vacuum needs to keep up."""
     _, written = await asyncio.to_thread(_written)
     rows = await context.connection.fetch("""

@@ -36,7 +36,7 @@ async def check_schema(context: Context) -> Finding:
     return ok(f"schema version {version}, this package needs {sql.SCHEMA_VERSION}")
 
 
-async def check_objects(context: Context) -> Finding:
+async def check_install(context: Context) -> Finding:
     """Whether triggers, indexes and today's partition exist."""
     row = await context.diagnosis()
     if row["missing"]:
@@ -96,6 +96,20 @@ async def check_origin(context: Context) -> Finding:
             "run `notifyq migrate --adopt`",
         )
     return ok("the database was created on this server")
+
+
+async def check_roles(context: Context) -> Finding:
+    """Whether the group roles exist."""
+    lacking = await context.value("""
+        select string_agg(g.name, ', ')
+        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
+          as g (name)
+        where to_regrole(g.name) is null
+    """)
+    if lacking:
+        init = "run `notifyq init` as a role with CREATEROLE"
+        return warn(f"there is no role {lacking}", init, Fix(installs=True))
+    return ok("the group roles exist")
 
 
 def is_private(dsn: str) -> bool:
@@ -201,17 +215,3 @@ async def check_owner(context: Context) -> Finding:
     if row["may_login"]:
         return warn(f"the owner {owner} can log in", "let a role without login own the schema")
     return ok(f"the owner is {owner}, who cannot log in")
-
-
-async def check_roles(context: Context) -> Finding:
-    """Whether the group roles exist."""
-    lacking = await context.value("""
-        select string_agg(g.name, ', ')
-        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
-          as g (name)
-        where to_regrole(g.name) is null
-    """)
-    if lacking:
-        init = "run `notifyq init` as a role with CREATEROLE"
-        return warn(f"there is no role {lacking}", init, Fix(installs=True))
-    return ok("the group roles exist")

@@ -31,102 +31,6 @@ _ACTIVATE = (
 )
 
 
-async def check_maintenance(context: Context) -> Finding:
-    """Whether maintenance reaps expired locks and stages due messages."""
-    row = await context.diagnosis()
-    if row["failing"]:
-        return fail(
-            f"maintenance {'; '.join(row['failing'])}",
-            f"remove the cause, then run `{_MAINTAIN}`: what fails pauses for a minute at most",
-        )
-    late: timedelta | None = max(
-        filter(None, (row["expired_for"], row["overdue_for"])), default=None
-    )
-    if late is not None and late > _LATE:
-        return fail(
-            f"an expired lock or a due message has waited for {span(late)}",
-            _START,
-            Fix((_MAINTAIN,)),
-        )
-    return ok(
-        "no expired lock and no due message waits" if late is None else f"{span(late)} behind"
-    )
-
-
-async def check_schedules(context: Context) -> Finding:
-    """Whether schedules fire."""
-    schedules = await context.connection.fetch(sql.SCHEDULE_INFO, None)
-    for schedule in schedules:
-        if schedule["failed_at"] is not None and schedule["enabled"]:
-            return fail(
-                f"schedule {schedule['name']} cannot fire: {schedule['last_error']}",
-                "repair the cause, or disable it with "
-                f"`notifyq schedules disable {shlex.quote(schedule['name'])}`",
-            )
-    now = await context.value("select clock_timestamp()")
-    late = [now - it["next_at"] for it in schedules if it["enabled"] and it["next_at"] < now]
-    if late and max(late) > _LATE:
-        return fail(
-            f"a schedule is due for {span(max(late))} and has not fired",
-            _START,
-            Fix((_MAINTAIN,)),
-        )
-    count = sum(it["enabled"] for it in schedules)
-    return ok(f"{count} of {len(schedules)} schedules are enabled" if schedules else "none")
-
-
-async def check_backlog(context: Context) -> Finding:
-    """How long messages wait."""
-    row = await context.diagnosis()
-    waiting: timedelta | None = row["waiting_for"]
-    if waiting is None:
-        return ok("no message waits")
-    found = f"the next message has waited for {span(waiting)}"
-    if waiting > _LONG_WAIT:
-        queues = [it for it in await monitor.backlog(context.connection) if not it.paused]
-        since = {it.queue: it.oldest_waiting_at for it in queues if it.oldest_waiting_at}
-        where = f" in queue {min(since, key=since.__getitem__)}" if since else ""
-        return warn(found + where, "it has too few workers or none: `notifyq top` shows which")
-    return ok(found)
-
-
-async def check_workers(context: Context) -> Finding:
-    """Whether each queue with waiting messages has a worker, and all workers report."""
-    workers = await monitor.workers(context.connection)
-    if unresponsive := [it.name for it in workers if it.state == "unresponsive"]:
-        return warn(
-            f"worker {unresponsive[0]} is connected, but has not reported for 30 seconds or more",
-            "find out whether its process is stopped or its machine overloaded",
-        )
-    there = [it for it in workers if it.state in {"working", "idle", "stopping", "blocked"}]
-    for queue in await monitor.backlog(context.connection, most=1000):
-        if queue.is_unserved and queue.oldest_waiting_at is not None:
-            waits = datetime.now(UTC) - queue.oldest_waiting_at
-            return await _unserved(context, queue.queue, waits)
-    versions = sorted({it.version for it in there if it.version})
-    if len(versions) > 1:
-        return ok(f"{len(there)} workers, of versions {', '.join(versions)}")
-    return ok(f"{len(there)} workers")
-
-
-async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
-    found = f"no worker serves queue {queue}, where messages wait for {span(waits)}"
-    advice = (
-        f"start a worker: `notifyq worker MODULE:APP --queue {shlex.quote(queue)}`. MODULE is your "
-        "file without .py, APP the name of the App in it, as in mail:app"
-    )
-    for schedule in await context.connection.fetch(sql.SCHEDULE_INFO, None):
-        if schedule["queue"] == queue and schedule["enabled"]:
-            name = schedule["name"]
-            return warn(
-                f"{found}; schedule {name!r} publishes more",
-                f"{advice}. Or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`. "
-                "Added again with --when-unserved skip, it publishes only while a worker serves "
-                "the queue",
-            )
-    return warn(found, advice)
-
-
 async def check_cron(context: Context) -> Finding:
     """Whether maintenance runs while no worker is connected."""
     workers = await context.value(
@@ -234,3 +138,99 @@ def _ran(version: str, entry: monitor.CronEntry, entries: Container[str]) -> Fin
         "run `notifyq init` again: this version can run every few seconds",
         Fix(installs=True),
     )
+
+
+async def check_maintenance(context: Context) -> Finding:
+    """Whether maintenance reaps expired locks and stages due messages."""
+    row = await context.diagnosis()
+    if row["failing"]:
+        return fail(
+            f"maintenance {'; '.join(row['failing'])}",
+            f"remove the cause, then run `{_MAINTAIN}`: what fails pauses for a minute at most",
+        )
+    late: timedelta | None = max(
+        filter(None, (row["expired_for"], row["overdue_for"])), default=None
+    )
+    if late is not None and late > _LATE:
+        return fail(
+            f"an expired lock or a due message has waited for {span(late)}",
+            _START,
+            Fix((_MAINTAIN,)),
+        )
+    return ok(
+        "no expired lock and no due message waits" if late is None else f"{span(late)} behind"
+    )
+
+
+async def check_schedules(context: Context) -> Finding:
+    """Whether schedules fire."""
+    schedules = await context.connection.fetch(sql.SCHEDULE_INFO, None)
+    for schedule in schedules:
+        if schedule["failed_at"] is not None and schedule["enabled"]:
+            return fail(
+                f"schedule {schedule['name']} cannot fire: {schedule['last_error']}",
+                "repair the cause, or disable it with "
+                f"`notifyq schedules disable {shlex.quote(schedule['name'])}`",
+            )
+    now = await context.value("select clock_timestamp()")
+    late = [now - it["next_at"] for it in schedules if it["enabled"] and it["next_at"] < now]
+    if late and max(late) > _LATE:
+        return fail(
+            f"a schedule is due for {span(max(late))} and has not fired",
+            _START,
+            Fix((_MAINTAIN,)),
+        )
+    count = sum(it["enabled"] for it in schedules)
+    return ok(f"{count} of {len(schedules)} schedules are enabled" if schedules else "none")
+
+
+async def check_backlog(context: Context) -> Finding:
+    """How long messages wait."""
+    row = await context.diagnosis()
+    waiting: timedelta | None = row["waiting_for"]
+    if waiting is None:
+        return ok("no message waits")
+    found = f"the next message has waited for {span(waiting)}"
+    if waiting > _LONG_WAIT:
+        queues = [it for it in await monitor.backlog(context.connection) if not it.paused]
+        since = {it.queue: it.oldest_waiting_at for it in queues if it.oldest_waiting_at}
+        where = f" in queue {min(since, key=since.__getitem__)}" if since else ""
+        return warn(found + where, "it has too few workers or none: `notifyq top` shows which")
+    return ok(found)
+
+
+async def check_workers(context: Context) -> Finding:
+    """Whether each queue with waiting messages has a worker, and all workers report."""
+    workers = await monitor.workers(context.connection)
+    if unresponsive := [it.name for it in workers if it.state == "unresponsive"]:
+        return warn(
+            f"worker {unresponsive[0]} is connected, but has not reported for 30 seconds or more",
+            "find out whether its process is stopped or its machine overloaded",
+        )
+    there = [it for it in workers if it.state in {"working", "idle", "stopping", "blocked"}]
+    for queue in await monitor.backlog(context.connection, most=1000):
+        if queue.is_unserved and queue.oldest_waiting_at is not None:
+            waits = datetime.now(UTC) - queue.oldest_waiting_at
+            return await _unserved(context, queue.queue, waits)
+    versions = sorted({it.version for it in there if it.version})
+    if len(versions) > 1:
+        return ok(f"{len(there)} workers, of versions {', '.join(versions)}")
+    return ok(f"{len(there)} workers")
+
+
+async def _unserved(context: Context, queue: str, waits: timedelta) -> Finding:
+    found = f"no worker serves queue {queue}, where messages wait for {span(waits)}"
+    advice = (
+        f"start a worker: `notifyq worker MODULE:APP --queue {shlex.quote(queue)}`. MODULE is your "
+        "file without .py, APP the name of the App in it, as in mail:app"
+    )
+    for schedule in await context.connection.fetch(sql.SCHEDULE_INFO, None):
+        if schedule["queue"] == queue and schedule["enabled"]:
+            name = schedule["name"]
+            return warn(
+                f"{found}; schedule {name!r} publishes more",
+                f"{advice}. Or stop the schedule: `notifyq schedules disable {shlex.quote(name)}`. "
+                "Added again with --when-unserved skip, it publishes only while a worker serves "
+                "the queue",
+            )
+    return warn(found, advice)

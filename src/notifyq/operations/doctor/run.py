@@ -26,50 +26,12 @@ from notifyq.operations.doctor.finding import Context, Finding, fail, skipped
 Check = Callable[[Context], Awaitable[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "server": server.check_version,
-    "primary": server.check_standby,
-    "durability": server.check_durability,
-    "session": server.check_session,
-    "timeouts": server.check_timeouts,
-    "connections": server.check_connections,
-    "clock": server.check_clock,
-    "encoding": server.check_encoding,
-    "collation": server.check_collation,
-    "notifications": access.check_notifications,
-    "pooler": access.check_pooler,
-    "tls": access.check_tls,
-    "password": access.check_password,
-    "schema": install.check_schema,
-    "install": install.check_objects,
-    "origin": install.check_origin,
-    "roles": install.check_roles,
-    "public": install.check_public,
-    "owner": install.check_owner,
-    "functions": drift.check_functions,
-    "grants": drift.check_grants,
-    "parameters": drift.check_options,
-    "tables": drift.check_tables,
-    "autovacuum": storage.check_autovacuum,
-    "partitions": storage.check_partitions,
-    "wal": storage.check_wal,
-    "frozen": storage.check_frozen,
-    "cron": maintenance.check_cron,
-    "maintenance": maintenance.check_maintenance,
-    "schedules": maintenance.check_schedules,
-    "backlog": maintenance.check_backlog,
-    "workers": maintenance.check_workers,
-    "subscribers": streams.check_subscribers,
-    "segments": streams.check_segments,
-    "forwards": streams.check_forwards,
-    "lakes": streams.check_lakes,
-    "notify-queue": activity.check_notification_queue,
-    "snapshots": activity.check_snapshots,
-    "prepared": activity.check_prepared,
-    "idle": activity.check_idle,
-    "long": activity.check_long,
-    "locks": activity.check_locks,
+    name.removeprefix("check_").replace("_", "-"): check
+    for module in (server, access, install, drift, storage, maintenance, streams, activity)
+    for name, check in vars(module).items()
+    if name.startswith("check_")
 }
-"""All checks by name, in their order."""
+"""All checks by name, in their order: those of each module in the order of its functions."""
 
 _RIGHTS = {
     **dict.fromkeys(

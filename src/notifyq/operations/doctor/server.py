@@ -75,7 +75,7 @@ BUGS = (
 )
 
 
-async def check_version(context: Context) -> Finding:
+async def check_server(context: Context) -> Finding:
     """Major version, and bugs of the minor version."""
     number = int(await context.value("show server_version_num"))
     major, minor = divmod(number, 10_000)
@@ -92,7 +92,7 @@ async def check_version(context: Context) -> Finding:
     return ok(found)
 
 
-async def check_standby(context: Context) -> Finding:
+async def check_primary(context: Context) -> Finding:
     """Whether the server accepts writes."""
     if await context.value("select pg_is_in_recovery()"):
         return fail("the server is a standby, which is read-only", "connect to the primary")
@@ -166,6 +166,40 @@ async def check_session(context: Context) -> Finding:
     return ok("isolation and timeouts are those that notifyq sets")
 
 
+async def check_timeouts(context: Context) -> Finding:
+    """Whether a timeout ends sessions or waits that a queue needs."""
+    row = await context.row("""
+        select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
+          max(s.setting::bigint) filter (
+            where s.name = 'idle_in_transaction_session_timeout'
+          ) as in_transaction,
+          max(s.setting::bigint) filter (where s.name = 'lock_timeout') as lock,
+          max(s.setting::bigint) filter (where s.name = 'transaction_timeout') as transaction
+        from pg_settings as s
+    """)
+    limits = {
+        "idle_session_timeout": (row["idle"], _SHORTEST_IDLE, "ends sessions that listen"),
+        "idle_in_transaction_session_timeout": (
+            row["in_transaction"], _SHORTEST, "ends handlers that are in a transaction",
+        ),
+        "transaction_timeout": (
+            row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
+        ),
+        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait briefly"),
+    }  # fmt: skip
+    short = {
+        name: (value, what)
+        for name, (value, least, what) in limits.items()
+        if value is not None and 0 < value < least
+    }
+    if short:
+        return warn(
+            "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
+            await change(context, dict.fromkeys(short, "0")),
+        )
+    return ok("no timeout ends what a queue needs")
+
+
 async def check_connections(context: Context) -> Finding:
     """How many connections are in use: of the server, the database and this user."""
     rows = await context.connection.fetch("""
@@ -218,23 +252,6 @@ async def check_clock(context: Context) -> Finding:
     return ok(found)
 
 
-async def check_collation(context: Context) -> Finding:
-    """Whether the system still sorts texts as it did when the indexes were made."""
-    row = await context.row("""
-        select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
-          quote_ident(d.datname) as name
-        from pg_database as d
-        where d.datname = current_database()
-    """)
-    if row["was"] is not None and row["was"] != row["found"]:
-        return warn(
-            f"the database has collation version {row['was']}, the system {row['found']}",
-            "indexes over texts may miss rows: run `reindex schema messages`, then "
-            f"`alter database {row['name']} refresh collation version`",
-        )
-    return ok("the collation is that of the creation of the database")
-
-
 async def check_encoding(context: Context) -> Finding:
     """Whether the database can store every text."""
     encoding = await context.value("select current_setting('server_encoding')")
@@ -252,35 +269,18 @@ async def check_encoding(context: Context) -> Finding:
     )
 
 
-async def check_timeouts(context: Context) -> Finding:
-    """Whether a timeout ends sessions or waits that a queue needs."""
+async def check_collation(context: Context) -> Finding:
+    """Whether the system still sorts texts as it did when the indexes were made."""
     row = await context.row("""
-        select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
-          max(s.setting::bigint) filter (
-            where s.name = 'idle_in_transaction_session_timeout'
-          ) as in_transaction,
-          max(s.setting::bigint) filter (where s.name = 'lock_timeout') as lock,
-          max(s.setting::bigint) filter (where s.name = 'transaction_timeout') as transaction
-        from pg_settings as s
+        select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
+          quote_ident(d.datname) as name
+        from pg_database as d
+        where d.datname = current_database()
     """)
-    limits = {
-        "idle_session_timeout": (row["idle"], _SHORTEST_IDLE, "ends sessions that listen"),
-        "idle_in_transaction_session_timeout": (
-            row["in_transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "transaction_timeout": (
-            row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait briefly"),
-    }  # fmt: skip
-    short = {
-        name: (value, what)
-        for name, (value, least, what) in limits.items()
-        if value is not None and 0 < value < least
-    }
-    if short:
+    if row["was"] is not None and row["was"] != row["found"]:
         return warn(
-            "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
-            await change(context, dict.fromkeys(short, "0")),
+            f"the database has collation version {row['was']}, the system {row['found']}",
+            "indexes over texts may miss rows: run `reindex schema messages`, then "
+            f"`alter database {row['name']} refresh collation version`",
         )
-    return ok("no timeout ends what a queue needs")
+    return ok("the collation is that of the creation of the database")
