@@ -107,72 +107,44 @@ class Dashboard:
         return self.sessions.user_of(session, self.users) if self.users else None
 
 
+@dataclass(eq=False)
 class View:
     """One request."""
 
-    def __init__(
-        self,
-        request: Request,
-        dashboard: Dashboard,
-        session: Session,
-        user: User | None,
-        section: str = "",
-    ) -> None:
-        self.request = request
-        self.dashboard = dashboard
-        self.session = session
-        self.user = user
-        self.section = section
-        self.form: Form = ImmutableMultiDict()
-        """The fields of an action."""
-        self.parts = Parts()
-        """What the page has read; the template shows instead of a part why it is refused."""
+    request: Request
+    dashboard: Dashboard
+    session: Session
+    user: User | None
+    section: str = ""
+    form: Form = field(default_factory=ImmutableMultiDict)
+    """The fields of an action."""
+    parts: Parts = field(default_factory=Parts)
+    """What the page has read; the template shows instead of a part why it is refused."""
 
-    @property
-    def database(self) -> Database:
+    def __post_init__(self) -> None:
+        self.database = self.dashboard.database
         """The connections for reading."""
-        return self.dashboard.database
-
-    @property
-    def masks(self) -> Masks:
+        self.masks = self.dashboard.masks
         """What is hidden of payloads, headers and results."""
-        return self.dashboard.masks
-
-    @property
-    def may_write(self) -> bool:
-        """Whether the user may change anything; if not, no forms are shown."""
-        is_allowed = self.user.may_write if self.user else self.is_open
-        return self.dashboard.allow_writes and is_allowed
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = self.dashboard.users is None and self.dashboard.authenticate is None
         """Whether no login is needed."""
-        return self.dashboard.users is None and self.dashboard.authenticate is None
-
-    @property
-    def is_inside(self) -> bool:
+        self.is_inside = self.is_open or self.user is not None
         """Whether the user may see more than the login page."""
-        return self.is_open or self.user is not None
+        is_allowed = self.user.may_write if self.user else self.is_open
+        self.may_write = self.dashboard.allow_writes and is_allowed
+        """Whether the user may change anything; if not, no forms are shown."""
+        self.root = str(self.request.scope.get("root_path", ""))
+        """The beginning of all paths: empty, or like /notifyq."""
+        self.cookie_path = self.root or "/"
+        self.actor = self.user.name if self.user else "anonymous"
+        """The name of the user in the audit."""
+        self.address = self.request.client.host if self.request.client else "unknown"
+        """The address of the client."""
 
     @property
     def is_still_inside(self) -> bool:
         """The same at this moment, for long responses."""
         return self.is_open or self.dashboard.user_of(self.request, self.session) is not None
-
-    @property
-    def root(self) -> str:
-        """The beginning of all paths: empty, or like /notifyq."""
-        return str(self.request.scope.get("root_path", ""))
-
-    @property
-    def actor(self) -> str:
-        """The name of the user in the audit."""
-        return self.user.name if self.user else "anonymous"
-
-    @property
-    def address(self) -> str:
-        """The address of the client."""
-        return self.request.client.host if self.request.client else "unknown"
 
     @property
     def token(self) -> str:
@@ -295,11 +267,6 @@ class View:
             name, value, max_age=seconds, path=self.cookie_path, httponly=True,
             samesite="strict", secure=self.request.url.scheme == "https",
         )  # fmt: skip
-
-    @property
-    def cookie_path(self) -> str:
-        """The path of cookies."""
-        return self.root or "/"
 
     @property
     def theme(self) -> str:
