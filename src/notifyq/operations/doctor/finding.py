@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -25,8 +26,11 @@ class Level(StrEnum):
 
     OK = "ok"
     WARN = "warn"
+    """It works, but not as well or as safely as it could."""
     FAIL = "FAIL"
+    """It does not work, or it is open to everybody."""
     SKIPPED = "skipped"
+    """The check could not run; the advice names the missing right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +60,10 @@ class Finding:
     """None: a person must decide."""
 
 
-def ok(found: str) -> Finding:
-    """All is well."""
-    return Finding(Level.OK, found)
-
-
-def warn(found: str, advice: str, fix: Fix | None = None) -> Finding:
-    """It works, but not as well or as safely as it could."""
-    return Finding(Level.WARN, found, advice, fix)
-
-
-def fail(found: str, advice: str, fix: Fix | None = None) -> Finding:
-    """It does not work, or it is open to everybody."""
-    return Finding(Level.FAIL, found, advice, fix)
-
-
-def skipped(found: str, advice: str) -> Finding:
-    """The check could not run; `advice` names the missing right."""
-    return Finding(Level.SKIPPED, found, advice)
+ok = partial(Finding, Level.OK)
+warn = partial(Finding, Level.WARN)
+fail = partial(Finding, Level.FAIL)
+skipped = partial(Finding, Level.SKIPPED)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from notifyq.telemetry import (
@@ -73,24 +73,12 @@ def _faults(probes: list[tuple[str, _Probe]], within: float) -> list[str]:
     ]
 
 
-class HealthCheck(Protocol):
-    """The health of a process, as the pages `/healthz` and `/readyz` show it."""
-
-    degraded: list[str]
-    """What fails beside the process, which goes on."""
-
-    def faults(self, within: float) -> list[str]:
-        """Why the process is stuck; waits for so many seconds at most."""
-
-    def unready(self) -> str | None:
-        """Why the process does not work now; None if it does."""
-
-
 class LoopHealth:
     """The health of a process with one event loop."""
 
     def __init__(self, unready: Callable[[], str | None]) -> None:
         self.unready = unready
+        """Why the process does not work now; None if it does."""
         self.degraded: list[str] = []
         self._probe: _Probe | None = None
 
@@ -110,7 +98,8 @@ class Health:
     def __init__(self) -> None:
         self._watched: WeakSet[Worker] = WeakSet()
         self._probes: dict[asyncio.AbstractEventLoop, _Probe] = {}
-        self._running = 0
+        self.workers = 0
+        """How many workers run."""
         self._stopping = 0
         self._has_started = False
         self._sessions = 0
@@ -125,12 +114,12 @@ class Health:
         """Note an event of a worker."""
         match event:
             case WorkerStarted():
-                self._running += 1
+                self.workers += 1
                 self._has_started = True
             case WorkerStopping():
                 self._stopping += 1
             case WorkerStopped():
-                self._running -= 1
+                self.workers -= 1
                 self._stopping -= 1
                 self._sessions = max(0, self._sessions - 1)
             case ListenerConnected():
@@ -141,14 +130,9 @@ class Health:
                 self.degraded = [f"maintenance {it}" for it in event.failing]
 
     @property
-    def workers(self) -> int:
-        """How many workers run."""
-        return self._running
-
-    @property
     def is_connected(self) -> bool:
         """Whether each worker has its listening session."""
-        return self._sessions >= self._running > 0
+        return self._sessions >= self.workers > 0
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -174,7 +158,7 @@ class Health:
         """Why the workers do not claim messages now; None if they do."""
         if not self._has_started:
             return "starting"
-        if self._stopping or not self._running:
+        if self._stopping or not self.workers:
             return "stopping"
         if not self.is_connected:
             return "the listening session reconnects"

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from notifyq.errors import ConfigurationError
 from notifyq.operations.metrics.broker import BrokerMetrics
-from notifyq.operations.metrics.health import HealthCheck
+from notifyq.operations.metrics.health import Health, LoopHealth
 from notifyq.operations.metrics.relay import RelayMetrics
 from notifyq.operations.metrics.worker import WorkerMetrics
 
@@ -56,7 +56,7 @@ class MetricsServer:
     """Serves `/metrics`, `/healthz` and `/readyz` until it is closed."""
 
     def __init__(
-        self, registry: CollectorRegistry, health: HealthCheck | None, host: str, port: int
+        self, registry: CollectorRegistry, health: Health | LoopHealth | None, host: str, port: int
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         kind = type("_Server", (_Server,), {"address_family": family})
