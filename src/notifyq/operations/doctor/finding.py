@@ -133,7 +133,7 @@ async def change(context: Context, values: Mapping[str, str]) -> str:
             """,
             name,
         )
-        source, role, database = row["source"], row["role"], row["database"]
+        role, database = row["role"], row["database"]
         owners = {
             "database": f"database {database}",
             "user": f"role {role}",
@@ -144,14 +144,15 @@ async def change(context: Context, values: Mapping[str, str]) -> str:
             "client": f"remove {name} from the DSN or PGOPTIONS",
             "command line": f"start the server without --{name}",
         }
-        if source in owners:
-            statements.append(f"alter {owners[source]} reset {name}")
-        elif source in by_hand:
-            manual.append(by_hand[source])
+        if owner := owners.get(row["source"]):
+            statements.append(f"alter {owner} reset {name}")
+        elif todo := by_hand.get(row["source"]):
+            manual.append(todo)
         else:
             statements.append(f"alter system set {name} = {value}")
-            restarts |= row["context"] == "postmaster"
-            if row["context"] != "postmaster":
+            if row["context"] == "postmaster":
+                restarts = True
+            else:
                 statements.append("select pg_reload_conf()")
     text = "; ".join(statements)
     if manual:
