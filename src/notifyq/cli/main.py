@@ -219,9 +219,9 @@ def _invoke(args: list[str], *, debug: bool) -> int:
             return 1
         if isinstance(error, OSError):
             _close_output()  # flushing to a full disk would fail again at exit
-        from notifyq.cli.failures import text
+        from notifyq.cli.hints import text_of
 
-        _console().print(f"notifyq: {text(error)}")
+        _console().print(f"notifyq: {text_of(error)}")
         return 1
 
 
