@@ -34,37 +34,27 @@ _MOST_NOTICE = 1000
 _MOST_KEPT = 100
 
 
-@dataclass(slots=True)
-class _Kept:
-    answer: asyncio.Task[Any]
-    until: float
-
-
 class Cache:
     """Keeps answers by key; concurrent callers wait for the same answer."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, tuple[asyncio.Future[Any], float]] = {}
 
     async def get(self, key: Hashable, seconds: float, read: Callable[[], Awaitable[Any]]) -> Any:
         """An answer that is not older than this."""
-        kept = self._kept.get(key)
-        if kept is None or (kept.answer.done() and kept.until < time.monotonic()):
-
-            async def run() -> Any:
-                return await read()
-
+        answer, until = self._kept.get(key, (None, 0.0))
+        if answer is None or (answer.done() and until < time.monotonic()):
             # A separate task, because others still wait when the first caller is cancelled.
-            kept = _Kept(asyncio.create_task(run()), time.monotonic() + seconds)
+            answer = asyncio.ensure_future(read())
             self._kept.pop(key, None)
-            self._kept[key] = kept
+            self._kept[key] = answer, time.monotonic() + seconds
             if len(self._kept) > _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
         try:
-            return await asyncio.shield(kept.answer)
+            return await asyncio.shield(answer)
         except Exception:
             # Errors are not kept.
-            if self._kept.get(key) is kept:
+            if self._kept.get(key, (None,))[0] is answer:
                 del self._kept[key]
             raise
 
