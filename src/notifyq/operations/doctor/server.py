@@ -11,10 +11,20 @@ from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok
 from notifyq.server.folder import home
 
 _OLDEST = 15
-_SHORTEST_IDLE = 60_000
-"""Milliseconds; sessions of workers and pools are idle for longer."""
-_SHORTEST = 10_000
-"""Milliseconds that a transaction of a handler should have."""
+_TIMEOUTS = {
+    # Sessions of workers and pools are idle for long.
+    "idle_session_timeout": (60_000, "ends sessions that listen"),
+    "idle_in_transaction_session_timeout": (10_000, "ends handlers that are in a transaction"),
+    "transaction_timeout": (10_000, "ends handlers that are in a transaction"),
+    "lock_timeout": (1000, "fails claims and finishes that wait briefly"),
+}
+"""The least milliseconds of each, and what a shorter one does."""
+_RISKS = {
+    "fsync": "a crash of the machine may corrupt or lose everything",
+    "full_page_writes": "a crash of the machine may corrupt tables",
+    "synchronous_commit": "a crash loses committed messages",
+}
+"""What may happen if a setting is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +116,19 @@ async def check_primary(context: Context) -> Finding:
 
 async def check_durability(context: Context) -> Finding:
     """Whether committed messages survive a crash of the server."""
-    row = await context.row(
-        "select current_setting('fsync') as fsync, current_setting('full_page_writes') as pages, "
-        "current_setting('synchronous_commit') as commits"
+    rows = await context.connection.fetch(
+        "select s.name, s.setting from pg_settings as s where s.name = any($1)", list(_RISKS)
     )
-    risks = {
-        "fsync": (row["fsync"], "a crash of the machine may corrupt or lose everything"),
-        "full_page_writes": (row["pages"], "a crash of the machine may corrupt tables"),
-        "synchronous_commit": (row["commits"], "a crash loses committed messages"),
-    }
-    bad = {name: risk for name, (value, risk) in risks.items() if value == "off"}
-    if row["commits"] == "off" and await _is_for_development(context):
-        del bad["synchronous_commit"]
+    found = {row["name"]: row["setting"] for row in rows}
+    bad = [name for name in _RISKS if found[name] == "off"]
+    if "synchronous_commit" in bad and await _is_for_development(context):
+        bad.remove("synchronous_commit")
     if bad:
         return warn(
-            "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
+            "; ".join(f"{name} is off: {_RISKS[name]}" for name in bad),
             await change(context, dict.fromkeys(bad, "on")),
         )
-    return ok(f"fsync is on, synchronous_commit {row['commits']}")
+    return ok(f"fsync is on, synchronous_commit {found['synchronous_commit']}")
 
 
 async def _is_for_development(context: Context) -> bool:
@@ -168,35 +173,18 @@ async def check_session(context: Context) -> Finding:
 
 async def check_timeouts(context: Context) -> Finding:
     """Whether a timeout ends sessions or waits that a queue needs."""
-    row = await context.row("""
-        select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
-          max(s.setting::bigint) filter (
-            where s.name = 'idle_in_transaction_session_timeout'
-          ) as in_transaction,
-          max(s.setting::bigint) filter (where s.name = 'lock_timeout') as lock,
-          max(s.setting::bigint) filter (where s.name = 'transaction_timeout') as transaction
-        from pg_settings as s
-    """)
-    limits = {
-        "idle_session_timeout": (row["idle"], _SHORTEST_IDLE, "ends sessions that listen"),
-        "idle_in_transaction_session_timeout": (
-            row["in_transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "transaction_timeout": (
-            row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait briefly"),
-    }  # fmt: skip
+    rows = await context.connection.fetch(
+        "select s.name, s.setting::bigint as value from pg_settings as s where s.name = any($1)",
+        list(_TIMEOUTS),
+    )
+    found = {row["name"]: row["value"] for row in rows}
     short = {
-        name: (value, what)
-        for name, (value, least, what) in limits.items()
-        if value is not None and 0 < value < least
+        name: f"{name} of {found[name]} ms {effect}"
+        for name, (least, effect) in _TIMEOUTS.items()
+        if 0 < found.get(name, 0) < least
     }
     if short:
-        return warn(
-            "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
-            await change(context, dict.fromkeys(short, "0")),
-        )
+        return warn("; ".join(short.values()), await change(context, dict.fromkeys(short, "0")))
     return ok("no timeout ends what a queue needs")
 
 
