@@ -74,7 +74,7 @@ def _examine(address: str, only: Sequence[str], *, as_json: bool | None) -> dict
                         "level": finding.level,
                         "found": finding.found,
                         "advice": finding.advice or None,
-                        "fix": None if finding.fix is None else list(finding.fix.steps),
+                        "fix": finding.fix,
                     }
                 )
             elif as_json is not None:

@@ -10,10 +10,10 @@ from functools import cache
 from notifyq.database import statements as sql
 from notifyq.operations.doctor.finding import (
     INIT,
+    INSTALL,
     MOST,
     Context,
     Finding,
-    Fix,
     fail,
     listed,
     ok,
@@ -146,7 +146,7 @@ async def check_functions(context: Context) -> Finding:
         if names
     ]
     if parts:
-        return fail("; ".join(parts), INIT, Fix(installs=True))
+        return fail("; ".join(parts), INIT, (INSTALL,))
     if foreign:
         return warn(
             f"not of notifyq: {listed(foreign)}",
@@ -173,7 +173,7 @@ async def check_grants(context: Context) -> Finding:
     """)
     written, _ = await asyncio.to_thread(_written)
     if names := [row["name"] for row in rows if row["name"] in written]:
-        return fail(f"no role may call {listed(names)}", INIT, Fix(installs=True))
+        return fail(f"no role may call {listed(names)}", INIT, (INSTALL,))
     lacking = await context.value("""
         select string_agg(r.rolname, ', ' order by r.rolname)
         from pg_roles as r
@@ -186,7 +186,7 @@ async def check_grants(context: Context) -> Finding:
           )
     """)
     if lacking:
-        return fail(f"{lacking} may not use the schemas", INIT, Fix(installs=True))
+        return fail(f"{lacking} may not use the schemas", INIT, (INSTALL,))
     return ok("the group roles may call their functions")
 
 
@@ -220,7 +220,7 @@ async def check_parameters(context: Context) -> Finding:
         return warn(
             f"storage parameters were changed: {listed(found)}",
             "; ".join(statements),
-            Fix(tuple(statements)),
+            tuple(statements),
         )
     return ok("tables have their storage parameters")
 

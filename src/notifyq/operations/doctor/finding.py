@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Connection
 
 INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
+INSTALL = "notifyq init"
+"""A step of a fix, besides statements."""
 MOST = 5
 """Names that one line lists."""
 
@@ -34,21 +36,6 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """What `--fix` does about a finding: it loses no message and is idempotent."""
-
-    statements: tuple[str, ...] = ()
-    """Run first, in this order."""
-    installs: bool = False
-    """Whether `notifyq init` runs afterwards."""
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The statements and the command, as texts."""
-        return (*self.statements, *(["notifyq init"] if self.installs else []))
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check and, unless it is ok, what to do."""
 
@@ -56,8 +43,9 @@ class Finding:
     found: str
     advice: str = ""
     """Either SQL for psql, or a sentence in which all commands and statements are in backticks."""
-    fix: Fix | None = None
-    """None: a person must decide."""
+    fix: tuple[str, ...] | None = None
+    """The steps of `--fix`, statements and `notifyq init`: they lose no message and are idempotent.
+    None: a person must decide."""
 
 
 ok = partial(Finding, Level.OK)

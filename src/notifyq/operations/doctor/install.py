@@ -10,10 +10,10 @@ from notifyq.database.pool import Database
 from notifyq.errors import SchemaError
 from notifyq.operations.doctor.finding import (
     INIT,
+    INSTALL,
     MOST,
     Context,
     Finding,
-    Fix,
     fail,
     listed,
     ok,
@@ -40,13 +40,13 @@ async def check_install(context: Context) -> Finding:
     """Whether triggers, indexes and today's partition exist."""
     row = await context.diagnosis()
     if row["missing"]:
-        fix = Fix(await _repairs(context, row["missing"]), installs=True)
+        fix = (*await _repairs(context, row["missing"]), INSTALL)
         return fail(f"missing: {', '.join(row['missing'])}", INIT, fix)
     if row["misplaced"]:
         return warn(
             f"{row['misplaced']} archived messages are outside the partition of their day",
             "`select messages.maintain()` creates the partitions",
-            Fix(("select messages.maintain()",)),
+            ("select messages.maintain()",),
         )
     return ok("triggers, indexes and partitions exist")
 
@@ -108,7 +108,7 @@ async def check_roles(context: Context) -> Finding:
     """)
     if lacking:
         init = "run `notifyq init` as a role with CREATEROLE"
-        return warn(f"there is no role {lacking}", init, Fix(installs=True))
+        return warn(f"there is no role {lacking}", init, (INSTALL,))
     return ok("the group roles exist")
 
 
@@ -143,7 +143,7 @@ async def check_public(context: Context) -> Finding:
         ) as o
     """)
     if found:
-        return fail(f"open to PUBLIC: {found}", INIT, Fix(installs=True))
+        return fail(f"open to PUBLIC: {found}", INIT, (INSTALL,))
     name = await context.value("""
         select quote_ident(d.datname)
         from pg_database as d
@@ -204,7 +204,7 @@ async def check_owner(context: Context) -> Finding:
         return fail(
             f"not owned by {owner}: {listed([it['what'] for it in others])}",
             "; ".join(it["advice"] for it in others[:MOST]),
-            Fix(tuple(it["advice"] for it in others)),
+            tuple(it["advice"] for it in others),
         )
     if row["is_super"]:
         return warn(

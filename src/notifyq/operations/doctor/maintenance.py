@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from notifyq.database import statements as sql
 from notifyq.operations import monitor
-from notifyq.operations.doctor.finding import Context, Finding, Fix, fail, ok, skipped, warn
+from notifyq.operations.doctor.finding import INSTALL, Context, Finding, fail, ok, skipped, warn
 from notifyq.operations.texts import span
 
 _LATE = timedelta(minutes=2)
@@ -52,7 +52,7 @@ async def check_cron(context: Context) -> Finding:
         return warn(
             f"pg_cron {version} has no entry `{_ENTRY}` that this user may see",
             "run `notifyq init` as a user of pg_cron; a superuser sees all entries",
-            Fix(installs=True),
+            (INSTALL,),
         )
     runs_as = await context.row(
         "select exists (select from pg_roles as r where r.rolname = $1::text) as is_there, ("
@@ -67,10 +67,10 @@ async def check_cron(context: Context) -> Finding:
             f"the entry `{_ENTRY}` belongs to {entry.user_name}, a role that does not exist: it "
             "never runs",
             f"run `{gone}`, then `notifyq init`",
-            Fix((gone,), installs=True),
+            (gone, INSTALL),
         )
     if not entry.is_active:
-        return warn(f"the entry `{_ENTRY}` is inactive", _ACTIVATE, Fix((_ACTIVATE,)))
+        return warn(f"the entry `{_ENTRY}` is inactive", _ACTIVATE, (_ACTIVATE,))
     return _ran(version, entry, entries)
 
 
@@ -80,7 +80,7 @@ def _missing(entries: Container[str]) -> Finding | None:
             return warn(
                 f"there is no entry `{name}`: {effect}",
                 "run `notifyq init` again",
-                Fix(installs=True),
+                (INSTALL,),
             )
     return None
 
@@ -136,7 +136,7 @@ def _ran(version: str, entry: monitor.CronEntry, entries: Container[str]) -> Fin
     return warn(
         f"pg_cron {version} runs maintenance once a minute only",
         "run `notifyq init` again: this version can run every few seconds",
-        Fix(installs=True),
+        (INSTALL,),
     )
 
 
@@ -155,7 +155,7 @@ async def check_maintenance(context: Context) -> Finding:
         return fail(
             f"an expired lock or a due message has waited for {span(late)}",
             _START,
-            Fix((_MAINTAIN,)),
+            (_MAINTAIN,),
         )
     return ok(
         "no expired lock and no due message waits" if late is None else f"{span(late)} behind"
@@ -178,7 +178,7 @@ async def check_schedules(context: Context) -> Finding:
         return fail(
             f"a schedule is due for {span(max(late))} and has not fired",
             _START,
-            Fix((_MAINTAIN,)),
+            (_MAINTAIN,),
         )
     count = sum(it["enabled"] for it in schedules)
     return ok(f"{count} of {len(schedules)} schedules are enabled" if schedules else "none")

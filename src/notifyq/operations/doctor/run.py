@@ -21,7 +21,7 @@ from notifyq.operations.doctor import (
     storage,
     streams,
 )
-from notifyq.operations.doctor.finding import Context, Finding, fail, skipped
+from notifyq.operations.doctor.finding import INSTALL, Context, Finding, fail, skipped
 
 Check = Callable[[Context], Awaitable[Finding]]
 
@@ -93,9 +93,8 @@ async def _run(name: str, check: Check, context: Context) -> Finding:
 
 def steps(findings: Iterable[Finding]) -> list[str]:
     """What `apply_fixes` does, each step once, in its order."""
-    fixes = [it.fix for it in findings if it.fix is not None]
-    statements = dict.fromkeys(it for fix in fixes for it in fix.statements)
-    return [*statements, *(["notifyq init"] if any(fix.installs for fix in fixes) else [])]
+    todo = dict.fromkeys(step for it in findings for step in it.fix or ())
+    return sorted(todo, key=lambda step: step == INSTALL)
 
 
 async def apply_fixes(
@@ -113,7 +112,7 @@ async def apply_fixes(
     try:
         with explaining(dsn):
             for step in todo:
-                if step == "notifyq init":
+                if step == INSTALL:
                     await schema.install(connection)
                 else:
                     await connection.execute(step)
