@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -154,15 +154,8 @@ class Commands(typer.Typer):
         return decorate
 
 
-class Actor(TypedDict):
-    """The person in whose name a row of the audit is written, and that person's host."""
-
-    actor: str
-    origin: str
-
-
-def actor() -> Actor:
-    """The person who runs the command."""
+def actor() -> dict[str, Any]:
+    """The person who runs the command, and that person's host, for a row of the audit."""
     return {"actor": monitor.login(), "origin": f"notifyq on {socket.gethostname()}"}
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -114,7 +114,7 @@ async def _adopt(connection: Connection, report: runner.Report) -> bool:
 def _noting(action: str) -> runner.Note:
     async def note(connection: Connection, report: runner.Report) -> None:
         if report.is_changed and await monitor.may_note(connection):
-            versions = {"before": report.before, "version": report.version}
+            versions: dict[str, Any] = {"before": report.before, "version": report.version}
             await monitor.note(connection, action, report.database, **actor(), **versions)
 
     return note
