@@ -1,7 +1,5 @@
 """`notifyq archive export` and `notifyq retention`: what the archive keeps, and files of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta

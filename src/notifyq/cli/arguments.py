@@ -1,7 +1,5 @@
 """The arguments before a command parses them: the DSN among them, and who can read it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import NamedTuple

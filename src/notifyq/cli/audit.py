@@ -1,7 +1,5 @@
 """`notifyq audit`: changes made with the dashboard, with `top` and with commands."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated

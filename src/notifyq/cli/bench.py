@@ -1,7 +1,5 @@
 """`notifyq bench`: the same work on notifyq and its peers, and the results as tables and charts."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from datetime import UTC, datetime

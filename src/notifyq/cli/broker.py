@@ -1,7 +1,5 @@
 """`notifyq broker`: call the procedures that are registered in the database."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack

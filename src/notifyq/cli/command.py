@@ -1,7 +1,5 @@
 """What every command does: find its database, run, and note changes in the audit."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

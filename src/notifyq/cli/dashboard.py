@@ -1,7 +1,5 @@
 """`notifyq dashboard`: queues, messages and health in a browser."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`notifyq dead`: list, group, show, watch, retry and delete dead messages."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """`notifyq doctor`: check the database, the server and the way to them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

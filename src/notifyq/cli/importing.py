@@ -1,7 +1,5 @@
 """`notifyq import`: move the waiting messages of another PostgreSQL queue to notifyq."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict

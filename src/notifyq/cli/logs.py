@@ -1,7 +1,5 @@
 """How commands log: the library only emits, the command line chooses the format."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The command `notifyq`: its subcommands, and how errors leave it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

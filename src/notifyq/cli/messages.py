@@ -1,7 +1,5 @@
 """`notifyq ls`, `show`, `parked`, `signal`, `unblock`, `cancel`, `amend`: single messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Metrics for Prometheus: of a command that serves, and `notifyq metrics` for the database."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """`notifyq ping`: whether the server answers."""
 
-from __future__ import annotations
-
 import os
 
 import typer

@@ -1,7 +1,5 @@
 """Options of commands for the policy of a queue or a stream, made from its description."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect

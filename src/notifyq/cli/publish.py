@@ -1,7 +1,5 @@
 """`notifyq publish`: one message, or many from standard input."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`notifyq queues`: list, create, change, pause, drop and grant queues."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta

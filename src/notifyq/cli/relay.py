@@ -1,7 +1,5 @@
 """`notifyq relay`: move messages to another database until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

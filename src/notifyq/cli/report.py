@@ -1,7 +1,5 @@
 """`notifyq report`: throughput and failures of some days, as a page or a picture."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from contextlib import suppress

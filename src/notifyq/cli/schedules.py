@@ -1,7 +1,5 @@
 """`notifyq schedules`: list, add, try, stop and remove messages that are published by the clock."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`notifyq server`: the development server from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`notifyq stream`: list, create, change, drop, forward and tail streams; their subscribers."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """`notifyq top`: a live view of queues and workers, in a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal

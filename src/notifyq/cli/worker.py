@@ -1,7 +1,5 @@
 """`notifyq worker`: run the handlers of an app until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import gc

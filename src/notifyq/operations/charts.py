@@ -1,7 +1,5 @@
 """Charts as SVG, without scripts; the style sheet sets the colours."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

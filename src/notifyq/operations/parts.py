@@ -1,7 +1,5 @@
 """Parts of a screen or a page, each read by its own call: one that is refused hides no other."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """What the commands of the pipelines share."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

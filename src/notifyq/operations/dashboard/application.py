@@ -1,7 +1,5 @@
 """The application: routes, access, and the pages about errors."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

@@ -1,7 +1,5 @@
 """The limit of failed logins."""
 
-from __future__ import annotations
-
 import ipaddress
 import time
 from dataclasses import dataclass, field

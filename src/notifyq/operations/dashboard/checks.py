@@ -1,7 +1,5 @@
 """The findings of `notifyq doctor`, which are kept for a while because they take long."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The outermost layer: host names, the base path, and security headers."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit

@@ -4,8 +4,6 @@ It reads after a notification and every few seconds, because neither claims and 
 publishers whose notifications are suppressed send one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

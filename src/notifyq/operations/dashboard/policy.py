@@ -1,7 +1,5 @@
 """The form with the policy of a queue: the texts of its fields, and what was changed in them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Reads the conditions of a search from a form or an address."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Sections of the dashboard: groups of pages and actions."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Serves the dashboard, on other addresses than loopback only with a password."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -1,7 +1,5 @@
 """Sessions of the dashboard, kept in cookies that the server signs."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -1,7 +1,5 @@
 """What pages work with: the request, the user, the database, and ways to respond."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence

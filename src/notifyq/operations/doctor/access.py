@@ -1,7 +1,5 @@
 """Checks of the connection: notifications, poolers, TLS, and passwords that others can read."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """Checks of sessions that block vacuum, locks or notifications."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from notifyq.operations import monitor

@@ -1,7 +1,5 @@
 """Checks for changes of the installed schema: functions, grants, storage parameters, tables."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

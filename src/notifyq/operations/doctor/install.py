@@ -1,7 +1,5 @@
 """Checks of the installed schema: version, missing objects, owner, roles and rights."""
 
-from __future__ import annotations
-
 import asyncio
 
 from notifyq.config import DatabaseSettings

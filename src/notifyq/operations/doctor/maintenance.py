@@ -1,7 +1,5 @@
 """Checks of maintenance, schedules, the backlog and the workers."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Container
 from datetime import UTC, datetime, timedelta

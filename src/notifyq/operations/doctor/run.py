@@ -1,7 +1,5 @@
 """Runs all checks in their order, and applies fixes."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
 import asyncpg

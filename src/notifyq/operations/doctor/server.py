@@ -1,7 +1,5 @@
 """Checks of the server: its version, settings, clock and connections."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks of storage: dead rows, partitions, WAL and transaction ids."""
 
-from __future__ import annotations
-
 import asyncpg
 
 from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn

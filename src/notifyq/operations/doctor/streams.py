@@ -1,7 +1,5 @@
 """Checks of streams and lakes: readers that fall behind keep data."""
 
-from __future__ import annotations
-
 import shlex
 from datetime import timedelta
 

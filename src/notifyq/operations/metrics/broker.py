@@ -1,7 +1,5 @@
 """The metrics of the brokers of a process."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry
 
 from notifyq.operations.metrics.event_metrics import EventMetrics

@@ -1,7 +1,5 @@
 """What the metrics of all kinds of processes share: they count telemetry events."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The metrics of the database: their names, labels and help texts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime

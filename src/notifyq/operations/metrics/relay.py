@@ -1,7 +1,5 @@
 """The metrics of the relays of a process."""
 
-from __future__ import annotations
-
 import time
 
 from prometheus_client import CollectorRegistry

@@ -1,7 +1,5 @@
 """Serves metrics and health from a separate thread, which a blocked worker does not stop."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import socket

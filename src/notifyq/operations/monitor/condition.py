@@ -3,8 +3,6 @@
 A JSON path stays as it is, except that single quotes and a single = become double quotes and ==.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The statements of the monitor; behaviour is in the functions that they call."""
 
-from __future__ import annotations
-
 from typing import Final
 
 BACKLOG: Final = "select * from messages.backlog(queue => $1, most => $2)"

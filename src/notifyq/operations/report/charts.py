@@ -1,7 +1,5 @@
 """The charts of a report, each with its description in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate

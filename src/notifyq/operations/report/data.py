@@ -1,7 +1,5 @@
 """The numbers of a report, read from the roll-ups."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The report as one HTML file with its charts, without scripts and external resources."""
 
-from __future__ import annotations
-
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 

@@ -1,7 +1,5 @@
 """The charts as one PNG, in the light colours of the dashboard."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from datetime import UTC

@@ -1,7 +1,5 @@
 """The statements of a report; behaviour is in the functions that they call."""
 
-from __future__ import annotations
-
 from typing import Final
 
 DATABASE: Final = "select current_database()::text"

@@ -1,7 +1,5 @@
 """The changes that `top` can make, each with its row in the audit."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager

@@ -1,7 +1,5 @@
 """The application behind `notifyq top`: reads the database regularly and shows the screens."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine

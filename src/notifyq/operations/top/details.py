@@ -1,7 +1,5 @@
 """The screens of one message and of one worker."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

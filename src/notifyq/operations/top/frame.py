@@ -1,7 +1,5 @@
 """What all screens share: the first and the last line, and regular reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, ClassVar, Protocol, cast

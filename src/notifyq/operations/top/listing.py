@@ -1,7 +1,5 @@
 """Lists of messages: of a queue, of a group of dead messages, of a subscriber."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any, ClassVar, TypeAlias

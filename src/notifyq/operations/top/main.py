@@ -1,7 +1,5 @@
 """The first screen: five views, one of them visible."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult

@@ -1,7 +1,5 @@
 """Reads what `top` shows, one call after the other over one connection."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence

@@ -1,7 +1,5 @@
 """A table that is filled again regularly while its cursor stays on the same row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

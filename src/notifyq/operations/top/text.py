@@ -1,7 +1,5 @@
 """Short texts that fit into 80 columns without colours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """The views of `top`: their rows and columns, and which columns fit into the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta

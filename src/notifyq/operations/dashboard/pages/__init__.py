@@ -17,8 +17,6 @@ Names of objects are query parameters (`view.url("queue", name=...)`) because th
 slashes. Values come from `notifyq.operations.monitor`; payloads pass `view.masks`.
 """
 
-from __future__ import annotations
-
 from notifyq.operations.dashboard.pages import (
     audit,
     dead,

@@ -1,7 +1,5 @@
 """The audit: changes that people have made."""
 
-from __future__ import annotations
-
 import json
 
 from starlette.responses import Response

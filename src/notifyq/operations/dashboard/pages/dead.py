@@ -1,7 +1,5 @@
 """Dead messages, grouped by their errors, and actions on many of them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

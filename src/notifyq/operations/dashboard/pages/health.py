@@ -1,7 +1,5 @@
 """Health: findings of the checks, sessions in the way, tables and pg_cron."""
 
-from __future__ import annotations
-
 import asyncio
 
 from starlette.responses import Response

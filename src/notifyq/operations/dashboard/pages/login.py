@@ -1,7 +1,5 @@
 """Login and logout, the theme, and the stream of live values."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """One message: its payload, its attempts, and the actions on it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

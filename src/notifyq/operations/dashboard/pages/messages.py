@@ -1,7 +1,5 @@
 """Messages: search among live and finished ones."""
 
-from __future__ import annotations
-
 import asyncpg
 from starlette.exceptions import HTTPException
 from starlette.responses import Response

@@ -1,7 +1,5 @@
 """The overview: the live values, and charts of the last hours."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Queues: their backlog and their policy."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schedules: when each fires, and its last run."""
 
-from __future__ import annotations
-
 from starlette.responses import Response
 
 from notifyq.database import statements as sql

@@ -1,7 +1,5 @@
 """Streams: how far their subscribers are, and moving them."""
 
-from __future__ import annotations
-
 import asyncio
 
 from starlette.exceptions import HTTPException

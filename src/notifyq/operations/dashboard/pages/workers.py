@@ -1,7 +1,5 @@
 """Workers: their state, and the messages that they have locked."""
 
-from __future__ import annotations
-
 from starlette.responses import Response
 
 from notifyq.operations import monitor
