@@ -1,5 +1,7 @@
 """What every command does: find its database, run, and note changes in the audit."""
 
+from __future__ import annotations
+
 import asyncio
 import functools
 import inspect
@@ -19,7 +21,6 @@ from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
-from notifyq.operations.monitor import Action
 
 log = logging.getLogger("notifyq")
 
@@ -159,7 +160,7 @@ def actor() -> dict[str, Any]:
 
 def noting(
     database: Database, action: str, subject: object = "", **details: Any
-) -> AbstractAsyncContextManager[Action]:
+) -> AbstractAsyncContextManager[monitor.Action]:
     """Open a transaction that ends with a row of the audit; details that are None are left out."""
     given = {name: value for name, value in details.items() if value is not None}
     return monitor.acting(database, action, subject, **actor(), **given)
@@ -168,7 +169,7 @@ def noting(
 @asynccontextmanager
 async def acting(
     dsn: str | None, action: str, subject: object = "", **details: Any
-) -> AsyncIterator[Action]:
+) -> AsyncIterator[monitor.Action]:
     """Open the database of a command and act there, as noting() does."""
     async with open_database(dsn) as database, noting(database, action, subject, **details) as act:
         yield act
