@@ -19,7 +19,7 @@ from typing import Any
 from notifyq.cli.main import main, tree
 
 for name in (
-    "notifyq.cli.failures", "notifyq.cli.hints", "notifyq.operations.doctor", "notifyq.server",
+    "notifyq.cli.hints", "notifyq.operations.doctor", "notifyq.server",
     "rich.live", "rich.pretty", "uvloop",
 ):  # fmt: skip
     import_module(name)  # commands import these when they need them

@@ -331,7 +331,7 @@ async def test_a_missing_right_is_named(
     ],
 )
 async def test_versions(number: int, level: Level) -> None:
-    finding = await judged(server.check_version, str(number))
+    finding = await judged(server.check_server, str(number))
     assert finding.level is level
     assert f"PostgreSQL {number // 10_000}.{number % 10_000}" == finding.found
 
@@ -364,7 +364,7 @@ async def test_how_far_the_end_of_transaction_numbers_is(
 @pytest.mark.parametrize(("usage", "level"), [(0, Level.OK), (0.2, Level.WARN), (0.5, Level.FAIL)])
 async def test_a_full_notification_queue(usage: float, level: Level) -> None:
     finding = await judged(
-        activity.check_notification_queue, usage, "session 5 of me in database d (idle)"
+        activity.check_notify_queue, usage, "session 5 of me in database d (idle)"
     )
     assert finding.level is level
     assert (level is Level.OK) != ("session 5 of me" in finding.advice)

@@ -193,7 +193,7 @@ def test_a_command_imports_no_other_one(args: tuple[str, ...]) -> None:
     commands = {f"notifyq.cli.{module}" for g in COMMANDS.values() for module, _ in g.values()}
     used = {"notifyq.cli.ping"} if "ping" in args else set()
     assert commands & loaded == used
-    assert not loaded & {"notifyq.app", "notifyq.worker.worker", "notifyq.operations.top.once"}
+    assert not loaded & {"notifyq.app", "notifyq.worker.worker", "notifyq.operations.top.snapshot"}
     if not used:
         # They make half of the time of a short command.
         assert not loaded & {"asyncio", "asyncpg", "logging", "pydantic", "pydantic_core", "rich"}

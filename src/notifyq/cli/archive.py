@@ -1,16 +1,15 @@
 """`notifyq archive export` and `notifyq retention`: what the archive keeps, and files of it."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from notifyq.archive.export import ExportChoice, Format, export_archive
-from notifyq.cli.command import Listing, acting, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, open_database
 from notifyq.cli.hints import require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -19,23 +18,18 @@ from notifyq.cli.options import (
     duration_or_none,
     flag,
     instant_option,
+    option,
 )
 from notifyq.cli.output import cell, out, print_json, print_table
 from notifyq.cli.progress import Progress
 from notifyq.models.message import Status
-from notifyq.operations.monitor import archive_days
+from notifyq.operations.monitor import ArchiveDay, QueueRetention, archive_days
 from notifyq.operations.monitor import retention as read_retention
 from notifyq.operations.monitor.statements import ALTER_ARCHIVE
 from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import timedelta
-
-    from notifyq.operations.monitor import ArchiveDay, QueueRetention
-
-archive = typer.Typer(
+archive = Commands(
     name="archive", help="Export finished messages into files.", no_args_is_help=True
 )
 
@@ -46,16 +40,15 @@ def root() -> None:
 
 
 @archive.command()
-@sync
 async def export(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A file; with --by day a folder.")],
-    format_: Format | None = typer.Option(None, "--format", help="Else by the end of the name."),
-    compression: str | None = typer.Option(
-        None, metavar="gz|zst", help="Of CSV and JSON lines; else by the end of the name."
+    format_: Format | None = option("Else by the end of the name.", "--format"),
+    compression: str | None = option(
+        "Of CSV and JSON lines; else by the end of the name.", metavar="gz|zst"
     ),
-    by: Literal["day"] | None = typer.Option(None, help="A file for each day, in UTC."),
+    by: Literal["day"] | None = option("A file for each day, in UTC."),
     queue: QueueOption = None,
-    status: Status | None = typer.Option(None, help="Only of this status."),
+    status: Status | None = option("Only of this status."),
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
     force: bool = flag("--force", "Replace existing files."),
@@ -95,7 +88,7 @@ async def export(
     )
 
 
-retention = typer.Typer(
+retention = Commands(
     name="retention", cls=Listing, help="List (ls) and change how long the archive keeps what."
 )
 
@@ -108,7 +101,6 @@ _STEPS = {
 
 
 @retention.command()
-@sync
 async def ls(
     dry_run: bool = flag("--dry-run", "Only what maintenance would remove now."),
     dsn: DsnOption = None,
@@ -134,25 +126,22 @@ async def ls(
 
 
 @retention.command("set")
-@sync
 async def set_(
-    keep: Any = typer.Option(
-        None,
+    keep: Any = option(
+        "Of new queues, of dropped ones, and of dead events; none: 30 days for the "
+        "first, the longest of all queues for the others.",
         "--retention",
         parser=duration_or_none,
         metavar="DURATION",
-        help="Of new queues, of dropped ones, and of dead events; none: 30 days for the "
-        "first, the longest of all queues for the others.",
     ),
-    keep_dead: Any = typer.Option(
-        None,
+    keep_dead: Any = option(
+        "The same for messages that did not succeed; none: as the others.",
         "--retention-dead",
         parser=duration_or_none,
         metavar="DURATION",
-        help="The same for messages that did not succeed; none: as the others.",
     ),
-    days_ahead: int | None = typer.Option(
-        None, min=1, max=366, help="Days for which tables are created in advance."
+    days_ahead: int | None = option(
+        "Days for which tables are created in advance.", min=1, max=366
     ),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

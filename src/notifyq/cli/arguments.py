@@ -1,14 +1,10 @@
 """The arguments before a command parses them: the DSN among them, and who can read it."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 running: list[str] = []
 """The arguments of the running command: what it prints on stderr hides the DSNs among them."""
@@ -17,6 +13,7 @@ _HANDED_DOWN = "_NOTIFYQ_DSN"
 """Environment variable with the --dsn of the command that started this process."""
 _LISTEN_HANDED_DOWN = "_NOTIFYQ_LISTEN_DSN"
 
+_DSN = ("--dsn", "--dsn-file")
 _MAY_BE_EMPTY = {"--alerts"}
 
 
@@ -42,43 +39,40 @@ def with_dsn(args: Sequence[str]) -> list[str]:
     Done before parsing: every command with --dsn takes these options, anywhere among its
     arguments. Warns of a password that everybody can read.
     """
-    listen = _find(args, {"--listen-dsn"})
+    listen = _find(args, "--listen-dsn")
     if handed_down := os.environ.pop(_LISTEN_HANDED_DOWN, None):
         os.environ["NOTIFYQ_LISTEN_DSN"] = handed_down
-        return _with_dsn(args)
-    if listen is None:
-        if _find_dsn(args) is not None:
-            # The variables belong to the DSN of the environment, and this is another one.
-            for variable in ("NOTIFYQ_LISTEN_DSN", "NOTIFYQ_LISTEN_DSN_FILE"):
-                os.environ.pop(variable, None)
-        return _with_dsn(args)
-    value = _value(args, listen)
-    if not value:
-        raise typer.BadParameter("--listen-dsn is empty")
-    warn_of_password("in --listen-dsn", value, "NOTIFYQ_LISTEN_DSN, NOTIFYQ_LISTEN_DSN_FILE")
-    os.environ["NOTIFYQ_LISTEN_DSN"] = value
-    return _with_dsn(_without(args, listen))
+    elif listen is not None:
+        if not listen.value:
+            raise typer.BadParameter("--listen-dsn is empty")
+        instead = "NOTIFYQ_LISTEN_DSN, NOTIFYQ_LISTEN_DSN_FILE"
+        warn_of_password("in --listen-dsn", listen.value, instead)
+        os.environ["NOTIFYQ_LISTEN_DSN"] = listen.value
+        args = listen.others
+    elif _find(args, *_DSN) is not None:
+        # The variables belong to the DSN of the environment, and this is another one.
+        for variable in ("NOTIFYQ_LISTEN_DSN", "NOTIFYQ_LISTEN_DSN_FILE"):
+            os.environ.pop(variable, None)
+    return _with_dsn(args)
 
 
 def _with_dsn(args: Sequence[str]) -> list[str]:
     handed_down = os.environ.pop(_HANDED_DOWN, None)
     if handed_down is not None:
         return _adding_dsn(args, handed_down)
-    found = _find_dsn(args)
+    found = _find(args, *_DSN)
     if found is None:
         return list(args)
-    others = _without(args, found)
-    if _find_dsn(others) is not None:
+    if _find(found.others, *_DSN) is not None:
         raise typer.BadParameter("--dsn or --dsn-file is given twice")
-    value = _value(args, found)
-    if args[found.start].startswith("--dsn-file"):
-        if not value:
-            raise typer.BadParameter("--dsn-file is empty")
-        from notifyq.config import dsn_from_file
+    if found.option == "--dsn":
+        warn_of_password("in --dsn", found.value, "--dsn-file, NOTIFYQ_DSN")
+        return list(args)
+    if not found.value:
+        raise typer.BadParameter("--dsn-file is empty")
+    from notifyq.config import dsn_from_file
 
-        return _adding_dsn(others, dsn_from_file(value))
-    warn_of_password("in --dsn", value, "--dsn-file, NOTIFYQ_DSN")
-    return list(args)
+    return _adding_dsn(found.others, dsn_from_file(found.value))
 
 
 def warn_of_password(where: str, dsn: str, instead: str) -> None:
@@ -98,24 +92,21 @@ def handing_down_dsn(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The arguments for a child process without DSNs, and the environment that carries those."""
     left, handed_down = list(args), {}
     for option, variable in (("--dsn", _HANDED_DOWN), ("--listen-dsn", _LISTEN_HANDED_DOWN)):
-        found = _find(left, {option})
-        if found is not None:
-            handed_down[variable] = _value(left, found)
-            left = _without(left, found)
+        if found := _find(left, option):
+            handed_down[variable], left = found.value, found.others
     return left, handed_down
 
 
 def listen_dsn_option(args: Sequence[str]) -> str | None:
     """The value of --listen-dsn, without that of the environment."""
-    found = _find(args, {"--listen-dsn"})
-    return None if found is None else _value(args, found)
+    found = _find(args, "--listen-dsn")
+    return found and found.value
 
 
 def dsn_source(args: Sequence[str]) -> str:
     """The option or variable that the DSN of a command with these arguments comes from."""
-    found = _find_dsn(args)
-    if found is not None:
-        return str(args[found.start]).partition("=")[0]
+    if found := _find(args, *_DSN):
+        return found.option
     for variable in ("NOTIFYQ_DSN", "NOTIFYQ_DSN_FILE"):
         if os.environ.get(variable):
             return variable
@@ -127,24 +118,21 @@ def _adding_dsn(args: Sequence[str], dsn: str) -> list[str]:
     return [*args[:end], "--dsn", dsn, *args[end:]]
 
 
-def _find_dsn(args: Sequence[str]) -> slice | None:
-    return _find(args, {"--dsn", "--dsn-file"})
+class _Given(NamedTuple):
+    option: str
+    value: str
+    others: list[str]
+    """All arguments but this option and its value."""
 
 
-def _find(args: Sequence[str], options: set[str]) -> slice | None:
-    """Where the first of the options is, with its value: in one argument or in two."""
+def _find(args: Sequence[str], *options: str) -> _Given | None:
+    """The first of the options that is given, with its value in the same argument or the next."""
     for index, arg in enumerate(args):
         if arg == "--":
             return None
-        name, equals, _ = arg.partition("=")
+        name, equals, value = arg.partition("=")
         if name in options:
-            return slice(index, index + (1 if equals else 2))
+            end = index + (1 if equals else 2)
+            value = value if equals else "".join(args[index + 1 : end])
+            return _Given(name, value, [*args[:index], *args[end:]])
     return None
-
-
-def _value(args: Sequence[str], found: slice) -> str:
-    return "=".join(args[found]).partition("=")[2]
-
-
-def _without(args: Sequence[str], found: slice) -> list[str]:
-    return [*args[: found.start], *args[found.stop :]]

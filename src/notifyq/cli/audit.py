@@ -1,14 +1,10 @@
 """`notifyq audit`: changes made with the dashboard, with `top` and with commands."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import (
     DsnOption,
     HideOption,
@@ -17,17 +13,17 @@ from notifyq.cli.options import (
     instant_option,
     limit_option,
     masks_of,
+    option,
 )
 from notifyq.cli.output import out, print_json, print_rows
 from notifyq.operations.monitor import audit_entries
 
 
-@sync
 async def audit(
     since: datetime | None = instant_option("Done then or later."),
-    actor: str | None = typer.Option(None, help="By this person."),
-    action: str | None = typer.Option(None, help="As queue.pause, or queue for all that begin so."),
-    subject: str | None = typer.Option(None, help="To this queue, stream, schedule or message."),
+    actor: str | None = option("By this person."),
+    action: str | None = option("As queue.pause, or queue for all that begin so."),
+    subject: str | None = option("To this queue, stream, schedule or message."),
     limit: Annotated[int, limit_option(9999)] = 50,
     mask: MaskOption = None,
     hide_payloads: HideOption = False,

@@ -1,7 +1,5 @@
 """`notifyq bench`: the same work on notifyq and its peers, and the results as tables and charts."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from datetime import UTC, datetime
@@ -11,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from notifyq.cli.command import run
-from notifyq.cli.options import flag, repeated
+from notifyq.cli.options import flag, option, repeated
 from notifyq.cli.output import err, out, print_table
 from notifyq.errors import ConfigurationError, NotifyqError
 
@@ -36,14 +34,17 @@ def measure(
     context: typer.Context,
     case: list[str] | None = repeated("Only this case", "--case"),
     system: list[str] | None = repeated("Only this system", "--system"),
-    rounds: int | None = typer.Option(None, min=1, max=100, help="Rounds."),
+    rounds: int | None = option("Rounds.", min=1, max=100),
     quick: bool = flag("--quick", "One small round, as a try."),
-    folder: Path = typer.Option(
-        Path("bench-results"), "--output", metavar="FOLDER", help="Folder for results and charts."
+    folder: Path = option(
+        "Folder for results and charts.",
+        "--output",
+        default=Path("bench-results"),
+        metavar="FOLDER",
     ),
     # Not NOTIFYQ_DSN: a variable must not put this load on a production server.
-    dsn: str | None = typer.Option(
-        None, metavar="DSN", help="A server to measure on; else one is made for the run."
+    dsn: str | None = option(
+        "A server to measure on; else one is made for the run.", metavar="DSN"
     ),
 ) -> None:
     """Measure, print tables, and keep the results as JSON and as charts.

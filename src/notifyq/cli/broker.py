@@ -1,10 +1,8 @@
 """`notifyq broker`: call the procedures that are registered in the database."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import asyncpg
 import typer
@@ -21,24 +19,19 @@ from notifyq.cli.options import (
     MetricsHostOption,
     MetricsPortOption,
     PollOption,
+    option,
 )
 from notifyq.cli.signals import stop_signals
 from notifyq.config import BrokerSettings, ScrapeSettings, listen_dsn_from_environment
 from notifyq.dsn import with_user
 from notifyq.errors import ConfigurationError, NotifyqError
-from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import TelemetryHandler, log_events
 
 
 def broker(
-    autostart: str | None = typer.Option(
-        None,
+    autostart: str | None = option(
+        "A broker for each of these on the server of the DSN; else one for the DSN.",
         metavar="USER:DATABASE,...",
-        help="A broker for each of these on the server of the DSN; else one for the DSN.",
     ),
     grace: GraceOption = None,
     poll: PollOption = None,

@@ -7,20 +7,19 @@ import difflib
 import logging
 import secrets
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from notifyq.cli.command import run
-from notifyq.cli.options import flag
+from notifyq.cli.options import flag, option
 from notifyq.cli.output import err, out, print_table
 from notifyq.cli.progress import Progress
 from notifyq.operations.texts import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from notifyq.chaos.faults import Fault
     from notifyq.chaos.run import Report, Row, Run
 
@@ -33,21 +32,17 @@ _SHORTEST = 3.0
 
 
 def chaos(
-    seed: int | None = typer.Option(None, min=0, help="Repeats the choices of a run; else random."),
-    minutes: float = typer.Option(
-        2, min=0, help=f"Of all faults together; each takes {_SHORTEST:.0f} s or more."
+    seed: int | None = option("Repeats the choices of a run; else random.", min=0),
+    minutes: float = option(
+        f"Of all faults together; each takes {_SHORTEST:.0f} s or more.", default=2, min=0
     ),
-    faults: str | None = typer.Option(
-        None, metavar="NAME,NAME", help="Only these; else those of --list."
-    ),
+    faults: str | None = option("Only these; else those of --list.", metavar="NAME,NAME"),
     listed: bool = flag("--list", "List the faults and do nothing."),
-    output: Path | None = typer.Option(
-        None, metavar="FOLDER", help="For the report, and the histories of failures."
+    output: Path | None = option(
+        "For the report, and the histories of failures.", metavar="FOLDER"
     ),
-    workers: int = typer.Option(3, min=2, max=64, help="Worker processes."),
-    check: Path | None = typer.Option(
-        None, metavar="FOLDER", help="Only check a kept history again."
-    ),
+    workers: int = option("Worker processes.", default=3, min=2, max=64),
+    check: Path | None = option("Only check a kept history again.", metavar="FOLDER"),
 ) -> None:
     """Inject faults and prove that no message is lost.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import signal
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -20,15 +22,11 @@ from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-
-    from notifyq.operations.monitor import Action
-
 log = logging.getLogger("notifyq")
 
 T = TypeVar("T")
 P = ParamSpec("P")
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 class Listing(TyperGroup):
@@ -140,21 +138,29 @@ def sync(command: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
     return call
 
 
-class Actor(TypedDict):
-    """The person in whose name a row of the audit is written, and that person's host."""
+class Commands(typer.Typer):
+    """A group of commands, which may be coroutine functions."""
 
-    actor: str
-    origin: str
+    def command(self, *args: Any, **options: Any) -> Callable[[C], C]:
+        """Make the function below a command."""
+        register = super().command(*args, **options)
+
+        def decorate(function: C) -> C:
+            is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+            register(sync(function) if is_async else function)
+            return function
+
+        return decorate
 
 
-def actor() -> Actor:
-    """The person who runs the command."""
+def actor() -> dict[str, Any]:
+    """The person who runs the command, and that person's host, for a row of the audit."""
     return {"actor": monitor.login(), "origin": f"notifyq on {socket.gethostname()}"}
 
 
 def noting(
     database: Database, action: str, subject: object = "", **details: Any
-) -> AbstractAsyncContextManager[Action]:
+) -> AbstractAsyncContextManager[monitor.Action]:
     """Open a transaction that ends with a row of the audit; details that are None are left out."""
     given = {name: value for name, value in details.items() if value is not None}
     return monitor.acting(database, action, subject, **actor(), **given)
@@ -163,7 +169,7 @@ def noting(
 @asynccontextmanager
 async def acting(
     dsn: str | None, action: str, subject: object = "", **details: Any
-) -> AsyncIterator[Action]:
+) -> AsyncIterator[monitor.Action]:
     """Open the database of a command and act there, as noting() does."""
     async with open_database(dsn) as database, noting(database, action, subject, **details) as act:
         yield act

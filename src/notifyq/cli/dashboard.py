@@ -1,7 +1,5 @@
 """`notifyq dashboard`: queues, messages and health in a browser."""
 
-from __future__ import annotations
-
 import os
 import socket
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import typer
 
 from notifyq.cli.command import open_database, resolve_dsn, run
-from notifyq.cli.options import DsnOption, HideOption, MaskOption, flag, masks_of, repeated
+from notifyq.cli.options import DsnOption, HideOption, MaskOption, flag, masks_of, option, repeated
 from notifyq.cli.output import err, out
 from notifyq.config import exposure, from_environment, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError
@@ -21,40 +19,35 @@ _SECRET = "NOTIFYQ_DASHBOARD_SECRET"  # noqa: S105  the name of a variable
 
 
 def dashboard(
-    host: str = typer.Option("127.0.0.1", help="Address to listen on."),
-    port: int = typer.Option(8080, min=0, max=65535, help="Port; 0: a free one."),
+    host: str = option("Address to listen on.", default="127.0.0.1"),
+    port: int = option("Port; 0: a free one.", default=8080, min=0, max=65535),
     allow_writes: bool = flag("--allow-writes", "Allow changes: pause, retry, delete."),
-    auth_file: Path | None = typer.Option(
-        None, metavar="FILE", help="Users and passwords, written by --add-user."
-    ),
-    password_file: Path | None = typer.Option(
-        None, metavar="FILE", help=f"File with one password for all; else {_VARIABLE}."
+    auth_file: Path | None = option("Users and passwords, written by --add-user.", metavar="FILE"),
+    password_file: Path | None = option(
+        f"File with one password for all; else {_VARIABLE}.", metavar="FILE"
     ),
     mask: MaskOption = None,
     hide_payloads: HideOption = False,
-    base_path: str = typer.Option(
-        "", metavar="PATH", help="Path prefix at the proxy, like /notifyq."
-    ),
+    base_path: str = option("Path prefix at the proxy, like /notifyq.", default="", metavar="PATH"),
     trusted_host: list[str] | None = repeated("A host name that browsers use", metavar="NAME"),
-    proxy: str = typer.Option(
-        "",
+    proxy: str = option(
+        "Proxies whose X-Forwarded headers are trusted, as 10.0.0.5,10.1.0.0/16; "
+        "none unless given.",
+        default="",
         metavar="ADDRESSES",
         envvar="NOTIFYQ_DASHBOARD_PROXY",
         show_default=False,
-        help="Proxies whose X-Forwarded headers are trusted, as 10.0.0.5,10.1.0.0/16; "
-        "none unless given.",
     ),
-    secret_file: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help=f"File with the secret that signs sessions, else {_SECRET}; else a random one, "
+    secret_file: Path | None = option(
+        f"File with the secret that signs sessions, else {_SECRET}; else a random one, "
         "and a restart ends all sessions.",
+        metavar="FILE",
     ),
-    interval: float = typer.Option(
-        2.0, min=0.2, max=60, help="Seconds between updates; notifications update it, too."
+    interval: float = option(
+        "Seconds between updates; notifications update it, too.", default=2.0, min=0.2, max=60
     ),
-    add_user: str | None = typer.Option(
-        None, metavar="NAME", help="Prompt for a password, write it to --auth-file, and end."
+    add_user: str | None = option(
+        "Prompt for a password, write it to --auth-file, and end.", metavar="NAME"
     ),
     viewer: bool = flag("--viewer", "With --add-user: a user without the right to write."),
     dsn: DsnOption = None,

@@ -1,7 +1,5 @@
 """`notifyq dead`: list, group, show, watch, retry and delete dead messages."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -20,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import Listing, acting, noting, open_database, run, sync
+from notifyq.cli.command import Commands, Listing, acting, noting, open_database, run
 from notifyq.cli.hints import require_known
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.messages import show
@@ -34,6 +32,7 @@ from notifyq.cli.options import (
     instant_option,
     limit_option,
     masks_of,
+    option,
 )
 from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, waits, when
 from notifyq.cli.signals import stop_signals
@@ -45,9 +44,7 @@ from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
 from notifyq.printable import printable
 from notifyq.telemetry import log_events
 
-dead = typer.Typer(
-    name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages."
-)
+dead = Commands(name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages.")
 dead.command("show")(show)
 
 
@@ -69,7 +66,6 @@ _HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 
 @dead.command()
-@sync
 async def ls(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
@@ -101,7 +97,6 @@ async def ls(
 
 
 @dead.command()
-@sync
 async def groups(
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
@@ -144,14 +139,11 @@ async def groups(
 
 
 @dead.command()
-@sync
 async def retry(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
     subscriber: SubscriberOption = None,
-    status: Literal["rejected", "failed", "lock_expired"] | None = typer.Option(
-        None, help="Only of this status."
-    ),
+    status: Literal["rejected", "failed", "lock_expired"] | None = option("Only of this status."),
     fingerprint: FingerprintOption = None,
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
@@ -194,7 +186,6 @@ async def retry(
 
 
 @dead.command()
-@sync
 async def delete(
     ids: MaybeIdsArgument = None,
     queue: QueueOption = None,
@@ -284,10 +275,8 @@ def _require_all(ids: list[int], left: list[int], otherwise: str) -> None:
 @dead.command()
 def watch(
     queue: QueueOption = None,
-    command: str | None = typer.Option(
-        None, "--exec", metavar="COMMAND", help="Run for each, JSON on its stdin."
-    ),
-    state: Path | None = typer.Option(None, help="File that keeps the position of the watch."),
+    command: str | None = option("Run for each, JSON on its stdin.", "--exec", metavar="COMMAND"),
+    state: Path | None = option("File that keeps the position of the watch."),
     since: datetime | None = instant_option("Begin then; --state is ignored."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

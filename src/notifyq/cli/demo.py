@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from statistics import quantiles
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from notifyq.cli.command import given_dsn, open_database, run
-from notifyq.cli.options import DsnOption, JsonOption
+from notifyq.cli.options import DsnOption, JsonOption, option
 from notifyq.cli.output import err, out, print_json, print_table
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import connect
@@ -27,20 +28,14 @@ from notifyq.schema import install
 from notifyq.server import development
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from notifyq.demo.run import Outcome
 
 _COUNTS = ("lines", "tokens", "functions", "classes", "imports")
 
 
 def demo(
-    workers: int = typer.Option(
-        min(os.cpu_count() or 1, 4), min=1, max=64, help="Worker processes."
-    ),
-    package: str | None = typer.Option(
-        None, metavar="NAME", help="Only the files of this package, as json."
-    ),
+    workers: int = option("Worker processes.", default=min(os.cpu_count() or 1, 4), min=1, max=64),
+    package: str | None = option("Only the files of this package, as json.", metavar="NAME"),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

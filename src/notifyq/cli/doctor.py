@@ -1,9 +1,7 @@
 """`notifyq doctor`: check the database, the server and the way to them."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import typer
 
@@ -13,13 +11,8 @@ from notifyq.cli.options import DsnOption, JsonOption, flag, repeated
 from notifyq.cli.output import out, print_json
 from notifyq.config import listen_dsn_from_environment
 from notifyq.errors import NotifyqError
-from notifyq.operations.doctor import CHECKS, Level, apply_fixes, examine, steps
+from notifyq.operations.doctor import CHECKS, Finding, Level, apply_fixes, examine, steps
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.operations.doctor import Finding
 
 _CODES = {Level.OK: 0, Level.SKIPPED: 0, Level.WARN: 1, Level.FAIL: 2}
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -79,7 +72,7 @@ def _examine(address: str, only: Sequence[str], *, as_json: bool | None) -> dict
                         "level": finding.level,
                         "found": finding.found,
                         "advice": finding.advice or None,
-                        "fix": None if finding.fix is None else list(finding.fix.steps),
+                        "fix": finding.fix,
                     }
                 )
             elif as_json is not None:

@@ -1,10 +1,14 @@
-"""Hints of the command line: they name commands and options where the database names functions."""
+"""The text of an error that ends a command.
+
+Its hint names commands and options where that of the database names functions.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,19 +26,19 @@ from notifyq.errors import (
     QueueNotFoundError,
     RestoredDatabaseError,
     ScheduleNotFoundError,
+    ServerError,
     StreamInUseError,
     StreamNotFoundError,
     StreamPausedError,
     SubscriptionNotFoundError,
     reason,
 )
+from notifyq.printable import printable
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Schedules
 from notifyq.streams.admin import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notifyq.database.pool import Database
 
 HINTS: dict[type[DatabaseError], str] = {
@@ -57,6 +61,32 @@ HINTS: dict[type[DatabaseError], str] = {
 
 # A name as format('%L') quotes it.
 _NAME = re.compile(r"'((?:[^']|'')*)'")
+
+
+def text_of(error: Exception) -> str:
+    """The text of an error: one line, except for a server that could not start."""
+    match error:
+        case ServerError():
+            # The log of the server follows on more lines.
+            return str(error)
+        case DatabaseError():
+            return _one_line(advised(error))
+        case asyncpg.PostgresError(detail=str(detail)):
+            return _one_line(f"the server reports: {error.args[0]}: {detail}")
+        case asyncpg.PostgresError():
+            return _one_line(f"the server reports: {error.args[0]}")
+        case OSError(strerror=str(why)):
+            return _one_line(": ".join(map(str, filter(None, (error.filename, why)))))
+        case NotifyqError() | OSError() | asyncpg.DataError():
+            return _one_line(str(error))
+        case _:
+            return _one_line(
+                f"{type(error).__name__}: {error} (this is a bug in notifyq: --debug shows where)"
+            )
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
 
 
 def advised(error: DatabaseError) -> str:

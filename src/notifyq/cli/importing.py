@@ -1,35 +1,27 @@
 """`notifyq import`: move the waiting messages of another PostgreSQL queue to notifyq."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from notifyq.cli.arguments import warn_of_password
-from notifyq.cli.command import open_database, sync
-from notifyq.cli.options import DsnOption, JsonOption, flag, pairs, repeated
+from notifyq.cli.command import open_database
+from notifyq.cli.options import DsnOption, JsonOption, flag, option, pairs, repeated
 from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
-from notifyq.database.pool import connect
-from notifyq.importing import SYSTEMS, Transfer
+from notifyq.database.pool import Database, connect
+from notifyq.importing import SYSTEMS, Census, Summary, Transfer
 from notifyq.printable import printable
 from notifyq.queues.admin import Admin
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from notifyq.database.pool import Database
-    from notifyq.importing import Census, Summary
 
 _SHOWN = 10
 """Refused messages that are named one by one."""
 
 
-@sync
 async def import_(
     system: Annotated[
         Literal["procrastinate", "pgqueuer", "pgmq"], typer.Argument(help="What to import from.")
@@ -37,14 +29,12 @@ async def import_(
     source: str | None = typer.Argument(
         None, metavar="[SOURCE]", help="DSN of its database, if that is not the one of notifyq."
     ),
-    source_file: str | None = typer.Option(None, metavar="FILE", help="File with that DSN."),
+    source_file: str | None = option("File with that DSN.", metavar="FILE"),
     queue: list[str] | None = repeated("Only this queue of the source", "--queue", "-q"),
     names: list[str] | None = repeated("Another name for a queue", "--map", metavar="OLD=NEW"),
     create_queues: bool = flag("--create-queues", "Create the queues that are missing."),
     keep: bool = flag("--keep", "Leave the source as it is: copy, don't move."),
-    table: str | None = typer.Option(
-        None, help="Table of the source, if it does not have the usual name."
-    ),
+    table: str | None = option("Table of the source, if it does not have the usual name."),
     dry_run: bool = flag("--dry-run", "Change nothing: count the messages to move."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,

@@ -1,7 +1,5 @@
 """How commands log: the library only emits, the command line chooses the format."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -15,20 +13,22 @@ LogFormat = Literal["text", "logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
-class _MaskingFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    def __init__(self, log_format: LogFormat | None) -> None:
+        is_text = log_format == "text"
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s" if is_text else None)
+        self._format = log_format
+
     def format(self, record: logging.LogRecord) -> str:
-        return masked_in(super().format(record))
-
-
-class _LogfmtFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = [f"{name}={_readable(it)}" for name, it in _fields(self, record).items()]
-        return masked_in(" ".join(fields))
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return masked_in(to_json(_fields(self, record), fallback=str).decode())
+        match self._format:
+            case "json":
+                text = to_json(_fields(self, record), fallback=str).decode()
+            case "logfmt":
+                fields = _fields(self, record).items()
+                text = " ".join(f"{name}={_readable(it)}" for name, it in fields)
+            case _:
+                text = super().format(record)
+        return masked_in(text)
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:
@@ -66,15 +66,7 @@ def mask_logs() -> None:
 
 def formatter(log_format: LogFormat | None) -> logging.Formatter:
     """Make lines of records, without passwords; None: as Python does unless it is configured."""
-    match log_format:
-        case "json":
-            return _JsonFormatter()
-        case "text":
-            return _MaskingFormatter("%(asctime)s %(levelname)-7s %(message)s")
-        case "logfmt":
-            return _LogfmtFormatter()
-        case None:
-            return _MaskingFormatter()
+    return _Formatter(log_format)
 
 
 def configure_logging(level: LogLevel, log_format: LogFormat = "text") -> None:

@@ -1,9 +1,8 @@
 """The command `notifyq`: its subcommands, and how errors leave it."""
 
-from __future__ import annotations
-
 import functools
 import importlib
+import inspect
 import keyword
 import os
 import signal
@@ -110,6 +109,10 @@ def _load(name: str, module: str) -> Any:
     attribute = f"{name}_" if keyword.iskeyword(name) else name
     function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
+    if inspect.iscoroutinefunction(function):
+        from notifyq.cli.command import sync
+
+        function = sync(function)
     if isinstance(function, typer.Typer):
         parent.add_typer(function)
     else:
@@ -214,9 +217,9 @@ def _invoke(args: list[str], *, debug: bool) -> int:
             return 1
         if isinstance(error, OSError):
             _close_output()  # flushing to a full disk would fail again at exit
-        from notifyq.cli.failures import text
+        from notifyq.cli.hints import text_of
 
-        _console().print(f"notifyq: {text(error)}")
+        _console().print(f"notifyq: {text_of(error)}")
         return 1
 
 

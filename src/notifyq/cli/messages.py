@@ -1,15 +1,14 @@
 """`notifyq ls`, `show`, `parked`, `signal`, `unblock`, `cancel`, `amend`: single messages."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from notifyq.archive.reader import Archive, obstacle
-from notifyq.cli.command import actor, noting, open_database, sync
+from notifyq.cli.command import actor, noting, open_database
 from notifyq.cli.hints import empty_list, require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -21,6 +20,7 @@ from notifyq.cli.options import (
     flag,
     headers,
     instant_option,
+    option,
     require_json,
 )
 from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, when
@@ -38,15 +38,11 @@ from notifyq.models.payload import encode
 from notifyq.operations.texts import span
 from notifyq.printable import printable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-@sync
 async def ls(
     queue: QueueOption = None,
-    state: State | None = typer.Option(None, help="Live messages in this state."),
-    status: Status | None = typer.Option(None, help="Finished messages of this status."),
+    state: State | None = option("Live messages in this state."),
+    status: Status | None = option("Finished messages of this status."),
     finished: bool = flag("--finished", "All finished messages."),
     limit: LimitOption = 20,
     dsn: DsnOption = None,
@@ -76,7 +72,6 @@ async def ls(
         print_rows([pick(m, names) for m in found], as_json=False, empty=empty)
 
 
-@sync
 async def show(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
     dsn: DsnOption = None,
@@ -143,7 +138,6 @@ def _whole(value: Any) -> str:
     return ("\n" + " " * 16).join(printable(line) for line in lines)
 
 
-@sync
 async def parked(
     queue: QueueOption = None,
     limit: LimitOption = 20,
@@ -158,13 +152,10 @@ async def parked(
     print_rows([asdict(it) for it in found], as_json=as_json, empty="no parked messages")
 
 
-@sync
 async def signal(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     payload: Annotated[str, typer.Argument(metavar="[JSON]", show_default=False)] = "null",
-    message_id: int | None = typer.Option(
-        None, "--id", min=1, max=2**63 - 1, help="Send it to this message alone."
-    ),
+    message_id: int | None = option("Send it to this message alone.", "--id", min=1, max=2**63 - 1),
     dsn: DsnOption = None,
 ) -> None:
     """Send a signal to the handlers that wait for it.
@@ -179,19 +170,17 @@ async def signal(
     )
 
 
-@sync
 async def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
     """Hand out messages without those they wait for. Exit code 1 if one waits for none."""
     refused = "{} does not wait for other messages"
     await _change_each(dsn, ids, "message.unblock", sql.UNBLOCK, (), "unblocked", refused)
 
 
-@sync
 async def cancel(
     ids: IdsArgument,
     running: bool = flag("--running", "Also messages that a worker handles."),
     children: bool = flag("--children", "Also what they have published by steps."),
-    reason: str | None = typer.Option(None, help="Why; the archive and the audit keep it."),
+    reason: str | None = option("Why; the archive and the audit keep it."),
     dsn: DsnOption = None,
 ) -> None:
     """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
@@ -207,11 +196,10 @@ async def cancel(
     )
 
 
-@sync
 async def amend(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", show_default=False)] = None,
-    priority: int | None = typer.Option(None, min=-(2**31), max=2**31 - 1, help="Larger first."),
+    priority: int | None = option("Larger first.", min=-(2**31), max=2**31 - 1),
     at: datetime | None = instant_option("Hand out from then on."),
     header: HeaderOption = None,
     dsn: DsnOption = None,

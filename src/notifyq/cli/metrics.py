@@ -1,24 +1,16 @@
 """Metrics for Prometheus: of a command that serves, and `notifyq metrics` for the database."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-import typer
-
-from notifyq.cli.command import open_database, sync
-from notifyq.cli.options import DsnOption
+from notifyq.cli.command import open_database
+from notifyq.cli.options import DsnOption, option
 from notifyq.cli.output import err
-from notifyq.cli.signals import stop_signals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.cli.signals import Control
-    from notifyq.config import ScrapeSettings
+from notifyq.cli.signals import Control, stop_signals
+from notifyq.config import ScrapeSettings
 
 log = logging.getLogger("notifyq.metrics")
 
@@ -52,10 +44,9 @@ def serve_metrics(
         yield metrics
 
 
-@sync
 async def metrics(
-    port: int = typer.Option(9464, min=0, max=65535, help="Port; 0: any that is free."),
-    host: str = typer.Option("127.0.0.1", metavar="ADDRESS", help="Address to listen on."),
+    port: int = option("Port; 0: any that is free.", default=9464, min=0, max=65535),
+    host: str = option("Address to listen on.", default="127.0.0.1", metavar="ADDRESS"),
     dsn: DsnOption = None,
 ) -> None:
     """Serve the metrics of the database for Prometheus.

@@ -121,6 +121,11 @@ def masks_of(keys: str | None = None, *, all_payloads: bool = False) -> Masks:
     return Masks.parse(keys, all_payloads=all_payloads)
 
 
+def option(help: str, *names: str, default: Any = None, **details: Any) -> Any:
+    """An option with a value."""
+    return typer.Option(default, *names, help=help, **details)
+
+
 def flag(name: str, help: str) -> Any:
     """An option without a value."""
     return typer.Option(False, name, help=help)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from notifyq.operations.texts import span
 from notifyq.printable import first_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from notifyq.models.event import Event
     from notifyq.models.message import ArchivedMessage, Message
 

@@ -1,20 +1,17 @@
 """`notifyq ping`: whether the server answers."""
 
-from __future__ import annotations
-
 import os
 
 import typer
 
-from notifyq.cli.command import open_database, sync
-from notifyq.cli.options import DsnOption
+from notifyq.cli.command import open_database
+from notifyq.cli.options import DsnOption, option
 from notifyq.database.statements import SESSION
 
 
-@sync
 async def ping(
-    session: str | None = typer.Option(
-        None, "--as", help="Also require a session of this application_name from this host."
+    session: str | None = option(
+        "Also require a session of this application_name from this host.", "--as"
     ),
     dsn: DsnOption = None,
 ) -> None:

@@ -1,41 +1,35 @@
 """Options of commands for the policy of a queue or a stream, made from its description."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect
 import json
+from collections.abc import Callable, Collection
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from notifyq.cli.options import duration, duration_or_none
-from notifyq.queues.options import options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from notifyq.queues.options import Option, PolicyBase
+from notifyq.queues.options import Option, PolicyBase, options
 
 
 def takes_policy(
     policy: type[PolicyBase], without: Collection[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replace the parameter `policy` of a command by the options of a policy."""
     periods = {it.period for it in options(policy)}
     given = {it.name: it for it in options(policy) if it.name not in {*periods, *without}}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def run(**values: Any) -> None:
+        def run(**values: Any) -> Any:
             chosen = {name: values.pop(name) for name in given}
             for name, it in given.items():
                 if it.period and chosen[name] is not None:
                     chosen[name], chosen[it.period] = chosen[name]
-            command(policy=policy(**chosen), **values)
+            return command(policy=policy(**chosen), **values)
 
         signature = inspect.signature(command, eval_str=True)
         parameters = list(signature.parameters.values())

@@ -12,16 +12,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from notifyq.cli.arguments import handing_down_dsn
 from notifyq.cli.signals import SLOT, STARTED, STOP, TEMPORARY, received
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from datetime import timedelta
 
 log = logging.getLogger("notifyq.processes")
 

@@ -1,7 +1,5 @@
 """Progress of long work: a bar in a terminal, a line now and then elsewhere."""
 
-from __future__ import annotations
-
 import time
 from typing import Self
 

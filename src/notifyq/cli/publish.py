@@ -1,20 +1,19 @@
 """`notifyq publish`: one message, or many from standard input."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import signal
 import stat
 import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import asyncpg
 import typer
 
-from notifyq.cli.command import open_database, sync
+from notifyq.cli.command import open_database
 from notifyq.cli.options import (
     AttemptsOption,
     DsnOption,
@@ -25,21 +24,18 @@ from notifyq.cli.options import (
     flag,
     headers,
     instant_option,
+    option,
     require_json,
 )
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.progress import Progress
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.payload import Json, check_json
 from notifyq.queues.admin import Admin
 from notifyq.queues.publish_options import DedupScope, OnDuplicate, OnFailure
 from notifyq.queues.publisher import Publisher
 from notifyq.streams.admin import Streams
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
-
-    from notifyq.database.pool import Database
 
 T = TypeVar("T")
 
@@ -51,7 +47,6 @@ _BATCH = 1 << 18
 """About how many bytes of input one statement publishes."""
 
 
-@sync
 async def publish(
     queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
     message: str = typer.Argument(
@@ -62,34 +57,24 @@ async def publish(
     at: datetime | None = instant_option("Hand out from then on."),
     type_: TypeOption = None,
     header: HeaderOption = None,
-    dedup_key: str | None = typer.Option(
-        None, help="Publish only if no live message has this key."
-    ),
-    dedup_scope: DedupScope | None = typer.Option(
-        None, help="State in which a message holds its key."
-    ),
+    dedup_key: str | None = option("Publish only if no live message has this key."),
+    dedup_scope: DedupScope | None = option("State in which a message holds its key."),
     dedup_window: timedelta | None = duration_option("Least time that it holds its key."),
-    on_duplicate: OnDuplicate = typer.Option(
-        "keep", help="What to do with the message that holds the key."
+    on_duplicate: OnDuplicate = option(
+        "What to do with the message that holds the key.", default="keep"
     ),
-    key: str | None = typer.Option(None, help="Key of the message, for order and limits of a key."),
+    key: str | None = option("Key of the message, for order and limits of a key."),
     max_attempts: AttemptsOption = None,
-    after: list[int] | None = typer.Option(
-        None,
-        metavar="ID",
-        min=1,
-        max=2**63 - 1,
-        help="Hand out when this message has ended; may be repeated.",
+    after: list[int] | None = option(
+        "Hand out when this message has ended; may be repeated.", metavar="ID", min=1, max=2**63 - 1
     ),
-    on_failure: OnFailure | None = typer.Option(
-        None, help="If one of those is dead: cancel this one (the default), run it, or hold it."
+    on_failure: OnFailure | None = option(
+        "If one of those is dead: cancel this one (the default), run it, or hold it."
     ),
     expires_in: timedelta | None = duration_option(
         "Reject the message, unless it is a duplicate, if no worker claims it within this time."
     ),
-    follow: bool = typer.Option(
-        False, "--follow", "-f", help="Publish lines of stdin as they come."
-    ),
+    follow: bool = option("Publish lines of stdin as they come.", "--follow", "-f", default=False),
     dsn: DsnOption = None,
     as_json: bool = flag("--json", "Print the id, or how many, as JSON."),
 ) -> None:

@@ -1,14 +1,13 @@
 """`notifyq queues`: list, create, change, pause, drop and grant queues."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, change, open_database
 from notifyq.cli.hints import quoted, require_known
 from notifyq.cli.options import (
     DsnOption,
@@ -17,6 +16,7 @@ from notifyq.cli.options import (
     duration_option,
     flag,
     instant_option,
+    option,
 )
 from notifyq.cli.output import cell, note, out, print_json, print_rows, print_table
 from notifyq.cli.policy import takes_policy, weight
@@ -26,10 +26,7 @@ from notifyq.queues.admin import Admin
 from notifyq.queues.options import options
 from notifyq.queues.policy import Policy
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-queues = typer.Typer(
+queues = Commands(
     name="queues", cls=Listing, help="List (ls), create, change, pause and drop queues."
 )
 
@@ -43,7 +40,6 @@ RoleArgument = Annotated[str, typer.Argument(help="Role of the database, with it
 
 
 @queues.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the queues with their counts; `show` has the policy."""
     async with open_database(dsn) as database:
@@ -84,7 +80,6 @@ def _worded(value: Any, unset: str | None) -> Any:
 
 @queues.command()
 @takes_policy(Policy)
-@sync
 async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
     """Create a queue. Options that are not given have their defaults."""
     async with acting(dsn, "queue.create", name) as act:
@@ -97,7 +92,6 @@ async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> N
 
 @queues.command()
 @takes_policy(Policy)
-@sync
 async def alter(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
     """Change the policy of a queue. Options that are not given stay as they are."""
     async with acting(dsn, "queue.alter", name) as act:
@@ -116,7 +110,6 @@ def _changes(was: Sequence[Any], now: Sequence[Any]) -> dict[str, list[str]]:
 
 
 @queues.command()
-@sync
 async def pause(
     name: NameArgument,
     until: datetime | None = instant_option("Resume by itself at this instant."),
@@ -137,7 +130,6 @@ async def pause(
 
 
 @queues.command()
-@sync
 async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Hand out the messages of a paused queue again."""
     done, unchanged = f"resumed {name}", f"{name} was not paused"
@@ -145,7 +137,6 @@ async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @queues.command()
-@sync
 async def drop(
     name: NameArgument,
     force: bool = flag("--force", "Delete its live messages, too."),
@@ -159,7 +150,6 @@ async def drop(
 
 
 @queues.command()
-@sync
 async def grant(
     name: NameArgument,
     role: RoleArgument,
@@ -176,7 +166,6 @@ async def grant(
 
 
 @queues.command()
-@sync
 async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
     """Revoke a grant; without the last one the queue is open again."""
     async with acting(dsn, "queue.revoke", name, role=role) as act:
@@ -193,7 +182,6 @@ async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) 
 
 
 @queues.command()
-@sync
 async def grants(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
@@ -204,7 +192,6 @@ async def grants(
 
 
 @queues.command()
-@sync
 async def share(
     name: NameArgument,
     key: Annotated[str, typer.Argument(help="Key of messages.")],
@@ -221,7 +208,6 @@ async def share(
 
 
 @queues.command()
-@sync
 async def shares(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
@@ -234,16 +220,11 @@ async def shares(
 
 
 @queues.command()
-@sync
 async def limit(
     name: NameArgument,
     key: Annotated[str, typer.Argument(help="Key of messages.")],
-    concurrency: int | None = typer.Option(
-        None, min=1, max=10**9, help="Most messages of the key at a time."
-    ),
-    rate: int | None = typer.Option(
-        None, min=1, max=10**9, help="Most in the period of the key rate of the queue."
-    ),
+    concurrency: int | None = option("Most messages of the key at a time.", min=1, max=10**9),
+    rate: int | None = option("Most in the period of the key rate of the queue.", min=1, max=10**9),
     dsn: DsnOption = None,
 ) -> None:
     """Give one key other limits than the queue has for each key; without options the same."""
@@ -255,7 +236,6 @@ async def limit(
 
 
 @queues.command()
-@sync
 async def limits(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:

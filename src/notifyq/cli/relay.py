@@ -1,16 +1,15 @@
 """`notifyq relay`: move messages to another database until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -27,6 +26,7 @@ from notifyq.cli.options import (
     MetricsPortOption,
     duration_option,
     flag,
+    option,
     repeated,
 )
 from notifyq.cli.output import err, out, print_json
@@ -46,12 +46,7 @@ from notifyq.relay import (
     RelayStopped,
     StreamRelay,
 )
-from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from notifyq.telemetry import TelemetryEvent
+from notifyq.telemetry import TelemetryEvent, log_events
 
 log = logging.getLogger("notifyq.relay")
 
@@ -76,18 +71,14 @@ def relay(
     stream: list[str] | None = repeated(
         "Subscription to move, and the target's queue or stream", metavar="STREAM:SUBSCRIBER:TARGET"
     ),
-    source_file: str | None = typer.Option(None, metavar="FILE", help="File with the first DSN."),
-    target_file: str | None = typer.Option(None, metavar="FILE", help="File with the second DSN."),
+    source_file: str | None = option("File with the first DSN.", metavar="FILE"),
+    target_file: str | None = option("File with the second DSN.", metavar="FILE"),
     filter: FilterOption = None,
-    transform: str | None = typer.Option(
-        None, metavar="MODULE:FUNCTION", help="Function that changes, routes or drops each message."
+    transform: str | None = option(
+        "Function that changes, routes or drops each message.", metavar="MODULE:FUNCTION"
     ),
-    batch: int | None = typer.Option(
-        None, min=1, max=10_000, help="Most messages of a transaction."
-    ),
-    in_flight: int | None = typer.Option(
-        None, min=1, max=100, help="Batches at the same time; 1: in order."
-    ),
+    batch: int | None = option("Most messages of a transaction.", min=1, max=10_000),
+    in_flight: int | None = option("Batches at the same time; 1: in order.", min=1, max=100),
     remember: timedelta | None = duration_option("How long the target keeps receipts."),
     grace: GraceOption = None,
     once: bool = flag("--once", "Stop when nothing is left."),

@@ -1,7 +1,5 @@
 """`notifyq report`: throughput and failures of some days, as a page or a picture."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from contextlib import suppress
@@ -10,25 +8,23 @@ from pathlib import Path
 
 import typer
 
-from notifyq.cli.command import open_database, sync
-from notifyq.cli.options import DsnOption, instant_option
+from notifyq.cli.command import open_database
+from notifyq.cli.options import DsnOption, instant_option, option
 from notifyq.cli.output import out
 from notifyq.paths import local_path
 
 
-@sync
 async def report(
-    out_: Path = typer.Option(
-        Path("report.html"), "--out", "-o", metavar="FILE", help="FILE.html or FILE.png."
+    out_: Path = option(
+        "FILE.html or FILE.png.", "--out", "-o", default=Path("report.html"), metavar="FILE"
     ),
     since: datetime | None = instant_option("Begin; else seven days before the end."),
     until: datetime | None = instant_option("End; else the last message."),
-    lake: int | None = typer.Option(
-        None,
+    lake: int | None = option(
+        "Roll-up of this lake; 0: count the archive itself. Else the only roll-up there "
+        "is, or the archive.",
         min=0,
         metavar="N",
-        help="Roll-up of this lake; 0: count the archive itself. Else the only roll-up there "
-        "is, or the archive.",
     ),
     dsn: DsnOption = None,
 ) -> None:

@@ -1,15 +1,21 @@
 """`notifyq schedules`: list, add, try, stop and remove messages that are published by the clock."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, noting, open_database, resolve_dsn, sync
+from notifyq.cli.command import (
+    Commands,
+    Listing,
+    acting,
+    change,
+    noting,
+    open_database,
+    resolve_dsn,
+)
 from notifyq.cli.hints import quoted
 from notifyq.cli.options import (
     AppArgument,
@@ -22,6 +28,7 @@ from notifyq.cli.options import (
     duration_option,
     headers,
     instant_option,
+    option,
 )
 from notifyq.cli.output import out, print_rows, when
 from notifyq.cli.worker import load_app
@@ -30,12 +37,9 @@ from notifyq.errors import ConfigurationError, ScheduleNotFoundError
 from notifyq.models.payload import Json, check_json
 from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
-from notifyq.queues.schedules import Overlap, Schedule, Schedules, WhenUnserved
+from notifyq.queues.schedules import Overlap, Schedule, ScheduleInfo, Schedules, WhenUnserved
 
-if TYPE_CHECKING:
-    from notifyq.queues.schedules import ScheduleInfo
-
-schedules = typer.Typer(
+schedules = Commands(
     name="schedules", cls=Listing, help="List (ls) and change what is published by the clock."
 )
 
@@ -46,7 +50,6 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the schedule.")]
 
 
 @schedules.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the schedules, their next times, and their errors."""
     async with open_database(dsn) as database:
@@ -69,26 +72,23 @@ def _shown(schedule: ScheduleInfo) -> dict[str, Any]:
 
 
 @schedules.command()
-@sync
 async def add(
     name: NameArgument,
     cron: Annotated[str, typer.Argument(help="When, as in '30 8 * * mon-fri'.")],
     queue: Annotated[str, typer.Argument(help="Queue to publish into.")],
     message: str = typer.Argument("null", metavar="[JSON]", help="The message."),
-    timezone: str = typer.Option("UTC", metavar="ZONE", help="Time zone, as in Europe/Oslo."),
+    timezone: str = option("Time zone, as in Europe/Oslo.", default="UTC", metavar="ZONE"),
     jitter: timedelta | None = duration_option("Delay each run at random, up to this long."),
-    overlap: Overlap = typer.Option(
-        "allow", help="Skip a run while the last one waits, or is live."
-    ),
-    backfill: int = typer.Option(1, min=0, max=100, help="Most missed runs that are made up for."),
+    overlap: Overlap = option("Skip a run while the last one waits, or is live.", default="allow"),
+    backfill: int = option("Most missed runs that are made up for.", default=1, min=0, max=100),
     grace: timedelta = duration_option("With --backfill 0: how late a run may be.", default="5m"),
-    when_unserved: WhenUnserved = typer.Option(
-        "publish", help="Skip a run while messages wait and no worker serves the queue."
+    when_unserved: WhenUnserved = option(
+        "Skip a run while messages wait and no worker serves the queue.", default="publish"
     ),
     priority: PriorityOption = 0,
     type_: TypeOption = None,
     header: HeaderOption = None,
-    key: str | None = typer.Option(None, help="Key of the messages."),
+    key: str | None = option("Key of the messages."),
     max_attempts: AttemptsOption = None,
     dsn: DsnOption = None,
 ) -> None:
@@ -124,7 +124,6 @@ async def add(
 
 
 @schedules.command()
-@sync
 async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
     """Remove a schedule; messages that it has published stay."""
     async with acting(dsn, "schedule.remove", name) as act:
@@ -135,7 +134,6 @@ async def remove(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command()
-@sync
 async def enable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire again, from its next time on."""
     done, unchanged = f"enabled {name}", f"{name} was enabled already"
@@ -143,7 +141,6 @@ async def enable(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command()
-@sync
 async def disable(name: NameArgument, dsn: DsnOption = None) -> None:
     """Let a schedule fire no more until it is enabled."""
     done, unchanged = f"disabled {name}", f"{name} was disabled already"
@@ -151,7 +148,6 @@ async def disable(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command("run")
-@sync
 async def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
     """Publish the message of a schedule now, and print its id."""
     async with acting(dsn, "schedule.run", name) as act:
@@ -161,11 +157,10 @@ async def run_now(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @schedules.command("next")
-@sync
 async def show_next(
     cron: Annotated[str, typer.Argument(metavar="NAME|CRON", help="A schedule, or when.")],
-    timezone: str = typer.Option("UTC", metavar="ZONE", help="Time zone, if it is not a schedule."),
-    quantity: int = typer.Option(5, "-n", min=1, max=1000, help="How many."),
+    timezone: str = option("Time zone, if it is not a schedule.", default="UTC", metavar="ZONE"),
+    quantity: int = option("How many.", "-n", default=5, min=1, max=1000),
     since: datetime | None = instant_option("Times after this one instead of now."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -195,7 +190,6 @@ def _row(at: datetime, zone: str) -> dict[str, str]:
 
 
 @schedules.command()
-@sync
 async def apply(target: AppArgument, dsn: DsnOption = None) -> None:
     """Create the queues and schedules of an app.
 

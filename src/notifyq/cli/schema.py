@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +20,6 @@ from notifyq.errors import SchemaMissingError
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from notifyq.database.pool import Connection
 
 # Not flag(): tests and programs call these functions, too.
@@ -115,7 +114,7 @@ async def _adopt(connection: Connection, report: runner.Report) -> bool:
 def _noting(action: str) -> runner.Note:
     async def note(connection: Connection, report: runner.Report) -> None:
         if report.is_changed and await monitor.may_note(connection):
-            versions = {"before": report.before, "version": report.version}
+            versions: dict[str, Any] = {"before": report.before, "version": report.version}
             await monitor.note(connection, action, report.database, **actor(), **versions)
 
     return note

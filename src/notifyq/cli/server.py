@@ -1,20 +1,15 @@
 """`notifyq server`: the development server from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import typer
 
-from notifyq.cli.options import flag
+from notifyq.cli.options import flag, option
 from notifyq.server import development
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 server = typer.Typer(
     name="server",
@@ -36,7 +31,7 @@ def start() -> None:
 @server.command()
 def stop(
     delete: bool = flag("--delete", "Remove all its data, too."),
-    yes: bool = typer.Option(False, "--yes", "-y", help="Delete without asking."),
+    yes: bool = option("Delete without asking.", "--yes", "-y", default=False),
 ) -> None:
     """Stop the server."""
     running = development()
@@ -90,16 +85,8 @@ def url() -> None:
 def _size(directory: Path) -> int:
     """Return the bytes of all files below; a running server adds and removes files meanwhile."""
     total = 0
-    pending = [os.fspath(directory)]
-    while pending:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                        continue
-                    with suppress(FileNotFoundError):
-                        total += entry.stat(follow_symlinks=False).st_size
-        except FileNotFoundError:
-            continue
+    for folder, _, files in os.walk(directory):
+        for file in files:
+            with suppress(FileNotFoundError):
+                total += Path(folder, file).lstat().st_size
     return total

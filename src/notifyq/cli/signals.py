@@ -14,13 +14,11 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
 
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from datetime import timedelta
 
 log = logging.getLogger("notifyq.processes")
 

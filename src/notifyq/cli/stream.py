@@ -1,15 +1,13 @@
 """`notifyq stream`: list, create, change, drop, forward and tail streams; their subscribers."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from notifyq.cli.command import Listing, acting, change, open_database, sync
+from notifyq.cli.command import Commands, Listing, acting, change, open_database
 from notifyq.cli.hints import quoted
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.options import (
@@ -19,23 +17,22 @@ from notifyq.cli.options import (
     StreamArgument,
     SubscriberArgument,
     flag,
+    option,
 )
 from notifyq.cli.output import cell, out, print_rows, row_json, waits, when
 from notifyq.cli.policy import takes_policy
 from notifyq.cli.signals import stop_signals
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError, StreamNotFoundError, SubscriptionNotFoundError
+from notifyq.models.event import Event
 from notifyq.operations.texts import size
 from notifyq.printable import printable
 from notifyq.streams.admin import StreamPolicy, Streams
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
 
-if TYPE_CHECKING:
-    from notifyq.database.pool import Database
-    from notifyq.models.event import Event
-
-stream = typer.Typer(
+stream = Commands(
     name="stream", cls=Listing, help="List (ls), create, change and drop streams; subscribe."
 )
 
@@ -57,7 +54,6 @@ _FORWARD_COLUMNS = {
 
 
 @stream.command()
-@sync
 async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the streams with their counts and policy."""
     async with open_database(dsn) as database:
@@ -79,7 +75,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @stream.command()
-@sync
 async def lag(
     name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
@@ -94,7 +89,6 @@ async def lag(
 
 @stream.command()
 @takes_policy(StreamPolicy)
-@sync
 async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Create a stream. Options that are not given have their defaults."""
     async with acting(dsn, "stream.create", name) as act:
@@ -105,7 +99,6 @@ async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None
 
 @stream.command()
 @takes_policy(StreamPolicy, without=["durable"])
-@sync
 async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Change the policy of a stream. Options that are not given stay as they are."""
     async with acting(dsn, "stream.alter", name, **asdict(policy)) as act:
@@ -115,7 +108,6 @@ async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None)
 
 
 @stream.command()
-@sync
 async def drop(
     name: NameArgument,
     force: bool = flag("--force", "Even if it has subscribers."),
@@ -129,7 +121,6 @@ async def drop(
 
 
 @stream.command()
-@sync
 async def pause(name: NameArgument, dsn: DsnOption = None) -> None:
     """Refuse publishing into a stream; subscribers go on."""
     done, unchanged = f"paused {name}", f"{name} was paused already"
@@ -137,7 +128,6 @@ async def pause(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @stream.command()
-@sync
 async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
     """Allow publishing into a paused stream again."""
     done, unchanged = f"resumed {name}", f"{name} was not paused"
@@ -145,7 +135,6 @@ async def resume(name: NameArgument, dsn: DsnOption = None) -> None:
 
 
 @stream.command()
-@sync
 async def subscribe(
     name: NameArgument,
     subscriber: SubscriberArgument,
@@ -164,7 +153,6 @@ async def subscribe(
 
 
 @stream.command()
-@sync
 async def unsubscribe(
     name: NameArgument, subscriber: SubscriberArgument, dsn: DsnOption = None
 ) -> None:
@@ -179,7 +167,6 @@ async def unsubscribe(
 
 
 @stream.command()
-@sync
 async def seek(
     name: NameArgument,
     subscriber: SubscriberArgument,
@@ -194,7 +181,6 @@ async def seek(
 
 
 @stream.command()
-@sync
 async def tick(
     name: str | None = typer.Argument(None, help="Name of the stream; else all."),
     dsn: DsnOption = None,
@@ -206,13 +192,12 @@ async def tick(
 
 
 @stream.command()
-@sync
 async def forward(
     stream: StreamArgument,
     subscriber: SubscriberArgument,
     queue: Annotated[str, typer.Argument(help="The queue that its events go into.")],
-    position: str = typer.Option(
-        "last", "--from", metavar="POSITION", help="Where a new subscriber begins."
+    position: str = option(
+        "Where a new subscriber begins.", "--from", default="last", metavar="POSITION"
     ),
     filter_: FilterOption = None,
     dsn: DsnOption = None,
@@ -227,7 +212,6 @@ async def forward(
 
 
 @stream.command()
-@sync
 async def unforward(
     stream: StreamArgument,
     subscriber: SubscriberArgument,
@@ -246,7 +230,6 @@ async def unforward(
 
 
 @stream.command()
-@sync
 async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """List the subscribers that forward, and their errors."""
     async with open_database(dsn) as database:
@@ -256,12 +239,9 @@ async def forwards(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 
 
 @stream.command()
-@sync
 async def tail(
     name: NameArgument,
-    limit: int | None = typer.Option(
-        None, "--limit", "-n", min=1, help="End after this many new events."
-    ),
+    limit: int | None = option("End after this many new events.", "--limit", "-n", min=1),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,13 +1,13 @@
 """`notifyq top`: a live view of queues and workers, in a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 import typer
 
@@ -15,10 +15,11 @@ from notifyq.cli.command import open_database, run
 from notifyq.cli.options import DsnOption, HideOption, MaskOption, duration_option, flag, masks_of
 from notifyq.cli.output import print_json
 from notifyq.errors import ConfigurationError
-from notifyq.operations.masks import Masks
-from notifyq.operations.top.once import as_json as snapshot_json
-from notifyq.operations.top.once import as_text
-from notifyq.operations.top.snapshot import Source
+from notifyq.operations.masks import Masks, redacted
+from notifyq.operations.top.snapshot import Snapshot, Source
+from notifyq.operations.top.text import status_line, summary
+from notifyq.operations.top.views import HEALTH, VIEWS, chosen, cut, fitting
+from notifyq.printable import printable
 
 _PIPED = 120
 """Columns of the output where there is no terminal."""
@@ -57,7 +58,7 @@ async def _once(dsn: str | None, masks: Masks, *, as_json: bool) -> None:
     async with open_database(dsn, pool_size=1) as database:
         seen = await Source(database, masks).snapshot()
     if as_json:
-        print_json(snapshot_json(seen, masks))
+        print_json(_figures(seen, masks))
     else:
         width = shutil.get_terminal_size((_PIPED, 24)).columns if sys.stdout.isatty() else _PIPED
         sys.stdout.write(as_text(seen, width) + "\n")
@@ -81,3 +82,43 @@ async def _watch(dsn: str | None, every: timedelta, masks: Masks, *, read_only: 
                 # Without a clean end the terminal keeps the mode of the screens.
                 loop.add_signal_handler(number, app.exit)
         await app.run_async()
+
+
+def as_text(seen: Snapshot, width: int) -> str:
+    """All views except health, which is only one line."""
+    lines = [summary(seen), printable(status_line(seen))]
+    for view in VIEWS:
+        rows = chosen(view, seen)
+        if view is HEALTH or not rows:
+            continue
+        columns = fitting(view, seen, rows, width)
+        cells = [[it.title for it, _ in columns]]
+        cells += [[cut(it.show(seen, row), size) for it, size in columns] for row in rows]
+        lines += ["", view.name.upper()]
+        lines += [
+            "  ".join(
+                text.rjust(size) if column.is_number else text.ljust(size)
+                for text, (column, size) in zip(line, columns, strict=True)
+            ).rstrip()
+            for line in cells
+        ]
+    return "\n".join(lines)
+
+
+def _figures(seen: Snapshot, masks: Masks) -> dict[str, Any]:
+    """All numbers by name."""
+    return {
+        "at": seen.now,
+        "queues": [{**asdict(it), "rate": asdict(seen.rates[it.queue])} for it in seen.backlog],
+        "rate": asdict(seen.total),
+        "workers": [asdict(it) for it in seen.workers],
+        "dead": [
+            {**asdict(it), "fingerprint": redacted(it.fingerprint, masks, None)}
+            for it in seen.groups
+        ],
+        "streams": [asdict(it) for it in seen.lags],
+        "holders": [asdict(it) for it in seen.holders],
+        "cron": [asdict(it) for it in seen.cron],
+        "health": [asdict(it) for it in seen.health.figures] if seen.health is not None else [],
+        "refused": seen.refused,
+    }

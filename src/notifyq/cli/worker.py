@@ -1,7 +1,5 @@
 """`notifyq worker`: run the handlers of an app until a signal stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import difflib
 import gc
@@ -11,9 +9,10 @@ import sys
 import sysconfig
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -32,6 +31,7 @@ from notifyq.cli.options import (
     MetricsPortOption,
     PollOption,
     flag,
+    option,
     repeated,
 )
 from notifyq.cli.processes import Supervisor, run_and_reload
@@ -40,11 +40,7 @@ from notifyq.config import CommandSettings, WorkerSettings, listen_dsn_from_envi
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.telemetry import TelemetryHandler, log_each, log_events
 from notifyq.worker.queue_order import MOST_WEIGHT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from notifyq.worker.worker import Worker
+from notifyq.worker.worker import Worker
 
 log = logging.getLogger("notifyq.worker")
 
@@ -56,32 +52,25 @@ _PACKAGE = Path(__file__).parents[1]
 def worker(
     target: AppArgument,
     queue: list[str] | None = repeated("Only this queue", "--queue", "-q"),
-    queues: str | None = typer.Option(
-        None, metavar="NAME:WEIGHT,…", help="These queues, in shares by weight: high:3,low:1."
+    queues: str | None = option(
+        "These queues, in shares by weight: high:3,low:1.", metavar="NAME:WEIGHT,…"
     ),
     strict: bool = flag("--strict", "Serve one of --queues only while those before are empty."),
     stream: list[str] | None = repeated("Only this stream's subscribers", "--stream", "-s"),
-    concurrency: int | None = typer.Option(
-        None,
-        "--concurrency",
-        "-c",
-        min=1,
-        max=10_000,
-        help="Handlers at the same time; by default 10.",
+    concurrency: int | None = option(
+        "Handlers at the same time; by default 10.", "--concurrency", "-c", min=1, max=10_000
     ),
-    processes: int | None = typer.Option(
-        None, min=1, help="Worker processes, each imports the app; by default 1."
-    ),
+    processes: int | None = option("Worker processes, each imports the app; by default 1.", min=1),
     grace: GraceOption = None,
     poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
     reload: bool = flag("--reload", "Start again when a Python file here changes."),
-    verbose: bool = typer.Option(
-        False,
+    verbose: bool = option(
+        "Log each message and each batch that ends, and each schedule that fires.",
         "--verbose",
         "-v",
-        help="Log each message and each batch that ends, and each schedule that fires.",
+        default=False,
     ),
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "text",

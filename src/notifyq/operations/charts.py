@@ -1,18 +1,15 @@
 """Charts as SVG, without scripts; the style sheet sets the colours."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
 from markupsafe import Markup, escape
 
-from notifyq.operations.texts import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from notifyq.models.message import Status
+from notifyq.operations.texts import cut, short, span
 
 _TICKS = [timedelta(seconds=it) for it in (10, 30)]
 _TICKS += [timedelta(minutes=it) for it in (1, 2, 5, 10, 15, 30)]
@@ -236,6 +233,41 @@ def steps(since: datetime, until: datetime, step: timedelta) -> tuple[datetime, 
     """The starts of time steps, at multiples of the step."""
     first = _ORIGIN + (since - _ORIGIN) // step * step
     return tuple(first + step * index for index in range(-((first - until) // step)))
+
+
+def finished_chart(
+    title: str,
+    description: str,
+    starts: tuple[datetime, ...],
+    step: timedelta,
+    counts: Mapping[tuple[Any, Any], int],
+) -> Chart:
+    """The messages that finished in each step; `counts` is by status and start."""
+    series = tuple(
+        Series(status.value, status.value.replace("_", " "), values)
+        for status in Status
+        if any(values := tuple(counts.get((status, start), 0) for start in starts))
+    )
+    return Chart("throughput", title, description, starts, step, series, short, is_stacked=True)
+
+
+def times_chart(
+    kind: str,
+    description: str,
+    starts: tuple[datetime, ...],
+    step: timedelta,
+    found: Mapping[str, Mapping[Any, timedelta | None]],
+) -> Chart:
+    """Wait times or run times: percentiles by name, each by start."""
+    series = tuple(
+        Series(name, name, tuple(_seconds(values.get(start)) for start in starts))
+        for name, values in found.items()
+    )
+    return Chart(kind, f"{kind.capitalize()} time", description, starts, step, series, span)
+
+
+def _seconds(value: timedelta | None) -> float | None:
+    return None if value is None else max(value.total_seconds(), 1e-6)
 
 
 def _linear(most: float, least: float) -> list[float]:

@@ -1,17 +1,13 @@
 """Parts of a screen or a page, each read by its own call: one that is refused hides no other."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 import asyncpg
 
 from notifyq.database.refusals import is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.printable import first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
 
 Answer = TypeVar("Answer")
 

@@ -1,7 +1,5 @@
 """Numbers, durations, sizes and untrusted texts as all tools show them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 NONE = "\N{EN DASH}"

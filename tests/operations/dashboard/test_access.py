@@ -82,7 +82,7 @@ def test_failed_attempts_expire() -> None:
     attempts.fail("a")
     assert 59 < attempts.wait("a") <= 60
     assert attempts.wait("b") == 0
-    attempts._failed["a"] = [(time.monotonic() - 61, "")] * 2
+    attempts._failed = [(it[0] - 61, *it[1:]) for it in attempts._failed]
     assert attempts.wait("a") == 0
     attempts.fail("a")
     attempts.clear("a")
@@ -103,7 +103,7 @@ def test_unknown_clients_share_a_growing_delay() -> None:
     assert attempts.wait("127.0.0.1") == 0
     assert attempts.wait("192.0.2.1", "kept") == 0
     # It is over an hour after it has ended.
-    attempts._unknown = [(it[0] - 3600, *it[1:]) for it in attempts._unknown]
+    attempts._failed = [(it[0] - 3600, *it[1:]) for it in attempts._failed]
     assert attempts.wait("192.0.2.1") == 0
 
 

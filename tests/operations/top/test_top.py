@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hin
 import pytest
 
 from notifyq.chaos.proxy import Proxy
+from notifyq.cli.top import as_text
 from notifyq.database.pool import Database
 from notifyq.operations import monitor
 from notifyq.operations.masks import HIDDEN, Masks
@@ -20,7 +21,6 @@ from notifyq.operations.monitor import Figure, Health
 from notifyq.operations.top.app import Top
 from notifyq.operations.top.frame import line
 from notifyq.operations.top.listing import MESSAGES
-from notifyq.operations.top.once import as_text
 from notifyq.operations.top.snapshot import Snapshot, Source
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import _of_server

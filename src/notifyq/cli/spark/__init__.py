@@ -1,7 +1,5 @@
 """`notifyq spark`: pipelines between PostgreSQL and a lake."""
 
-from __future__ import annotations
-
 import typer
 
 from notifyq.cli.spark.lake import anomalies, export_, rollup, stream, tidy

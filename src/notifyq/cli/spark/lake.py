@@ -6,8 +6,6 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-import typer
-
 from notifyq.cli.command import resolve_dsn
 from notifyq.cli.options import (
     DsnOption,
@@ -16,6 +14,7 @@ from notifyq.cli.options import (
     duration_option,
     flag,
     instant_option,
+    option,
 )
 from notifyq.cli.output import err, out, print_json, print_table, when
 from notifyq.cli.progress import Progress
@@ -32,7 +31,7 @@ def export_(
     engine: EngineOption = "local",
     verify: bool = flag("--verify", "Then read all files of the lake, and compare them."),
     prune: bool = flag("--prune", "Then drop past days whose rows are all in the lake."),
-    keep_days: int = typer.Option(1, min=0, help="Whole days that --prune leaves."),
+    keep_days: int = option("Whole days that --prune leaves.", default=1, min=0),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -112,10 +111,8 @@ def rollup(
 
 def tidy(
     lake: LakeOption,
-    least_files: int = typer.Option(
-        4, min=2, help="Fewest small files of a day and queue to merge."
-    ),
-    keep_hours: float = typer.Option(24, min=0, help="Hours that readers may need old files."),
+    least_files: int = option("Fewest small files of a day and queue to merge.", default=4, min=2),
+    keep_hours: float = option("Hours that readers may need old files.", default=24, min=0),
     repair: bool = flag(
         "--repair", "First set the Delta table to the files that PostgreSQL lists."
     ),
@@ -147,14 +144,12 @@ def tidy(
 def stream(
     name: StreamArgument,
     lake: LakeOption,
-    table: str | None = typer.Option(
-        None, metavar="NAME", help="Table of the lake; else events_STREAM."
-    ),
+    table: str | None = option("Table of the lake; else events_STREAM.", metavar="NAME"),
     once: bool = flag("--once", "Copy the present events, and end."),
-    every: str = typer.Option(
-        "1 second", metavar="INTERVAL", help="Pause between micro-batches, in the form of Spark."
+    every: str = option(
+        "Pause between micro-batches, in the form of Spark.", default="1 second", metavar="INTERVAL"
     ),
-    rows: int = typer.Option(100_000, min=1, help="Most events of a micro-batch."),
+    rows: int = option("Most events of a micro-batch.", default=100_000, min=1),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -196,9 +191,9 @@ def anomalies(
     since: datetime | None = instant_option("First hour to judge; else a day ago."),
     until: datetime | None = instant_option("Hours before this one; else now."),
     past: timedelta | None = duration_option("Past to compare with; else 28d."),
-    rate: float = typer.Option(0.001, help="Largest share of false alarms among those of an hour."),
-    alerts: str = typer.Option(
-        "anomalies", metavar="QUEUE", help="Queue for the alerts; '' for none."
+    rate: float = option("Largest share of false alarms among those of an hour.", default=0.001),
+    alerts: str = option(
+        "Queue for the alerts; '' for none.", default="anomalies", metavar="QUEUE"
     ),
     dry_run: bool = flag("--dry-run", "Print, and write nothing."),
     dsn: DsnOption = None,

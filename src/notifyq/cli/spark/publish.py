@@ -17,6 +17,7 @@ from notifyq.cli.options import (
     QueueOption,
     flag,
     instant_option,
+    option,
     pairs,
     path,
     repeated,
@@ -39,29 +40,23 @@ def load(
             parser=path, metavar="FILES", help="Parquet, CSV or JSON lines, also as .gz."
         ),
     ],
-    queue: str | None = typer.Option(
-        None, "--queue", "-q", help="Queue or stream for all rows; else map a column."
-    ),
-    columns: list[str] | None = typer.Option(
-        None,
+    queue: str | None = option("Queue or stream for all rows; else map a column.", "--queue", "-q"),
+    columns: list[str] | None = option(
+        "Use a column as available_at, dedup_key, delay, headers, key, max_attempts, "
+        "message, priority, queue or type; may be repeated.",
         "--map",
         metavar="FIELD=COLUMN",
-        help="Use a column as available_at, dedup_key, delay, headers, key, max_attempts, "
-        "message, priority, queue or type; may be repeated.",
     ),
-    payload: str | None = typer.Option(
-        None, metavar="A,B,…", help="Columns of the message; else all of them."
+    payload: str | None = option("Columns of the message; else all of them.", metavar="A,B,…"),
+    form: Literal["csv", "jsonl", "parquet"] | None = option(
+        "Else by the names of the files.", "--format"
     ),
-    form: Literal["csv", "jsonl", "parquet"] | None = typer.Option(
-        None, "--format", help="Else by the names of the files."
-    ),
-    rejects: Path | None = typer.Option(
-        None,
+    rejects: Path | None = option(
+        "File for rows that cannot be published; else the first one is an error.",
         parser=path,
         metavar="FILE",
-        help="File for rows that cannot be published; else the first one is an error.",
     ),
-    most_rejects: int = typer.Option(10_000, min=1, help="More rejected rows are an error."),
+    most_rejects: int = option("More rejected rows are an error.", default=10_000, min=1),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages and rejects."),
     engine: EngineOption = "local",
     dsn: DsnOption = None,
@@ -116,23 +111,21 @@ def replay(
     name: Annotated[
         str, typer.Argument(help="Name of the replay; each name publishes a message once.")
     ],
-    lake: Path | None = typer.Option(
-        None, parser=path, metavar="DIR", help="Folder of a lake; else the archive of the database."
+    lake: Path | None = option(
+        "Folder of a lake; else the archive of the database.", parser=path, metavar="DIR"
     ),
     dead: bool = flag("--dead", "Only dead messages; without --to, instead of those."),
-    to: str | None = typer.Option(
-        None, metavar="QUEUE", help="Queue or stream; else that of each message."
-    ),
+    to: str | None = option("Queue or stream; else that of each message.", metavar="QUEUE"),
     queue: QueueOption = None,
     statuses: list[str] | None = repeated("success, rejected, failed or lock_expired", "--status"),
-    kind: str | None = typer.Option(None, "--type", help="Only of this type."),
+    kind: str | None = option("Only of this type.", "--type"),
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
-    match: str | None = typer.Option(
-        None, metavar="JSON", help="JSON that the message contains, as @> of PostgreSQL."
+    match: str | None = option(
+        "JSON that the message contains, as @> of PostgreSQL.", metavar="JSON"
     ),
-    rate: float | None = typer.Option(
-        None, min=0.001, help="Messages a second that become due, or are published into a stream."
+    rate: float | None = option(
+        "Messages a second that become due, or are published into a stream.", min=0.001
     ),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages."),
     engine: EngineOption = "local",
@@ -208,16 +201,16 @@ def _json(text: str) -> Any:
 
 
 def sample(
-    messages: int = typer.Option(
-        2_000_000, "--messages", "-n", min=1, max=2**31, help="Messages to create."
+    messages: int = option(
+        "Messages to create.", "--messages", "-n", default=2_000_000, min=1, max=2**31
     ),
-    seed: int = typer.Option(1, min=0, max=2**31, help="The same seed gives the same rows."),
-    days: int = typer.Option(14, min=1, max=3650, help="Days in which they finished."),
+    seed: int = option("The same seed gives the same rows.", default=1, min=0, max=2**31),
+    days: int = option("Days in which they finished.", default=14, min=1, max=3650),
     until: datetime | None = instant_option("End of the days, a midnight in UTC; else today's."),
-    share: float = typer.Option(
-        0.8, min=0.01, max=0.99, help="Share of the messages in the largest queue."
+    share: float = option(
+        "Share of the messages in the largest queue.", default=0.8, min=0.01, max=0.99
     ),
-    incidents: int = typer.Option(3, min=0, max=50, help="Hours in which a queue goes wrong."),
+    incidents: int = option("Hours in which a queue goes wrong.", default=3, min=0, max=50),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from notifyq.operations.dashboard.users import MISSING, User, Users, hash_passwo
 from notifyq.operations.masks import Masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.applications import Starlette
 
 __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_password"]

@@ -1,35 +1,28 @@
 """The application: routes, access, and the pages about errors."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from notifyq.errors import DatabaseError, NotifyqError, reason
 from notifyq.operations.dashboard.failures import explain, sentence
 from notifyq.operations.dashboard.guard import Guard, is_same_origin
+from notifyq.operations.dashboard.section import Entry
 from notifyq.operations.dashboard.sessions import LIFE
 from notifyq.operations.dashboard.view import Dashboard, View, read_form
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.section import Entry
 
 log = logging.getLogger("notifyq.dashboard")
 

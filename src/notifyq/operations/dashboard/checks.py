@@ -1,20 +1,14 @@
 """The findings of `notifyq doctor`, which are kept for a while because they take long."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from notifyq.errors import NotifyqError
+from notifyq.operations.dashboard.view import Dashboard
 from notifyq.operations.doctor import Finding, Level, examine
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.operations.dashboard.view import Dashboard
 
 _KEEP = 30.0
 _LONGEST = 20.0

@@ -1,7 +1,5 @@
 """The pages about errors of the database."""
 
-from __future__ import annotations
-
 import asyncpg
 
 from notifyq.database.refusals import is_refusal

@@ -1,19 +1,13 @@
 """The outermost layer: host names, the base path, and security headers."""
 
-from __future__ import annotations
-
 import ipaddress
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; "

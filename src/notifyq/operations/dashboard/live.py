@@ -4,32 +4,27 @@ It reads after a notification and every few seconds, because neither claims and 
 publishers whose notifications are suppressed send one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import is_refusal
 from notifyq.errors import NotifyqError
 from notifyq.notify.listener import Listener
 from notifyq.operations import monitor
+from notifyq.operations.monitor import Backlog, Lag
 from notifyq.operations.texts import NONE, short, span
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.monitor import Backlog, Lag
-
-    Read = Callable[[Database], Awaitable[dict[str, Any]]]
+Read = Callable[[Database], Awaitable[dict[str, Any]]]
 
 log = logging.getLogger("notifyq.dashboard")
 

@@ -1,21 +1,15 @@
 """The form with the policy of a queue: the texts of its fields, and what was changed in them."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
+from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.config import parse_duration
 from notifyq.models.message import readable
-from notifyq.queues.options import options
+from notifyq.queues.options import Option, options
 from notifyq.queues.policy import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
-    from notifyq.queues.options import Option
 
 _GROUPS = ("Attempts", "Limits", "Keys", "Other", "Payload")
 FIELDS = sorted(options(Policy), key=lambda it: _GROUPS.index(it.group))

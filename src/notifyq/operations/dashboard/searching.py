@@ -1,25 +1,20 @@
 """Reads the conditions of a search from a form or an address."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 from starlette.exceptions import HTTPException
 
+from notifyq.errors import DatabaseError
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.failures import explain, sentence
+from notifyq.operations.dashboard.view import View
+from notifyq.operations.masks import Masks
 from notifyq.operations.monitor import ConditionError, Conditions, Position, json_path
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from notifyq.errors import DatabaseError
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.masks import Masks
 
 NAMES = tuple(it.name for it in fields(Conditions) if it.name != "fingerprint")
 """The fields of a search form; its field `like` is a message with the wanted fingerprint."""

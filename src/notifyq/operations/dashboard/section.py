@@ -1,17 +1,13 @@
 """Sections of the dashboard: groups of pages and actions."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.responses import Response
 
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    Handler: TypeAlias = Callable[[Any], Awaitable[Response]]
+Handler: TypeAlias = Callable[[Any], Awaitable[Response]]
 
 
 class _Id(Convertor[str]):

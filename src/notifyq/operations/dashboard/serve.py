@@ -1,23 +1,17 @@
 """Serves the dashboard, on other addresses than loopback only with a password."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
 import signal
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
 
 import uvicorn
+from starlette.applications import Starlette
 
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard.guard import is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from starlette.applications import Starlette
 
 
 def check_host(host: str, *, is_guarded: bool) -> None:

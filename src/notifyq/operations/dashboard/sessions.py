@@ -1,19 +1,15 @@
 """Sessions of the dashboard, kept in cookies that the server signs."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from itsdangerous import BadData, Signer, URLSafeSerializer
 
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from notifyq.operations.dashboard.users import User, Users
+from notifyq.operations.dashboard.users import User, Users
 
 LIFE = 12 * 3600
 """Seconds after which a user must log in again."""

@@ -1,7 +1,5 @@
 """Statements that only the dashboard needs; most are in `notifyq.operations.monitor`."""
 
-from __future__ import annotations
-
 from typing import Final
 
 QUEUE_LIST: Final = "select * from notifyq.queue_list(queue => $1)"

@@ -1,7 +1,5 @@
 """The templates, and how they show instants."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import cache

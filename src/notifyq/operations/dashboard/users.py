@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 log = logging.getLogger("notifyq.dashboard")
 

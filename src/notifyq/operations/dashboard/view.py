@@ -1,77 +1,58 @@
 """What pages work with: the request, the user, the database, and ways to respond."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
+from jinja2 import Environment
 from starlette.datastructures import ImmutableMultiDict
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from notifyq.database.pool import Database
+from notifyq.operations.dashboard.attempts import Attempts
+from notifyq.operations.dashboard.live import Live
+from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.sessions import Session, Sessions
 from notifyq.operations.dashboard.templating import digest
+from notifyq.operations.dashboard.users import User, Users
 from notifyq.operations.masks import Masks
-from notifyq.operations.monitor import acting
+from notifyq.operations.monitor import Action, acting
 from notifyq.operations.parts import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
-    from typing import TypeAlias
-
-    from jinja2 import Environment
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.dashboard.attempts import Attempts
-    from notifyq.operations.dashboard.live import Live
-    from notifyq.operations.dashboard.section import Section
-    from notifyq.operations.dashboard.sessions import Session, Sessions
-    from notifyq.operations.dashboard.users import User, Users
-    from notifyq.operations.monitor import Action
-
-    Form: TypeAlias = ImmutableMultiDict[str, str]
+Form: TypeAlias = ImmutableMultiDict[str, str]
 
 NOTICE = "notice"
 _MOST_NOTICE = 1000
 _MOST_KEPT = 100
 
 
-@dataclass(slots=True)
-class _Kept:
-    answer: asyncio.Task[Any]
-    until: float
-
-
 class Cache:
     """Keeps answers by key; concurrent callers wait for the same answer."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, tuple[asyncio.Future[Any], float]] = {}
 
     async def get(self, key: Hashable, seconds: float, read: Callable[[], Awaitable[Any]]) -> Any:
         """An answer that is not older than this."""
-        kept = self._kept.get(key)
-        if kept is None or (kept.answer.done() and kept.until < time.monotonic()):
-
-            async def run() -> Any:
-                return await read()
-
+        answer, until = self._kept.get(key, (None, 0.0))
+        if answer is None or (answer.done() and until < time.monotonic()):
             # A separate task, because others still wait when the first caller is cancelled.
-            kept = _Kept(asyncio.create_task(run()), time.monotonic() + seconds)
+            answer = asyncio.ensure_future(read())
             self._kept.pop(key, None)
-            self._kept[key] = kept
+            self._kept[key] = answer, time.monotonic() + seconds
             if len(self._kept) > _MOST_KEPT:
                 self._kept.pop(next(iter(self._kept)))
         try:
-            return await asyncio.shield(kept.answer)
+            return await asyncio.shield(answer)
         except Exception:
             # Errors are not kept.
-            if self._kept.get(key) is kept:
+            if self._kept.get(key, (None,))[0] is answer:
                 del self._kept[key]
             raise
 
@@ -114,72 +95,44 @@ class Dashboard:
         return self.sessions.user_of(session, self.users) if self.users else None
 
 
+@dataclass(eq=False)
 class View:
     """One request."""
 
-    def __init__(
-        self,
-        request: Request,
-        dashboard: Dashboard,
-        session: Session,
-        user: User | None,
-        section: str = "",
-    ) -> None:
-        self.request = request
-        self.dashboard = dashboard
-        self.session = session
-        self.user = user
-        self.section = section
-        self.form: Form = ImmutableMultiDict()
-        """The fields of an action."""
-        self.parts = Parts()
-        """What the page has read; the template shows instead of a part why it is refused."""
+    request: Request
+    dashboard: Dashboard
+    session: Session
+    user: User | None
+    section: str = ""
+    form: Form = field(default_factory=ImmutableMultiDict)
+    """The fields of an action."""
+    parts: Parts = field(default_factory=Parts)
+    """What the page has read; the template shows instead of a part why it is refused."""
 
-    @property
-    def database(self) -> Database:
+    def __post_init__(self) -> None:
+        self.database = self.dashboard.database
         """The connections for reading."""
-        return self.dashboard.database
-
-    @property
-    def masks(self) -> Masks:
+        self.masks = self.dashboard.masks
         """What is hidden of payloads, headers and results."""
-        return self.dashboard.masks
-
-    @property
-    def may_write(self) -> bool:
-        """Whether the user may change anything; if not, no forms are shown."""
-        is_allowed = self.user.may_write if self.user else self.is_open
-        return self.dashboard.allow_writes and is_allowed
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = self.dashboard.users is None and self.dashboard.authenticate is None
         """Whether no login is needed."""
-        return self.dashboard.users is None and self.dashboard.authenticate is None
-
-    @property
-    def is_inside(self) -> bool:
+        self.is_inside = self.is_open or self.user is not None
         """Whether the user may see more than the login page."""
-        return self.is_open or self.user is not None
+        is_allowed = self.user.may_write if self.user else self.is_open
+        self.may_write = self.dashboard.allow_writes and is_allowed
+        """Whether the user may change anything; if not, no forms are shown."""
+        self.root = str(self.request.scope.get("root_path", ""))
+        """The beginning of all paths: empty, or like /notifyq."""
+        self.cookie_path = self.root or "/"
+        self.actor = self.user.name if self.user else "anonymous"
+        """The name of the user in the audit."""
+        self.address = self.request.client.host if self.request.client else "unknown"
+        """The address of the client."""
 
     @property
     def is_still_inside(self) -> bool:
         """The same at this moment, for long responses."""
         return self.is_open or self.dashboard.user_of(self.request, self.session) is not None
-
-    @property
-    def root(self) -> str:
-        """The beginning of all paths: empty, or like /notifyq."""
-        return str(self.request.scope.get("root_path", ""))
-
-    @property
-    def actor(self) -> str:
-        """The name of the user in the audit."""
-        return self.user.name if self.user else "anonymous"
-
-    @property
-    def address(self) -> str:
-        """The address of the client."""
-        return self.request.client.host if self.request.client else "unknown"
 
     @property
     def token(self) -> str:
@@ -302,11 +255,6 @@ class View:
             name, value, max_age=seconds, path=self.cookie_path, httponly=True,
             samesite="strict", secure=self.request.url.scheme == "https",
         )  # fmt: skip
-
-    @property
-    def cookie_path(self) -> str:
-        """The path of cookies."""
-        return self.root or "/"
 
     @property
     def theme(self) -> str:

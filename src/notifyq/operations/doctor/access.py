@@ -1,23 +1,17 @@
 """Checks of the connection: notifications, poolers, TLS, and passwords that others can read."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import os
 import re
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq.database.pool import connect
 from notifyq.dsn import has_password, hosts_of, options_of
-from notifyq.operations.doctor.finding import fail, ok, skipped, warn
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
+from notifyq.operations.doctor.finding import Context, Finding, fail, ok, skipped, warn
 
 _LIKE_DSN = re.compile(r"\Apostgres(ql)?(\+\w+)?://|\bpassword\s*=")
 _ARRIVES_WITHIN = 3.0

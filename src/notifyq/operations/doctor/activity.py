@@ -1,17 +1,11 @@
 """Checks of sessions that block vacuum, locks or notifications."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from notifyq.operations import monitor
-from notifyq.operations.doctor.finding import fail, ok, skipped, warn
+from notifyq.operations.doctor.finding import Context, Finding, fail, ok, skipped, warn
+from notifyq.operations.monitor import Session
 from notifyq.operations.texts import span
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
-    from notifyq.operations.monitor import Session
 
 _MANY = 100_000
 """Age of a snapshot in transactions from which on claims pass very many dead rows."""
@@ -21,7 +15,7 @@ _LONG_WAIT = timedelta(seconds=10)
 _LONG_PREPARED = timedelta(minutes=5)
 
 
-async def check_notification_queue(context: Context) -> Finding:
+async def check_notify_queue(context: Context) -> Finding:
     """How full the notification queue of the server is."""
     usage = float(await context.value("select pg_notification_queue_usage()"))
     found = f"{usage:.0%} of the notification queue is in use"

@@ -1,19 +1,24 @@
 """Checks for changes of the installed schema: functions, grants, storage parameters, tables."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
-from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
+from notifyq.operations.doctor.finding import (
+    INIT,
+    INSTALL,
+    MOST,
+    Context,
+    Finding,
+    fail,
+    listed,
+    ok,
+    skipped,
+    warn,
+)
 from notifyq.schema.files import init_files
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _FUNCTION = re.compile(
     r"^create or replace (?:function|procedure) (?:messages|notifyq)\.(\w+)"
@@ -139,7 +144,7 @@ async def check_functions(context: Context) -> Finding:
         if names
     ]
     if parts:
-        return fail("; ".join(parts), INIT, Fix(installs=True))
+        return fail("; ".join(parts), INIT, (INSTALL,))
     if foreign:
         return warn(
             f"not of notifyq: {listed(foreign)}",
@@ -166,7 +171,7 @@ async def check_grants(context: Context) -> Finding:
     """)
     written, _ = await asyncio.to_thread(_written)
     if names := [row["name"] for row in rows if row["name"] in written]:
-        return fail(f"no role may call {listed(names)}", INIT, Fix(installs=True))
+        return fail(f"no role may call {listed(names)}", INIT, (INSTALL,))
     lacking = await context.value("""
         select string_agg(r.rolname, ', ' order by r.rolname)
         from pg_roles as r
@@ -179,11 +184,11 @@ async def check_grants(context: Context) -> Finding:
           )
     """)
     if lacking:
-        return fail(f"{lacking} may not use the schemas", INIT, Fix(installs=True))
+        return fail(f"{lacking} may not use the schemas", INIT, (INSTALL,))
     return ok("the group roles may call their functions")
 
 
-async def check_options(context: Context) -> Finding:
+async def check_parameters(context: Context) -> Finding:
     """Whether tables have their storage parameters, which vacuum needs to keep up."""
     _, written = await asyncio.to_thread(_written)
     rows = await context.connection.fetch("""
@@ -213,7 +218,7 @@ async def check_options(context: Context) -> Finding:
         return warn(
             f"storage parameters were changed: {listed(found)}",
             "; ".join(statements),
-            Fix(tuple(statements)),
+            tuple(statements),
         )
     return ok("tables have their storage parameters")
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import asyncpg
-
     from notifyq.database.pool import Connection
 
 INIT = "run `notifyq init` as the owner of schemas messages and notifyq"
+INSTALL = "notifyq init"
+"""A step of a fix, besides statements."""
 MOST = 5
 """Names that one line lists."""
 
@@ -26,23 +28,11 @@ class Level(StrEnum):
 
     OK = "ok"
     WARN = "warn"
+    """It works, but not as well or as safely as it could."""
     FAIL = "FAIL"
+    """It does not work, or it is open to everybody."""
     SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """What `--fix` does about a finding: it loses no message and is idempotent."""
-
-    statements: tuple[str, ...] = ()
-    """Run first, in this order."""
-    installs: bool = False
-    """Whether `notifyq init` runs afterwards."""
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The statements and the command, as texts."""
-        return (*self.statements, *(["notifyq init"] if self.installs else []))
+    """The check could not run; the advice names the missing right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +43,15 @@ class Finding:
     found: str
     advice: str = ""
     """Either SQL for psql, or a sentence in which all commands and statements are in backticks."""
-    fix: Fix | None = None
-    """None: a person must decide."""
+    fix: tuple[str, ...] | None = None
+    """The steps of `--fix`, statements and `notifyq init`: they lose no message and are idempotent.
+    None: a person must decide."""
 
 
-def ok(found: str) -> Finding:
-    """All is well."""
-    return Finding(Level.OK, found)
-
-
-def warn(found: str, advice: str, fix: Fix | None = None) -> Finding:
-    """It works, but not as well or as safely as it could."""
-    return Finding(Level.WARN, found, advice, fix)
-
-
-def fail(found: str, advice: str, fix: Fix | None = None) -> Finding:
-    """It does not work, or it is open to everybody."""
-    return Finding(Level.FAIL, found, advice, fix)
-
-
-def skipped(found: str, advice: str) -> Finding:
-    """The check could not run; `advice` names the missing right."""
-    return Finding(Level.SKIPPED, found, advice)
+ok = partial(Finding, Level.OK)
+warn = partial(Finding, Level.WARN)
+fail = partial(Finding, Level.FAIL)
+skipped = partial(Finding, Level.SKIPPED)
 
 
 @dataclass(slots=True)
@@ -144,7 +121,7 @@ async def change(context: Context, values: Mapping[str, str]) -> str:
             """,
             name,
         )
-        source, role, database = row["source"], row["role"], row["database"]
+        role, database = row["role"], row["database"]
         owners = {
             "database": f"database {database}",
             "user": f"role {role}",
@@ -155,14 +132,15 @@ async def change(context: Context, values: Mapping[str, str]) -> str:
             "client": f"remove {name} from the DSN or PGOPTIONS",
             "command line": f"start the server without --{name}",
         }
-        if source in owners:
-            statements.append(f"alter {owners[source]} reset {name}")
-        elif source in by_hand:
-            manual.append(by_hand[source])
+        if owner := owners.get(row["source"]):
+            statements.append(f"alter {owner} reset {name}")
+        elif todo := by_hand.get(row["source"]):
+            manual.append(todo)
         else:
             statements.append(f"alter system set {name} = {value}")
-            restarts |= row["context"] == "postmaster"
-            if row["context"] != "postmaster":
+            if row["context"] == "postmaster":
+                restarts = True
+            else:
                 statements.append("select pg_reload_conf()")
     text = "; ".join(statements)
     if manual:

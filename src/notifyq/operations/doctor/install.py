@@ -1,20 +1,25 @@
 """Checks of the installed schema: version, missing objects, owner, roles and rights."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.errors import SchemaError
-from notifyq.operations.doctor.finding import INIT, MOST, Fix, fail, listed, ok, skipped, warn
+from notifyq.operations.doctor.finding import (
+    INIT,
+    INSTALL,
+    MOST,
+    Context,
+    Finding,
+    fail,
+    listed,
+    ok,
+    skipped,
+    warn,
+)
 from notifyq.queues.admin import Admin
 from notifyq.server import development
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 
 async def check_schema(context: Context) -> Finding:
@@ -29,17 +34,17 @@ async def check_schema(context: Context) -> Finding:
     return ok(f"schema version {version}, this package needs {sql.SCHEMA_VERSION}")
 
 
-async def check_objects(context: Context) -> Finding:
+async def check_install(context: Context) -> Finding:
     """Whether triggers, indexes and today's partition exist."""
     row = await context.diagnosis()
     if row["missing"]:
-        fix = Fix(await _repairs(context, row["missing"]), installs=True)
+        fix = (*await _repairs(context, row["missing"]), INSTALL)
         return fail(f"missing: {', '.join(row['missing'])}", INIT, fix)
     if row["misplaced"]:
         return warn(
             f"{row['misplaced']} archived messages are outside the partition of their day",
             "`select messages.maintain()` creates the partitions",
-            Fix(("select messages.maintain()",)),
+            ("select messages.maintain()",),
         )
     return ok("triggers, indexes and partitions exist")
 
@@ -91,6 +96,20 @@ async def check_origin(context: Context) -> Finding:
     return ok("the database was created on this server")
 
 
+async def check_roles(context: Context) -> Finding:
+    """Whether the group roles exist."""
+    lacking = await context.value("""
+        select string_agg(g.name, ', ')
+        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
+          as g (name)
+        where to_regrole(g.name) is null
+    """)
+    if lacking:
+        init = "run `notifyq init` as a role with CREATEROLE"
+        return warn(f"there is no role {lacking}", init, (INSTALL,))
+    return ok("the group roles exist")
+
+
 def is_private(dsn: str) -> bool:
     """Whether this is the server of `notifyq server start`, which admits its one user only."""
     server = development()
@@ -122,7 +141,7 @@ async def check_public(context: Context) -> Finding:
         ) as o
     """)
     if found:
-        return fail(f"open to PUBLIC: {found}", INIT, Fix(installs=True))
+        return fail(f"open to PUBLIC: {found}", INIT, (INSTALL,))
     name = await context.value("""
         select quote_ident(d.datname)
         from pg_database as d
@@ -183,7 +202,7 @@ async def check_owner(context: Context) -> Finding:
         return fail(
             f"not owned by {owner}: {listed([it['what'] for it in others])}",
             "; ".join(it["advice"] for it in others[:MOST]),
-            Fix(tuple(it["advice"] for it in others)),
+            tuple(it["advice"] for it in others),
         )
     if row["is_super"]:
         return warn(
@@ -194,17 +213,3 @@ async def check_owner(context: Context) -> Finding:
     if row["may_login"]:
         return warn(f"the owner {owner} can log in", "let a role without login own the schema")
     return ok(f"the owner is {owner}, who cannot log in")
-
-
-async def check_roles(context: Context) -> Finding:
-    """Whether the group roles exist."""
-    lacking = await context.value("""
-        select string_agg(g.name, ', ')
-        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
-          as g (name)
-        where to_regrole(g.name) is null
-    """)
-    if lacking:
-        init = "run `notifyq init` as a role with CREATEROLE"
-        return warn(f"there is no role {lacking}", init, Fix(installs=True))
-    return ok("the group roles exist")

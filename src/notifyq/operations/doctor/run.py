@@ -1,8 +1,6 @@
 """Runs all checks in their order, and applies fixes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
 import asyncpg
 
@@ -21,60 +19,17 @@ from notifyq.operations.doctor import (
     storage,
     streams,
 )
-from notifyq.operations.doctor.finding import Context, fail, skipped
+from notifyq.operations.doctor.finding import INSTALL, Context, Finding, fail, skipped
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-
-    from notifyq.operations.doctor.finding import Finding
-
-    Check = Callable[[Context], Awaitable[Finding]]
+Check = Callable[[Context], Awaitable[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "server": server.check_version,
-    "primary": server.check_standby,
-    "durability": server.check_durability,
-    "session": server.check_session,
-    "timeouts": server.check_timeouts,
-    "connections": server.check_connections,
-    "clock": server.check_clock,
-    "encoding": server.check_encoding,
-    "collation": server.check_collation,
-    "notifications": access.check_notifications,
-    "pooler": access.check_pooler,
-    "tls": access.check_tls,
-    "password": access.check_password,
-    "schema": install.check_schema,
-    "install": install.check_objects,
-    "origin": install.check_origin,
-    "roles": install.check_roles,
-    "public": install.check_public,
-    "owner": install.check_owner,
-    "functions": drift.check_functions,
-    "grants": drift.check_grants,
-    "parameters": drift.check_options,
-    "tables": drift.check_tables,
-    "autovacuum": storage.check_autovacuum,
-    "partitions": storage.check_partitions,
-    "wal": storage.check_wal,
-    "frozen": storage.check_frozen,
-    "cron": maintenance.check_cron,
-    "maintenance": maintenance.check_maintenance,
-    "schedules": maintenance.check_schedules,
-    "backlog": maintenance.check_backlog,
-    "workers": maintenance.check_workers,
-    "subscribers": streams.check_subscribers,
-    "segments": streams.check_segments,
-    "forwards": streams.check_forwards,
-    "lakes": streams.check_lakes,
-    "notify-queue": activity.check_notification_queue,
-    "snapshots": activity.check_snapshots,
-    "prepared": activity.check_prepared,
-    "idle": activity.check_idle,
-    "long": activity.check_long,
-    "locks": activity.check_locks,
+    name.removeprefix("check_").replace("_", "-"): check
+    for module in (server, access, install, drift, storage, maintenance, streams, activity)
+    for name, check in vars(module).items()
+    if name.startswith("check_")
 }
-"""All checks by name, in their order."""
+"""All checks by name, in their order: those of each module in the order of its functions."""
 
 _RIGHTS = {
     **dict.fromkeys(
@@ -136,9 +91,8 @@ async def _run(name: str, check: Check, context: Context) -> Finding:
 
 def steps(findings: Iterable[Finding]) -> list[str]:
     """What `apply_fixes` does, each step once, in its order."""
-    fixes = [it.fix for it in findings if it.fix is not None]
-    statements = dict.fromkeys(it for fix in fixes for it in fix.statements)
-    return [*statements, *(["notifyq init"] if any(fix.installs for fix in fixes) else [])]
+    todo = dict.fromkeys(step for it in findings for step in it.fix or ())
+    return sorted(todo, key=lambda step: step == INSTALL)
 
 
 async def apply_fixes(
@@ -156,7 +110,7 @@ async def apply_fixes(
     try:
         with explaining(dsn):
             for step in todo:
-                if step == "notifyq init":
+                if step == INSTALL:
                     await schema.install(connection)
                 else:
                     await connection.execute(step)

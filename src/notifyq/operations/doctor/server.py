@@ -1,25 +1,28 @@
 """Checks of the server: its version, settings, clock and connections."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING
 
-from notifyq.operations.doctor.finding import change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn
 from notifyq.server.folder import home
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from notifyq.operations.doctor.finding import Context, Finding
-
 _OLDEST = 15
-_SHORTEST_IDLE = 60_000
-"""Milliseconds; sessions of workers and pools are idle for longer."""
-_SHORTEST = 10_000
-"""Milliseconds that a transaction of a handler should have."""
+_TIMEOUTS = {
+    # Sessions of workers and pools are idle for long.
+    "idle_session_timeout": (60_000, "ends sessions that listen"),
+    "idle_in_transaction_session_timeout": (10_000, "ends handlers that are in a transaction"),
+    "transaction_timeout": (10_000, "ends handlers that are in a transaction"),
+    "lock_timeout": (1000, "fails claims and finishes that wait briefly"),
+}
+"""The least milliseconds of each, and what a shorter one does."""
+_RISKS = {
+    "fsync": "a crash of the machine may corrupt or lose everything",
+    "full_page_writes": "a crash of the machine may corrupt tables",
+    "synchronous_commit": "a crash loses committed messages",
+}
+"""What may happen if a setting is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ BUGS = (
 )
 
 
-async def check_version(context: Context) -> Finding:
+async def check_server(context: Context) -> Finding:
     """Major version, and bugs of the minor version."""
     number = int(await context.value("show server_version_num"))
     major, minor = divmod(number, 10_000)
@@ -97,7 +100,7 @@ async def check_version(context: Context) -> Finding:
     return ok(found)
 
 
-async def check_standby(context: Context) -> Finding:
+async def check_primary(context: Context) -> Finding:
     """Whether the server accepts writes."""
     if await context.value("select pg_is_in_recovery()"):
         return fail("the server is a standby, which is read-only", "connect to the primary")
@@ -111,24 +114,19 @@ async def check_standby(context: Context) -> Finding:
 
 async def check_durability(context: Context) -> Finding:
     """Whether committed messages survive a crash of the server."""
-    row = await context.row(
-        "select current_setting('fsync') as fsync, current_setting('full_page_writes') as pages, "
-        "current_setting('synchronous_commit') as commits"
+    rows = await context.connection.fetch(
+        "select s.name, s.setting from pg_settings as s where s.name = any($1)", list(_RISKS)
     )
-    risks = {
-        "fsync": (row["fsync"], "a crash of the machine may corrupt or lose everything"),
-        "full_page_writes": (row["pages"], "a crash of the machine may corrupt tables"),
-        "synchronous_commit": (row["commits"], "a crash loses committed messages"),
-    }
-    bad = {name: risk for name, (value, risk) in risks.items() if value == "off"}
-    if row["commits"] == "off" and await _is_for_development(context):
-        del bad["synchronous_commit"]
+    found = {row["name"]: row["setting"] for row in rows}
+    bad = [name for name in _RISKS if found[name] == "off"]
+    if "synchronous_commit" in bad and await _is_for_development(context):
+        bad.remove("synchronous_commit")
     if bad:
         return warn(
-            "; ".join(f"{name} is off: {risk}" for name, risk in bad.items()),
+            "; ".join(f"{name} is off: {_RISKS[name]}" for name in bad),
             await change(context, dict.fromkeys(bad, "on")),
         )
-    return ok(f"fsync is on, synchronous_commit {row['commits']}")
+    return ok(f"fsync is on, synchronous_commit {found['synchronous_commit']}")
 
 
 async def _is_for_development(context: Context) -> bool:
@@ -169,6 +167,23 @@ async def check_session(context: Context) -> Finding:
             "reset it for this user: NOTIFYQ_COMMAND_TIMEOUT limits calls",
         )
     return ok("isolation and timeouts are those that notifyq sets")
+
+
+async def check_timeouts(context: Context) -> Finding:
+    """Whether a timeout ends sessions or waits that a queue needs."""
+    rows = await context.connection.fetch(
+        "select s.name, s.setting::bigint as value from pg_settings as s where s.name = any($1)",
+        list(_TIMEOUTS),
+    )
+    found = {row["name"]: row["value"] for row in rows}
+    short = {
+        name: f"{name} of {found[name]} ms {effect}"
+        for name, (least, effect) in _TIMEOUTS.items()
+        if 0 < found.get(name, 0) < least
+    }
+    if short:
+        return warn("; ".join(short.values()), await change(context, dict.fromkeys(short, "0")))
+    return ok("no timeout ends what a queue needs")
 
 
 async def check_connections(context: Context) -> Finding:
@@ -223,23 +238,6 @@ async def check_clock(context: Context) -> Finding:
     return ok(found)
 
 
-async def check_collation(context: Context) -> Finding:
-    """Whether the system still sorts texts as it did when the indexes were made."""
-    row = await context.row("""
-        select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
-          quote_ident(d.datname) as name
-        from pg_database as d
-        where d.datname = current_database()
-    """)
-    if row["was"] is not None and row["was"] != row["found"]:
-        return warn(
-            f"the database has collation version {row['was']}, the system {row['found']}",
-            "indexes over texts may miss rows: run `reindex schema messages`, then "
-            f"`alter database {row['name']} refresh collation version`",
-        )
-    return ok("the collation is that of the creation of the database")
-
-
 async def check_encoding(context: Context) -> Finding:
     """Whether the database can store every text."""
     encoding = await context.value("select current_setting('server_encoding')")
@@ -257,35 +255,18 @@ async def check_encoding(context: Context) -> Finding:
     )
 
 
-async def check_timeouts(context: Context) -> Finding:
-    """Whether a timeout ends sessions or waits that a queue needs."""
+async def check_collation(context: Context) -> Finding:
+    """Whether the system still sorts texts as it did when the indexes were made."""
     row = await context.row("""
-        select max(s.setting::bigint) filter (where s.name = 'idle_session_timeout') as idle,
-          max(s.setting::bigint) filter (
-            where s.name = 'idle_in_transaction_session_timeout'
-          ) as in_transaction,
-          max(s.setting::bigint) filter (where s.name = 'lock_timeout') as lock,
-          max(s.setting::bigint) filter (where s.name = 'transaction_timeout') as transaction
-        from pg_settings as s
+        select d.datcollversion as was, pg_database_collation_actual_version(d.oid) as found,
+          quote_ident(d.datname) as name
+        from pg_database as d
+        where d.datname = current_database()
     """)
-    limits = {
-        "idle_session_timeout": (row["idle"], _SHORTEST_IDLE, "ends sessions that listen"),
-        "idle_in_transaction_session_timeout": (
-            row["in_transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "transaction_timeout": (
-            row["transaction"], _SHORTEST, "ends handlers that are in a transaction",
-        ),
-        "lock_timeout": (row["lock"], 1000, "fails claims and finishes that wait briefly"),
-    }  # fmt: skip
-    short = {
-        name: (value, what)
-        for name, (value, least, what) in limits.items()
-        if value is not None and 0 < value < least
-    }
-    if short:
+    if row["was"] is not None and row["was"] != row["found"]:
         return warn(
-            "; ".join(f"{name} of {value} ms {what}" for name, (value, what) in short.items()),
-            await change(context, dict.fromkeys(short, "0")),
+            f"the database has collation version {row['was']}, the system {row['found']}",
+            "indexes over texts may miss rows: run `reindex schema messages`, then "
+            f"`alter database {row['name']} refresh collation version`",
         )
-    return ok("no timeout ends what a queue needs")
+    return ok("the collation is that of the creation of the database")

@@ -1,16 +1,9 @@
 """Checks of storage: dead rows, partitions, WAL and transaction ids."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import asyncpg
 
-from notifyq.operations.doctor.finding import Fix, change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn
 from notifyq.operations.texts import size
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _MUCH_WAL = 2**30
 """Bytes of WAL that a replication slot may keep."""
@@ -43,13 +36,13 @@ async def check_autovacuum(context: Context) -> Finding:
         )
     if row["is_excluded"]:
         reset = "alter table messages.message reset (autovacuum_enabled)"
-        return fail("autovacuum is off for messages.message", reset, Fix((reset,)))
+        return fail("autovacuum is off for messages.message", reset, (reset,))
     if row["dead"] > 100_000 + 2 * row["live"]:
         return warn(
             found,
             "`notifyq doctor --only snapshots` names what keeps them; then run "
             "`vacuum messages.message`",
-            Fix(("vacuum (skip_locked) messages.message",)),
+            ("vacuum (skip_locked) messages.message",),
         )
     if row["is_unknown"] and row["live"] > _MANY:
         analyze = "analyze messages.message"
@@ -57,7 +50,7 @@ async def check_autovacuum(context: Context) -> Finding:
             f"{row['live']} live messages without statistics, as after a restore: plans of "
             "claims may be slow",
             analyze,
-            Fix((analyze,)),
+            (analyze,),
         )
     return ok(found)
 
@@ -75,7 +68,7 @@ async def check_partitions(context: Context) -> Finding:
         return warn(
             f"{found}: tomorrow's rows go to a table that cannot be dropped by day",
             f"start `notifyq worker MODULE:APP` or pg_cron; until then run `{maintain}`",
-            Fix((maintain,)),
+            (maintain,),
         )
     return ok(found)
 

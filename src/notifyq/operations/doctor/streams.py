@@ -1,17 +1,11 @@
 """Checks of streams and lakes: readers that fall behind keep data."""
 
-from __future__ import annotations
-
 import shlex
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
-from notifyq.operations.doctor.finding import fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, fail, ok, warn
 from notifyq.operations.texts import size, span
-
-if TYPE_CHECKING:
-    from notifyq.operations.doctor.finding import Context, Finding
 
 _LONG_LAG = timedelta(hours=1)
 _LONG_SINCE_EXPORT = timedelta(days=2)

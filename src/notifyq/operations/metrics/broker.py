@@ -1,15 +1,10 @@
 """The metrics of the brokers of a process."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from prometheus_client import CollectorRegistry
 
 from notifyq.operations.metrics.event_metrics import EventMetrics
 from notifyq.operations.metrics.health import LoopHealth
 from notifyq.telemetry import BrokerLost, BrokerStarted, BrokerStopped, ProcedureFailed
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 
 class BrokerMetrics(EventMetrics):
@@ -23,12 +18,11 @@ class BrokerMetrics(EventMetrics):
         self.health = LoopHealth(self._unready)
         """Liveness and readiness of the brokers."""
         self._connected: dict[tuple[str, str], bool] = {}
-        self._lost = self._counter(
-            "broker_losses", "Sessions of brokers that were lost.", "role", "database"
-        )
-        self._failed = self._counter(
-            "procedure_dead_events",
-            "Events that failed permanently in their procedure.",
+        self._add_counters(
+            {
+                "broker_losses": "Sessions of brokers that were lost.",
+                "procedure_dead_events": "Events that failed permanently in their procedure.",
+            },
             "role",
             "database",
         )
@@ -37,7 +31,7 @@ class BrokerMetrics(EventMetrics):
             BrokerLost: self._session_lost,
             BrokerStarted: self._started,
             BrokerStopped: self._stopped,
-            ProcedureFailed: lambda event: self._failed.labels(event.role, event.database).inc(),
+            ProcedureFailed: lambda it: self._count("procedure_dead_events", it.role, it.database),
         }
 
     def _count_connected(self) -> float:
@@ -55,16 +49,13 @@ class BrokerMetrics(EventMetrics):
 
     def _started(self, event: BrokerStarted) -> None:
         self.health.watch()
-        labels = event.role, event.database
-        self._connected[labels] = True
-        # rate() needs a first zero.
-        self._lost.labels(*labels)
-        self._failed.labels(*labels)
+        self._connected[event.role, event.database] = True
+        for name in ("broker_losses", "procedure_dead_events"):  # rate() needs a first zero
+            self._count(name, event.role, event.database, by=0)
 
     def _stopped(self, event: BrokerStopped) -> None:
         self._connected.pop((event.role, event.database), None)
 
     def _session_lost(self, event: BrokerLost) -> None:
-        labels = event.role, event.database
-        self._connected[labels] = False
-        self._lost.labels(*labels).inc()
+        self._connected[event.role, event.database] = False
+        self._count("broker_losses", event.role, event.database)

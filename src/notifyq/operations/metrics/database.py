@@ -7,11 +7,14 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from notifyq.database import advisory_locks
@@ -21,11 +24,6 @@ from notifyq.operations.metrics.event_metrics import Names
 from notifyq.operations.metrics.families import families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import asyncpg
-    from prometheus_client.metrics_core import Metric
-
     from notifyq.database.pool import Connection
 
 log = logging.getLogger("notifyq.metrics")
@@ -153,8 +151,8 @@ class DatabaseMetrics(Collector):
             if self._connection is None and now < self._try_at:
                 return
             try:
-                if await self._leads():
-                    self._readings = await self._read()
+                if connection := await self._lead():
+                    self._readings = await _read(connection)
                 self._is_up = True
             except Exception as error:  # noqa: BLE001  other metrics must still be exported
                 if self._is_up is not False:
@@ -166,7 +164,8 @@ class DatabaseMetrics(Collector):
                 self._drop()
                 self._try_at = time.monotonic() + 1
 
-    async def _leads(self) -> bool:
+    async def _lead(self) -> Connection | None:
+        """The connection, if this process is the one that reads."""
         if self._connection is None:
             self._connection = await connect(
                 self._dsn, name="notifyq metrics", timeout=_CONNECTS_WITHIN
@@ -176,37 +175,33 @@ class DatabaseMetrics(Collector):
             wanted = [] if self._chosen else [_CHOSEN]
         else:
             wanted = [_LEADER]
-        [[granted]] = await self._fetch(advisory_locks.LEAD, wanted)
+        connection = self._connection
+        lock = partial(connection.fetch, timeout=_ANSWERS_WITHIN)
+        [[granted]] = await lock(advisory_locks.LEAD, wanted)
         if self._chosen:
-            return bool(not wanted or granted[0])
+            return connection if not wanted or granted[0] else None
         if wanted == [_LEADER] and granted[0]:
-            [[granted]] = await self._fetch(advisory_locks.LEAD, [_CHOSEN])
+            [[granted]] = await lock(advisory_locks.LEAD, [_CHOSEN])
         if not granted[0]:
             # A follower keeps no connection.
             self._drop()
             self._try_at = time.monotonic() + _RETRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311
-            return False
-        await self._fetch(advisory_locks.UNLEAD, [_CHOSEN])
-        return True
-
-    async def _read(self) -> Readings:
-        if self._connection is None:
-            raise OSError("the connection is closed")
-        began = time.monotonic()
-        async with asyncio.timeout(_ANSWERS_WITHIN):
-            backlog = await monitor.backlog(self._connection)
-            lags = await monitor.lags(self._connection)
-            health = await monitor.health(self._connection)
-        now = time.monotonic()
-        return Readings(now, now - began, backlog, lags, health)
-
-    async def _fetch(self, statement: str, *args: object) -> list[asyncpg.Record]:
-        if self._connection is None:
-            raise OSError("the connection is closed")
-        return await self._connection.fetch(statement, *args, timeout=_ANSWERS_WITHIN)
+            return None
+        await lock(advisory_locks.UNLEAD, [_CHOSEN])
+        return connection
 
     def _drop(self) -> None:
         self._readings = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
+
+
+async def _read(connection: Connection) -> Readings:
+    began = time.monotonic()
+    async with asyncio.timeout(_ANSWERS_WITHIN):
+        backlog = await monitor.backlog(connection)
+        lags = await monitor.lags(connection)
+        health = await monitor.health(connection)
+    now = time.monotonic()
+    return Readings(now, now - began, backlog, lags, health)

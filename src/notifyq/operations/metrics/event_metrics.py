@@ -1,8 +1,7 @@
 """What the metrics of all kinds of processes share: they count telemetry events."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,12 +12,13 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from notifyq.telemetry import ListenerConnected, ListenerLost, NotificationsLost, TelemetryEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import (
+    ListenerConnected,
+    ListenerLost,
+    NotificationsLost,
+    TelemetryEvent,
+    TelemetryHandler,
+)
 
 WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 """Upper bounds in seconds: usually milliseconds, but hours while a process is down."""
@@ -36,18 +36,21 @@ class EventMetrics:
             PlatformCollector(registry=registry)
         self.registry = registry
         """The exported registry; programs may add metrics."""
-        self._reconnects = self._counter(
-            "listener_reconnects", "Listening sessions that reconnected."
+        self._counters: dict[str, Counter] = {}
+        self._add_counters(
+            {
+                "listener_reconnects": "Listening sessions that reconnected.",
+                "listener_losses": "Listening sessions that were lost.",
+            }
         )
-        self._losses = self._counter("listener_losses", "Listening sessions that were lost.")
         self._notifications_lost = self._gauge(
             "listener_notifications_lost",
             "1 if notifications do not arrive, as behind a pooler: set listen_dsn.",
         )
-        self._handlers: dict[type[TelemetryEvent], Callable[[Any], None]] = {
+        self._handlers: dict[type[TelemetryEvent], Callable[[Any], object]] = {
             ListenerConnected: self._listener_connected,
             NotificationsLost: lambda _: self._notifications_lost.set(1),
-            ListenerLost: lambda _: self._losses.inc(),
+            ListenerLost: lambda _: self._count("listener_losses"),
         }
 
     def __call__(self, event: TelemetryEvent) -> None:
@@ -65,8 +68,15 @@ class EventMetrics:
 
         return both
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"notifyq_{name}", text, labels, registry=self.registry)
+    def _add_counters(self, texts: Mapping[str, str], *labels: str) -> None:
+        """Add counters, which have these labels, by their names."""
+        for name, text in texts.items():
+            counter = Counter(f"notifyq_{name}", text, labels, registry=self.registry)
+            self._counters[name] = counter
+
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        counter = self._counters[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
 
     def _gauge(self, name: str, text: str, read: Callable[[], float] | None = None) -> Gauge:
         gauge = Gauge(f"notifyq_{name}", text, registry=self.registry)
@@ -82,7 +92,7 @@ class EventMetrics:
     def _listener_connected(self, event: ListenerConnected) -> None:
         self._notifications_lost.set(0)
         if event.again:
-            self._reconnects.inc()
+            self._count("listener_reconnects")
 
 
 class Names:

@@ -1,22 +1,17 @@
 """The metrics of the database: their names, labels and help texts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TypeAlias
+from notifyq.operations.metrics.event_metrics import Names
+from notifyq.operations.monitor import Backlog, Health, Lag
 
-    from notifyq.operations.metrics.event_metrics import Names
-    from notifyq.operations.monitor import Backlog, Health, Lag
-
-    _Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
-    _Values: TypeAlias = defaultdict[tuple[str, ...], float]
+_Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+_Values: TypeAlias = defaultdict[tuple[str, ...], float]
 
 
 class _Figure(NamedTuple):

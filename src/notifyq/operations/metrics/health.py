@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from notifyq.telemetry import (
@@ -20,11 +21,7 @@ from notifyq.telemetry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from notifyq.worker.worker import Worker
-
-_LOOPS = ("handlers", "listener")
 
 
 class _Probe:
@@ -65,17 +62,15 @@ class _Probe:
         return time.monotonic() - self._sent_at if is_pending else self._took
 
 
-class HealthCheck(Protocol):
-    """The health of a process, as the pages `/healthz` and `/readyz` show it."""
-
-    degraded: list[str]
-    """What fails beside the process, which goes on."""
-
-    def faults(self, within: float) -> list[str]:
-        """Why the process is stuck; waits for so many seconds at most."""
-
-    def unready(self) -> str | None:
-        """Why the process does not work now; None if it does."""
+def _faults(probes: list[tuple[str, _Probe]], within: float) -> list[str]:
+    until = time.monotonic() + within
+    for _, probe in probes:
+        probe.send()
+    return [
+        f"the event loop{name} has not responded for {probe.delay:.1f} s"
+        for name, probe in probes
+        if not probe.has_responded(until)
+    ]
 
 
 class LoopHealth:
@@ -83,6 +78,7 @@ class LoopHealth:
 
     def __init__(self, unready: Callable[[], str | None]) -> None:
         self.unready = unready
+        """Why the process does not work now; None if it does."""
         self.degraded: list[str] = []
         self._probe: _Probe | None = None
 
@@ -93,13 +89,7 @@ class LoopHealth:
 
     def faults(self, within: float) -> list[str]:
         """Why the process is stuck; waits for so many seconds at most."""
-        probe = self._probe
-        if probe is None:
-            return []
-        probe.send()
-        if probe.has_responded(time.monotonic() + within):
-            return []
-        return [f"the event loop has not responded for {probe.delay:.1f} s"]
+        return _faults([("", self._probe)] if self._probe is not None else [], within)
 
 
 class Health:
@@ -108,7 +98,8 @@ class Health:
     def __init__(self) -> None:
         self._watched: WeakSet[Worker] = WeakSet()
         self._probes: dict[asyncio.AbstractEventLoop, _Probe] = {}
-        self._running = 0
+        self.workers = 0
+        """How many workers run."""
         self._stopping = 0
         self._has_started = False
         self._sessions = 0
@@ -123,12 +114,12 @@ class Health:
         """Note an event of a worker."""
         match event:
             case WorkerStarted():
-                self._running += 1
+                self.workers += 1
                 self._has_started = True
             case WorkerStopping():
                 self._stopping += 1
             case WorkerStopped():
-                self._running -= 1
+                self.workers -= 1
                 self._stopping -= 1
                 self._sessions = max(0, self._sessions - 1)
             case ListenerConnected():
@@ -139,14 +130,9 @@ class Health:
                 self.degraded = [f"maintenance {it}" for it in event.failing]
 
     @property
-    def workers(self) -> int:
-        """How many workers run."""
-        return self._running
-
-    @property
     def is_connected(self) -> bool:
         """Whether each worker has its listening session."""
-        return self._sessions >= self._running > 0
+        return self._sessions >= self.workers > 0
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -165,21 +151,14 @@ class Health:
 
     def faults(self, within: float) -> list[str]:
         """Why the process is stuck; waits for so many seconds at most."""
-        until = time.monotonic() + within
-        probes = [(kind, probe) for kind in (0, 1) for probe in self._each(kind)]
-        for _, probe in probes:
-            probe.send()
-        return [
-            f"the event loop of the {_LOOPS[kind]} has not responded for {probe.delay:.1f} s"
-            for kind, probe in probes
-            if not probe.has_responded(until)
-        ]
+        loops = enumerate((" of the handlers", " of the listener"))
+        return _faults([(name, it) for kind, name in loops for it in self._each(kind)], within)
 
     def unready(self) -> str | None:
         """Why the workers do not claim messages now; None if they do."""
         if not self._has_started:
             return "starting"
-        if self._stopping or not self._running:
+        if self._stopping or not self.workers:
             return "stopping"
         if not self.is_connected:
             return "the listening session reconnects"

@@ -1,16 +1,12 @@
 """The metrics of the relays of a process."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
 
 from notifyq.operations.metrics.event_metrics import RUNS, WAITS, EventMetrics, Names
 from notifyq.operations.metrics.health import LoopHealth
 from notifyq.relay import RelayMoved, RelayResumed, RelayStalled, RelayStarted, RelayStopped
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 _OUTCOMES = ("known", "merged", "dropped", "failed", "refused", "lost")
 
@@ -30,9 +26,8 @@ class RelayMetrics(EventMetrics):
         self._running = 0
         self._has_started = False
         self._stalled: dict[tuple[str, str | None], float] = {}
-        self._messages = self._counter(
-            "relay_messages", "Messages settled at their source, by outcome.", "source", "outcome"
-        )
+        by_outcome = "Messages settled at their source, by outcome."
+        self._add_counters({"relay_messages": by_outcome}, "source", "outcome")
         self._lags = self._histogram(
             "relay_lag_seconds",
             "From when the oldest message of a batch became available until the batch was moved.",
@@ -84,8 +79,8 @@ class RelayMetrics(EventMetrics):
     def _moved(self, event: RelayMoved) -> None:
         source = self._sources[event.source]
         new = event.quantity - event.known - event.merged
-        self._messages.labels(source, "new").inc(new)
+        self._count("relay_messages", source, "new", by=new)
         for outcome in _OUTCOMES:
-            self._messages.labels(source, outcome).inc(getattr(event, outcome))
+            self._count("relay_messages", source, outcome, by=getattr(event, outcome))
         self._lags.labels(source).observe(event.lag)
         self._batches.labels(source).observe(event.took)

@@ -1,28 +1,23 @@
 """Serves metrics and health from a separate thread, which a blocked worker does not stop."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import socket
 import threading
+from collections.abc import Callable, Iterable
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from notifyq.errors import ConfigurationError
+from notifyq.operations.metrics.broker import BrokerMetrics
+from notifyq.operations.metrics.health import Health, LoopHealth
+from notifyq.operations.metrics.relay import RelayMetrics
+from notifyq.operations.metrics.worker import WorkerMetrics
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from notifyq.operations.metrics.broker import BrokerMetrics
-    from notifyq.operations.metrics.health import HealthCheck
-    from notifyq.operations.metrics.relay import RelayMetrics
-    from notifyq.operations.metrics.worker import WorkerMetrics
-
-    Answer = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+Answer = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 log = logging.getLogger("notifyq.metrics")
 
@@ -59,7 +54,7 @@ class MetricsServer:
     """Serves `/metrics`, `/healthz` and `/readyz` until it is closed."""
 
     def __init__(
-        self, registry: CollectorRegistry, health: HealthCheck | None, host: str, port: int
+        self, registry: CollectorRegistry, health: Health | LoopHealth | None, host: str, port: int
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         kind = type("_Server", (_Server,), {"address_family": family})

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import getpass
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from notifyq.database.pool import InTransaction
+from notifyq.database.pool import Database, InTransaction
 from notifyq.models.message import readable
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from datetime import datetime
-
-    from notifyq.database.pool import AnyConnection, Database
+    from notifyq.database.pool import AnyConnection
     from notifyq.operations.monitor.reading import Source
 
 

@@ -3,14 +3,10 @@
 A JSON path stays as it is, except that single quotes and a single = become double quotes and ==.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, NoReturn
 
 EXAMPLES = (
     "write NAME = VALUE, as in customer = 'x', user.id = 7 or amount > 50 and not paid = true, "

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from notifyq.database.pool import Database
 from notifyq.models.message import Status, aware, columns
 from notifyq.operations.monitor import statements
 
 if TYPE_CHECKING:
-    from datetime import date, datetime, timedelta
-    from typing import TypeAlias
-
-    from notifyq.database.pool import AnyConnection, Database
+    from notifyq.database.pool import AnyConnection
 
     Source: TypeAlias = Database | AnyConnection
 

@@ -228,10 +228,7 @@ async def dead_groups(
         statements.DEAD_GROUPS, conditions.as_json(), quantity, *_at(position), budget
     )
     groups = tuple(
-        DeadGroup(
-            **{name: row[name] for name in DeadGroup.__dataclass_fields__}
-            | {"queues": tuple(row["queues"]), "statuses": tuple(row["endings"])}
-        )
+        DeadGroup(**{**row, "queues": tuple(row["queues"]), "statuses": tuple(row["statuses"])})
         for row in rows
     )
     rest = None if last["last_id"] is None else Position(last["first_at"], last["last_id"])

@@ -1,7 +1,5 @@
 """The statements of the monitor; behaviour is in the functions that they call."""
 
-from __future__ import annotations
-
 from typing import Final
 
 BACKLOG: Final = "select * from messages.backlog(queue => $1, most => $2)"
@@ -34,7 +32,8 @@ select * from notifyq.search_archive(
   conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5)
 """
 DEAD_GROUPS: Final = """
-select g.*, g.statuses::text[] as endings
+select g.fingerprint, g.dead, g.first_at, g.last_at, g.last_id, g.queues,
+  g.statuses::text[] as statuses, g.sample
 from notifyq.dead_groups(
   conditions => $1, quantity => $2, before_at => $3, before_id => $4, budget => $5) as g
 """

@@ -1,7 +1,5 @@
 """`notifyq report`: statistics of the messages of some days, as a page or a picture."""
 
-from __future__ import annotations
-
 from notifyq.errors import ConfigurationError
 
 try:

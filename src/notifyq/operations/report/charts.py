@@ -1,19 +1,12 @@
 """The charts of a report, each with its description in words."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from notifyq.operations.charts import Bars, Chart, Series, steps
-from notifyq.operations.report.data import STATUSES
+from notifyq.operations.charts import Bars, Chart, Series, finished_chart, steps, times_chart
+from notifyq.operations.report.data import Group, Report
 from notifyq.operations.texts import NONE, clean, cut, number, percent, short, span
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from notifyq.operations.report.data import Group, Report
 
 _MOST_BARS = 8
 _QUANTILES = ("p50", "p95", "p99")
@@ -59,35 +52,14 @@ def charts(report: Report) -> dict[str, Chart | Bars]:
     return {chart.name: chart for chart in found}
 
 
-def _series(
-    report: Report,
-    groups: Sequence[Group],
-    value: Callable[[Group], float | None],
-    name: str,
-    label: str = "",
-) -> Series:
-    """A value of each time step, also of those without messages."""
-    by_start = {group.at: group for group in groups}
-    found = (by_start.get(start) for start in steps(report.since, report.until, report.step))
-    values = tuple(None if group is None else value(group) for group in found)
-    return Series(name, label or name, values)
+def _starts(report: Report) -> tuple[datetime, ...]:
+    return steps(report.since, report.until, report.step)
 
 
-def _over_time(
-    report: Report,
-    name: str,
-    title: str,
-    description: str,
-    series: Sequence[Series],
-    write: Callable[[float], str],
-    *,
-    is_stacked: bool = True,
-    apart: float = 1,
-) -> Chart:
-    starts = steps(report.since, report.until, report.step)
-    return Chart(
-        name, title, description, starts, report.step, tuple(series), write, is_stacked, apart
-    )
+def _values(report: Report, value: Callable[[Group], float | None]) -> tuple[float | None, ...]:
+    """A value of each time step, None of those without messages."""
+    by_start = {group.at: value(group) for group in report.timeline}
+    return tuple(by_start.get(start) for start in _starts(report))
 
 
 def _throughput(report: Report) -> Chart:
@@ -97,16 +69,8 @@ def _throughput(report: Report) -> Chart:
         f"{number(sum(it.dead for it in report.timeline))} of them dead; "
         f"the most, {number(top.finished)}, in the {per_step(report)} from {when(top.at)}."
     )
-    by_status = {
-        status: [group for group in report.by_status if group.status == status]
-        for status in STATUSES
-    }
-    series = [
-        _series(report, groups, lambda it: it.finished, status, status.replace("_", " "))
-        for status, groups in by_status.items()
-        if groups
-    ]
-    return _over_time(report, "throughput", "Throughput", text, series, short)
+    counts = {(group.status, group.at): group.finished for group in report.by_status}
+    return finished_chart("Throughput", text, _starts(report), report.step, counts)
 
 
 def _rate(report: Report) -> Chart:
@@ -115,25 +79,21 @@ def _rate(report: Report) -> Chart:
     if top.dead:
         rate = percent(top.failure_rate)
         text = f"At most {rate} failed, in the {per_step(report)} from {when(top.at)}."
-    series = [_series(report, report.timeline, lambda it: it.failure_rate, "failed")]
-    return _over_time(report, "rate", "Failure rate", text, series, percent, apart=0.001)
+    rates = Series("failed", "failed", _values(report, lambda it: it.failure_rate))
+    return Chart(
+        "rate", "Failure rate", text, _starts(report), report.step, (rates,), percent,
+        is_stacked=True, apart=0.001,
+    )  # fmt: skip
 
 
 def _times(report: Report, kind: str) -> Chart:
-    def seconds(name: str) -> Callable[[Group], float | None]:
-        def read(group: Group) -> float | None:
-            value: timedelta | None = getattr(group, kind)[name]
-            return None if value is None else max(value.total_seconds(), 1e-6)
-
-        return read
-
     times = {} if report.total is None else getattr(report.total, kind)
     text = ", ".join(f"{name} {span(times.get(name))}" for name in (*_QUANTILES, "max"))
-    series = [_series(report, report.timeline, seconds(name), name) for name in _QUANTILES]
-    return _over_time(
-        report, kind, f"{kind.capitalize()} time", f"Over all messages: {text}", series, span,
-        is_stacked=False,
-    )  # fmt: skip
+    found = {
+        name: {group.at: getattr(group, kind)[name] for group in report.timeline}
+        for name in _QUANTILES
+    }
+    return times_chart(kind, f"Over all messages: {text}", _starts(report), report.step, found)
 
 
 def _growth(report: Report) -> Chart:
@@ -142,9 +102,11 @@ def _growth(report: Report) -> Chart:
         f"{number(whole.now)} messages in this time, {number(whole.before)} in the same time "
         "before."
     )
-    each = _series(report, report.timeline, lambda it: it.finished, "p50").values
+    each = _values(report, lambda it: it.finished)
     sums = Series("p50", "messages since the begin", tuple(accumulate(it or 0 for it in each)))
-    return _over_time(report, "growth", "Growth", text, [sums], short)
+    return Chart(
+        "growth", "Growth", text, _starts(report), report.step, (sums,), short, is_stacked=True
+    )
 
 
 def _failures(report: Report) -> Bars:

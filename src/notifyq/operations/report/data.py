@@ -1,21 +1,14 @@
 """The numbers of a report, read from the roll-ups."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import Any
 
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError
 from notifyq.operations.report import statements
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from notifyq.database.pool import Database
-
-STATUSES = ("success", "rejected", "failed", "lock_expired")
 _MOST_LISTED = 20
 """Errors and workers that are listed."""
 
@@ -131,6 +124,7 @@ async def gather(
         )
         return [_group(row) for row in rows]
 
+    most = (since, until, _MOST_LISTED, source)
     total = await groups(None)
     queues = await groups(None, "queue")
     return Report(
@@ -147,25 +141,12 @@ async def gather(
         timeline=await groups(step),
         by_status=await groups(step, "status"),
         queues=queues,
-        failures=[
-            Failure(
-                row["fingerprint"], row["errors"], row["queues"], row["endings"], row["first_at"],
-                row["last_at"], row["sample"],
-            )
-            for row in await database.fetch(
-                statements.ROLLUP_ERRORS, since, until, _MOST_LISTED, source
-            )
-        ],
+        failures=[Failure(**row) for row in await database.fetch(statements.ROLLUP_ERRORS, *most)],
         workers=[
-            WorkerTotal(
-                row["worker"], row["queues"], row["finished"], row["dead"], row["run_total"]
-            )
-            for row in await database.fetch(
-                statements.ROLLUP_WORKERS, since, until, _MOST_LISTED, source
-            )
+            WorkerTotal(**row) for row in await database.fetch(statements.ROLLUP_WORKERS, *most)
         ],
         growth=_growth(await groups(None, "queue", before=True), queues),
-    )  # fmt: skip
+    )
 
 
 def _limits(

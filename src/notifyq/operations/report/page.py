@@ -1,19 +1,13 @@
 """The report as one HTML file with its charts, without scripts and external resources."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from notifyq import __version__
 from notifyq.operations import texts
 from notifyq.operations.report.charts import change, charts, per_step, slowest, when
+from notifyq.operations.report.data import Report
 from notifyq.operations.report.picture import STYLE
-
-if TYPE_CHECKING:
-    from notifyq.operations.report.data import Report
 
 _MOST_GROWN = 15
 """Queues in the table of growth."""

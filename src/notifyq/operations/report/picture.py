@@ -1,22 +1,17 @@
 """The charts as one PNG, in the light colours of the dashboard."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from datetime import UTC
 from importlib.resources import files
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import ConfigurationError
-from notifyq.operations.charts import Bars
+from notifyq.operations.charts import Bars, Chart
 from notifyq.operations.report.charts import change, charts, per_step, when
+from notifyq.operations.report.data import Report
 from notifyq.operations.texts import cut, number, percent, span
-
-if TYPE_CHECKING:
-    from notifyq.operations.charts import Chart
-    from notifyq.operations.report.data import Report
 
 STYLE = (files("notifyq.operations") / "dashboard/static/dashboard.css").read_text("utf-8")
 _COLOURS = dict(re.findall(r"--(\w+): light-dark\((#\w+)", STYLE))

@@ -1,20 +1,14 @@
 """The changes that `top` can make, each with its row in the audit."""
 
-from __future__ import annotations
-
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.operations import monitor
+from notifyq.operations.masks import Masks
 from notifyq.operations.monitor import Act, Conditions, clock, login, step
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.masks import Masks
 
 MOST_RETRIED = 1000
 """Dead messages that one confirmation retries at most."""

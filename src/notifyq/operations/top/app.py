@@ -1,30 +1,25 @@
 """The application behind `notifyq top`: reads the database regularly and shows the screens."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import asyncpg
 from rich.text import Text
 from textual.app import App
 
+from notifyq.database.pool import Database
 from notifyq.database.refusals import is_refusal
 from notifyq.dsn import hosts_of, options_of
 from notifyq.errors import NotifyqError
 from notifyq.operations.top.frame import LiveScreen, Question
 from notifyq.operations.top.main import Main
+from notifyq.operations.top.snapshot import Source
 from notifyq.operations.top.text import lasting
 from notifyq.printable import first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.top.snapshot import Source
 
 _FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 

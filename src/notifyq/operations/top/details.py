@@ -1,23 +1,17 @@
 """The screens of one message and of one worker."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from notifyq.archive.reader import Archive
-from notifyq.models.message import ArchivedMessage
+from notifyq.models.message import ArchivedMessage, Attempt, Message
 from notifyq.operations import monitor
-from notifyq.operations.masks import redacted
+from notifyq.operations.masks import Masks, redacted
+from notifyq.operations.monitor import WorkerInfo
 from notifyq.operations.top import acts
 from notifyq.operations.top.frame import Detail
 from notifyq.operations.top.text import lasting
 from notifyq.printable import first_line, printable_lines
-
-if TYPE_CHECKING:
-    from notifyq.models.message import Attempt, Message
-    from notifyq.operations.masks import Masks
-    from notifyq.operations.monitor import WorkerInfo
 
 _LONGEST = 20_000
 """Characters of a payload, a result or a traceback that are shown."""

@@ -1,24 +1,18 @@
 """What all screens share: the first and the last line, and regular reads."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from rich.text import Text
+from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.css.query import NoMatches
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
+from notifyq.operations.top.snapshot import Source
 from notifyq.printable import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from textual.app import ComposeResult
-
-    from notifyq.operations.top.snapshot import Source
 
 HELP = """\
 arrows, pgup, pgdn  move             enter  open

@@ -1,39 +1,28 @@
 """Lists of messages: of a queue, of a group of dead messages, of a subscriber."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import Any, ClassVar, TypeAlias
 
 from rich.text import Text
+from textual.app import ComposeResult
 from textual.widgets import DataTable, Static
 
 from notifyq.archive.reader import Archive
-from notifyq.models.message import ArchivedMessage
+from notifyq.models.message import ArchivedMessage, Message
 from notifyq.operations import monitor
-from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import Conditions
+from notifyq.operations.masks import Masks, redacted
+from notifyq.operations.monitor import Conditions, DeadGroup, Found
 from notifyq.operations.top import acts
 from notifyq.operations.top.details import MessageScreen
 from notifyq.operations.top.frame import LiveScreen
-from notifyq.operations.top.snapshot import Row, Snapshot
+from notifyq.operations.top.snapshot import Row, Snapshot, Source
 from notifyq.operations.top.table import Table
 from notifyq.operations.top.text import age
 from notifyq.operations.top.views import Column, View, text
 from notifyq.printable import first_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from datetime import datetime
-    from typing import TypeAlias
-
-    from textual.app import ComposeResult
-
-    from notifyq.models.message import Message
-    from notifyq.operations.masks import Masks
-    from notifyq.operations.monitor import DeadGroup, Found
-    from notifyq.operations.top.snapshot import Source
-
-    Find: TypeAlias = Callable[[Source], Coroutine[Any, Any, list[Row]]]
+Find: TypeAlias = Callable[[Source], Coroutine[Any, Any, list[Row]]]
 
 _MOST = 200
 """Messages that are listed."""

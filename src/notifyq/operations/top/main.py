@@ -1,25 +1,19 @@
 """The first screen: five views, one of them visible."""
 
-from __future__ import annotations
+from typing import Any, ClassVar
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
+from textual.app import ComposeResult
 from textual.widgets import DataTable, Input, Static
 
 from notifyq.operations.top import acts
 from notifyq.operations.top.details import WorkerScreen
 from notifyq.operations.top.frame import LiveScreen, line
 from notifyq.operations.top.listing import QueueMessages, of_group, of_subscriber
+from notifyq.operations.top.snapshot import Snapshot
 from notifyq.operations.top.table import MOST, Table
 from notifyq.operations.top.text import count, status_line, summary
-from notifyq.operations.top.views import DEAD, QUEUES, STREAMS, VIEWS, WORKERS
+from notifyq.operations.top.views import DEAD, QUEUES, STREAMS, VIEWS, WORKERS, View
 from notifyq.printable import first_line
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-
-    from notifyq.operations.top.snapshot import Snapshot
-    from notifyq.operations.top.views import View
 
 
 class Main(LiveScreen):

@@ -1,33 +1,27 @@
 """Reads what `top` shows, one call after the other over one connection."""
 
-from __future__ import annotations
-
 import asyncio
 import time
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
+from notifyq.database.pool import Database
 from notifyq.operations import monitor
 from notifyq.operations.masks import Masks, redacted
-from notifyq.operations.monitor import Conditions
+from notifyq.operations.monitor import (
+    Backlog,
+    Conditions,
+    CronEntry,
+    DeadGroup,
+    Health,
+    Lag,
+    Point,
+    Session,
+    WorkerInfo,
+)
 from notifyq.operations.parts import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-    from datetime import datetime
-
-    from notifyq.database.pool import Database
-    from notifyq.operations.monitor import (
-        Backlog,
-        CronEntry,
-        DeadGroup,
-        Health,
-        Lag,
-        Point,
-        Session,
-        WorkerInfo,
-    )
 
 Answer = TypeVar("Answer")
 

@@ -1,19 +1,13 @@
 """A table that is filled again regularly while its cursor stays on the same row."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from rich.text import Text
 from textual.widgets import DataTable
 
-from notifyq.operations.top.views import chosen, cut, fitting
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.operations.top.snapshot import Snapshot
-    from notifyq.operations.top.views import Column, View
+from notifyq.operations.top.snapshot import Snapshot
+from notifyq.operations.top.views import Column, View, chosen, cut, fitting
 
 MOST = 500
 """Rows that are shown at once; a filter finds the others."""

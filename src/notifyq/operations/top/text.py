@@ -1,17 +1,11 @@
 """Short texts that fit into 80 columns without colours."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from notifyq.operations import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from notifyq.operations.monitor import Health
-    from notifyq.operations.top.snapshot import Snapshot
+from notifyq.operations.monitor import Health
+from notifyq.operations.top.snapshot import Snapshot
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SLOW = 2.0

@@ -1,23 +1,17 @@
 """The views of `top`: their rows and columns, and which columns fit into the terminal."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import Any
 
 from notifyq.operations.texts import size
+from notifyq.operations.top.snapshot import Snapshot
 from notifyq.operations.top.text import age, count, course, lasting, per_second
 from notifyq.printable import first_line
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import datetime
-
-    from notifyq.operations.top.snapshot import Snapshot
-
-    Cell = Callable[[Snapshot, Any], str]
-    Order = Callable[[Snapshot, Any], Any]
+Cell = Callable[[Snapshot, Any], str]
+Order = Callable[[Snapshot, Any], Any]
 
 _GAP = 2
 """Blanks between two columns."""

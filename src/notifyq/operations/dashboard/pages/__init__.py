@@ -17,10 +17,6 @@ Names of objects are query parameters (`view.url("queue", name=...)`) because th
 slashes. Values come from `notifyq.operations.monitor`; payloads pass `view.masks`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from notifyq.operations.dashboard.pages import (
     audit,
     dead,
@@ -34,9 +30,7 @@ from notifyq.operations.dashboard.pages import (
     streams,
     workers,
 )
-
-if TYPE_CHECKING:
-    from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.section import Section
 
 _PAGES = (
     overview, queues, messages, message, dead, streams, schedules, workers, health, audit, login,

@@ -1,17 +1,12 @@
 """The audit: changes that people have made."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+
+from starlette.responses import Response
 
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.monitor import audit_entries
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
 
 section = Section("audit", "Audit", key="a")
 

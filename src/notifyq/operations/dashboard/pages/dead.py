@@ -1,23 +1,23 @@
 """Dead messages, grouped by their errors, and actions on many of them."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import asyncpg
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
 from notifyq.operations.monitor import (
     Act,
     Conditions,
+    DeadGroup,
     DeadGroups,
     clock,
     dead_groups,
@@ -25,12 +25,6 @@ from notifyq.operations.monitor import (
     search,
     step,
 )
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import DeadGroup
 
 section = Section("dead", "Dead", key="d")
 

@@ -1,21 +1,16 @@
 """Health: findings of the checks, sessions in the way, tables and pg_cron."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+
+from starlette.responses import Response
 
 from notifyq.operations import monitor
 from notifyq.operations.dashboard.checks import checked, state
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.doctor import Level
 from notifyq.operations.masks import redacted_statement
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Health
+from notifyq.operations.monitor import Health
 
 section = Section("health", "Health", key="h")
 

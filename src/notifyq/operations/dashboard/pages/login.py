@@ -1,22 +1,15 @@
 """Login and logout, the theme, and the stream of live values."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING
 
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from notifyq.operations.dashboard.live import MOST_CLIENTS
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.dashboard.sessions import KNOWN, LIFE
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
+from notifyq.operations.dashboard.view import View
 
 log = logging.getLogger("notifyq.dashboard")
 

@@ -1,10 +1,10 @@
 """One message: its payload, its attempts, and the actions on it."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -16,15 +16,9 @@ from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import instant
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import HIDDEN, redacted
-from notifyq.operations.monitor import relatives
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Relative
+from notifyq.operations.monitor import Relative, relatives
 
 section = Section("message")
 

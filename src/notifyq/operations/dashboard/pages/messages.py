@@ -1,23 +1,15 @@
 """Messages: search among live and finished ones."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import asyncpg
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import Conditions, Page, search
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Found
+from notifyq.operations.monitor import Conditions, Found, Page, search
 
 section = Section("messages", "Messages", key="m")
 

@@ -1,24 +1,19 @@
 """The overview: the live values, and charts of the last hours."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from notifyq.models.message import Status
+from starlette.responses import Response
+
 from notifyq.operations import monitor
-from notifyq.operations.charts import Chart, Series, steps
+from notifyq.operations.charts import Chart, finished_chart, steps, times_chart
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.checks import checked, state
 from notifyq.operations.dashboard.live import behind, lags, totals
 from notifyq.operations.dashboard.section import Section
-from notifyq.operations.texts import number, percent, short, span
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
-    from notifyq.operations.monitor import Point, Throughput
+from notifyq.operations.dashboard.view import View
+from notifyq.operations.monitor import Point, Throughput
+from notifyq.operations.texts import number, percent, span
 
 section = Section("overview", "Overview", key="o")
 
@@ -78,9 +73,14 @@ async def _past(view: View, chosen: str, queue: str | None) -> dict[str, Any]:
     whole = [point for point in found.points if point.status is None]
     finished = sum(point.finished for point in whole)
     dead = sum(point.dead for point in whole)
+    counts = {(point.status, point.bucket_at): point.finished for point in found.points}
+    text = (
+        f"{number(finished)} messages finished, {number(dead)} of them dead; each step is "
+        f"{span(step)}."
+    )
     return {
         "charts": [
-            _throughput(found.points, starts, step, finished, dead),
+            finished_chart("Finished", text, starts, step, counts),
             _times("wait", whole, starts, step),
             _times("run", whole, starts, step),
         ],
@@ -91,50 +91,13 @@ async def _past(view: View, chosen: str, queue: str | None) -> dict[str, Any]:
     }
 
 
-def _throughput(
-    points: tuple[Point, ...],
-    starts: tuple[datetime, ...],
-    step: timedelta,
-    finished: int,
-    dead: int,
-) -> Chart:
-    counts: dict[tuple[Status | None, datetime], int] = {
-        (point.status, point.bucket_at): point.finished for point in points
-    }
-    return Chart(
-        name="throughput",
-        title="Finished",
-        description=f"{number(finished)} messages finished, {number(dead)} of them dead; each step "
-        f"is {span(step)}.",
-        starts=starts,
-        step=step,
-        series=tuple(
-            Series(status.value, status.value.replace("_", " "), values)
-            for status in Status
-            if any(values := tuple(counts.get((status, start), 0) for start in starts))
-        ),
-        write=short,
-        is_stacked=True,
-    )
-
-
 def _times(kind: str, whole: list[Point], starts: tuple[datetime, ...], step: timedelta) -> Chart:
-    by_start = {point.bucket_at: point for point in whole}
-
-    def values(name: str) -> tuple[float | None, ...]:
-        found = (getattr(by_start.get(start), f"{kind}_{name}", None) for start in starts)
-        return tuple(None if it is None else max(it.total_seconds(), 1e-6) for it in found)
-
-    series = tuple(Series(name, name, values(name)) for name in ("p50", "p95", "p99"))
-    most = max((it for it in series[1].values if it), default=None)
-    return Chart(
-        name=kind,
-        title=f"{kind.capitalize()} time",
-        description=f"The highest 95th percentile of a step is {span(most)}."
-        if most
-        else "No messages.",
-        starts=starts,
-        step=step,
-        series=series,
-        write=span,
-    )
+    found = {
+        name: {point.bucket_at: getattr(point, f"{kind}_{name}") for point in whole}
+        for name in ("p50", "p95", "p99")
+    }
+    most = max((it for it in found["p95"].values() if it is not None), default=None)
+    text = "No messages."
+    if most is not None:
+        text = f"The highest 95th percentile of a step is {span(most)}."
+    return times_chart(kind, text, starts, step, found)

@@ -1,23 +1,18 @@
 """Queues: their backlog and their policy."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
+from starlette.responses import Response
 
 from notifyq.database import statements as sql
 from notifyq.errors import InvalidArgumentError, QueueNotFoundError, reason
 from notifyq.operations import monitor
 from notifyq.operations.dashboard import policy, statements
 from notifyq.operations.dashboard.section import Section
+from notifyq.operations.dashboard.view import View
 from notifyq.queues.policy import ALTER_QUEUE, Policy
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
 
 section = Section("queues", "Queues", key="q")
 section.switch("queue.pause", sql.PAUSE_QUEUE, "Paused")

@@ -1,17 +1,11 @@
 """Schedules: when each fires, and its last run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from starlette.responses import Response
 
 from notifyq.database import statements as sql
 from notifyq.operations import monitor
 from notifyq.operations.dashboard.section import Section
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
+from notifyq.operations.dashboard.view import View
 
 section = Section("schedules", "Schedules", key="c")
 section.switch("schedule.enable", sql.ENABLE_SCHEDULE, "Enabled")

@@ -1,20 +1,14 @@
 """Streams: how far their subscribers are, and moving them."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from notifyq.database import statements as sql
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.section import Section
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
+from notifyq.operations.dashboard.view import View
 
 section = Section("streams", "Streams", key="s")
 section.switch("stream.pause", sql.PAUSE_STREAM, "Paused")

@@ -1,16 +1,10 @@
 """Workers: their state, and the messages that they have locked."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from starlette.responses import Response
 
 from notifyq.operations import monitor
 from notifyq.operations.dashboard.section import Section
-
-if TYPE_CHECKING:
-    from starlette.responses import Response
-
-    from notifyq.operations.dashboard.view import View
+from notifyq.operations.dashboard.view import View
 
 section = Section("workers", "Workers", key="w")
 
