@@ -30,7 +30,7 @@ queues = Commands(
     name="queues", cls=Listing, help="List (ls), create, change, pause and drop queues."
 )
 
-# --json has the whole policy.
+# `show` has the whole policy.
 _COLUMNS = ("queue", "waiting", "scheduled", "locked", "expired", "oldest_waiting_at", "paused")
 _MORE = ("blocked", "lock_duration", "max_attempts")
 _WIDE = 110
@@ -53,7 +53,6 @@ async def ls(dsn: DsnOption = None, as_json: JsonOption = False) -> None:
 
 
 @queues.command()
-@sync
 async def show(name: NameArgument, dsn: DsnOption = None, as_json: JsonOption = False) -> None:
     """Show one queue: its counts, and every option of its policy."""
     async with open_database(dsn) as database:
