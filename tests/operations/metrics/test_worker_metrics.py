@@ -54,7 +54,7 @@ async def test_messages_are_counted(app: App, connection: Connection, events: Ev
         raise Reject("no")
 
     metrics = WorkerMetrics()
-    async with working(app, events, metrics=metrics, poll=0.05):
+    async with working(app, events, metrics=metrics):
         with start_server(metrics, port=0) as server:
             before = await asyncio.to_thread(scrape, server.url)
             assert before("notifyq_finished_total", queue="good", status="success") == 0
@@ -74,7 +74,7 @@ async def test_messages_are_counted(app: App, connection: Connection, events: Ev
     }
     assert seen("notifyq_wait_seconds_count", queue="good") == 2
     assert seen("notifyq_run_seconds_count", queue="bad") == 1
-    assert seen("notifyq_notifications_received_total", channel="new_message") >= 2
+    assert seen("notifyq_notifications_received_total", channel="new_message") >= 1
     assert seen("notifyq_notification_to_claim_seconds_count") >= 1
     claims = seen.of("notifyq_claims_total")
     assert sum(claims.values()) == len(events.of(MessagesClaimed))
