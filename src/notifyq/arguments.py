@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from notifyq.errors import ConfigurationError, meant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from _typeshed import DataclassInstance
 
 _DURATION = "timedelta | float"

@@ -10,7 +10,7 @@ import logging
 import time
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import asyncpg
 
@@ -35,8 +35,6 @@ from notifyq.telemetry import (
 )
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from notifyq.database.pool import Connection
 
 log = logging.getLogger("notifyq.broker")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import configparser
 import os
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from notifyq.errors import ConfigurationError, meant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 def _names(text: str) -> frozenset[str]:

@@ -8,17 +8,16 @@ A blocking connection returns the id; a call on one of asyncio is awaited:
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from notifyq.database.external import adapt
+from notifyq.queues.publish_options import ManyOptions, MessageOptions
+from notifyq.queues.published import Published
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
-
     from notifyq.database.external import Awaited, Blocking, External
-    from notifyq.queues.publish_options import ManyOptions, MessageOptions
-    from notifyq.queues.published import Published
 
 __all__ = ["publish", "publish_many"]
 

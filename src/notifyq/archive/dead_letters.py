@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq.archive.reader import Archive
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, concerns_all
 from notifyq.errors import DatabaseError, ForeignPositionError
+from notifyq.models.message import ArchivedMessage
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from notifyq.database.pool import Database
-    from notifyq.models.message import ArchivedMessage
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.dead_letters")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import asyncpg
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
@@ -21,11 +24,6 @@ from notifyq.models.message import (
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    import asyncpg
-
     from notifyq.database.pool import Database
 
 _SAME: Final = object()

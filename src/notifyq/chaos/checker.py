@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from notifyq.chaos.final import Final
-from notifyq.chaos.history import calls, read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from notifyq.chaos.history import Call, Op
+from notifyq.chaos.history import Call, Op, calls, read
 
 _MOST = 20
 """Findings that are listed one by one."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import asyncpg
 
 from notifyq.chaos.history import HistoryError, digest
 from notifyq.database import statements as sql
 from notifyq.models.message import decode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    import asyncpg
 
 # Read from the tables: a function that hid a row from clients would hide it from the checker too.
 _LIVE = "select id, queue, lock_token, attempts, message, state from messages.message"

@@ -13,18 +13,16 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import NotifyqError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 LOCK_FIELDS = ("id", "lock_token", "attempts", "locked_at", "lock_expires_at")
 """What a claim records of each message."""

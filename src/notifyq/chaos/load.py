@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 
@@ -20,10 +22,6 @@ from notifyq.database.pool import Database
 from notifyq.errors import DatabaseUnavailableError, ForeignPositionError, NotifyqError
 from notifyq.notify.wake import at_most
 from notifyq.queues.publisher import Publisher
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-    from pathlib import Path
 
 FAILURES = (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """Errors that a client gets while its database is harmed."""

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.history import History, calls, read
-from notifyq.chaos.server import until
+from notifyq.chaos.history import Call, History, calls, read
+from notifyq.chaos.server import Server, until
 from notifyq.config import DatabaseSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncIterator, Iterator
-    from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from pathlib import Path
-
-    from notifyq.chaos.history import Call
     from notifyq.chaos.load import Load
     from notifyq.chaos.proxy import Proxy
-    from notifyq.chaos.server import Server
     from notifyq.chaos.workers import WorkerProcess
     from notifyq.database.pool import Connection
 

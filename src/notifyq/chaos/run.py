@@ -11,11 +11,12 @@ import shutil
 import tempfile
 import time
 import traceback
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notifyq.chaos.checker import judge
+from notifyq.chaos.checker import CheckResult, judge
 from notifyq.chaos.final import read_final
 from notifyq.chaos.history import BRIEF, ChaosError, percentile, recoveries
 from notifyq.chaos.load import Load
@@ -28,9 +29,6 @@ from notifyq.schema import install
 from notifyq.server.binaries import version
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from notifyq.chaos.checker import CheckResult
     from notifyq.chaos.faults import Fault
 
 _WORKERS = {"NOTIFYQ_RETRY_FOR": "2m", "NOTIFYQ_GRACE": "5s"}

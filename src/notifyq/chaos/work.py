@@ -6,30 +6,26 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.app import App
 from notifyq.chaos.history import LOCK_FIELDS, History, digest
 from notifyq.chaos.kinds import FOLDER, LOCK, PROCESS, SHORT_LOCK
 from notifyq.config import WorkerSettings
+from notifyq.database.pool import Database
 from notifyq.durable.control import Parked
 from notifyq.durable.steps import Steps
+from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.retries import Reject
 from notifyq.handlers.signature import Transaction
 from notifyq.models.message import Message
 from notifyq.models.outcome import Committed, Failed, Outcome, Released, Suspended
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted, log_events
 from notifyq.worker.fetch import Claims
-from notifyq.worker.settle import Settler
+from notifyq.worker.settle import Answer, Settler
 from notifyq.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
-
-    from notifyq.database.pool import Database
-    from notifyq.handlers.build import HandlerOptions
-    from notifyq.worker.settle import Answer
 
 
 class _RecordingClaims(Claims):

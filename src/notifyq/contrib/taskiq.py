@@ -6,17 +6,20 @@ import asyncio
 import base64
 import logging
 import time
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
-from taskiq import AckableMessage, AsyncBroker
+from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from notifyq.app import App
+from notifyq.config import DatabaseOptions
 from notifyq.database import statements as sql
 from notifyq.database.retry import retrying
 from notifyq.errors import DatabaseUnavailableError
+from notifyq.models.message import Message
 from notifyq.models.outcome import Released, Success
 from notifyq.models.payload import Json, check_json
 from notifyq.notify.listener import Listener
@@ -27,14 +30,6 @@ from notifyq.worker.fetch import Claims, process_name
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.settle import Key
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from taskiq import BrokerMessage
-
-    from notifyq.config import DatabaseOptions
-    from notifyq.models.message import Message
 
 log = logging.getLogger("notifyq.taskiq")
 

@@ -12,7 +12,7 @@ import os
 import random
 import secrets
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import asyncpg
 
@@ -21,8 +21,6 @@ from notifyq.dsn import PASSED_ON, hosts_of, masked, options_of, url_of
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 
 log = logging.getLogger("notifyq.database")

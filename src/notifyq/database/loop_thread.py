@@ -6,13 +6,11 @@ import asyncio
 import os
 import threading
 import weakref
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 R = TypeVar("R")
 

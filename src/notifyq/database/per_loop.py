@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+from typing import Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):

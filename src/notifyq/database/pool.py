@@ -7,10 +7,12 @@ import contextlib
 import logging
 import ssl
 import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from notifyq.config import DatabaseSettings, require_dsn
 from notifyq.database.connect import Route
@@ -29,11 +31,6 @@ from notifyq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-    from typing import TypeAlias
-
-    from asyncpg.pool import PoolConnectionProxy
-
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     # A connection with a caller's transaction: its own, or one of a pool.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import asyncpg
 
@@ -20,10 +22,6 @@ from notifyq.errors import (
     RestoredDatabaseError,
     SchemaError,
 )
-
-if TYPE_CHECKING:
-    import logging
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
 T = TypeVar("T")
 A = TypeVar("A")

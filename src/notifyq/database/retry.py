@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
 
 import asyncpg
 from tenacity import (
@@ -17,11 +19,6 @@ from tenacity import (
 )
 
 from notifyq.errors import DatabaseUnavailableError, QueueBusyError
-
-if TYPE_CHECKING:
-    import logging
-    from collections.abc import Awaitable, Callable
-    from datetime import timedelta
 
 # The server is down, starting, full, or has become a standby: another attempt may succeed.
 _PASSING = (

@@ -9,22 +9,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from notifyq.archive.reader import Archive
+from notifyq.database.pool import Database
 from notifyq.demo.index import LIBRARY, LIBRARY_QUEUE, MODULES, app, source_files
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.message import ArchivedMessage, Status
 from notifyq.queues.publisher import Publisher
 from notifyq.server.launch import Tie, launcher
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from datetime import datetime
-
-    from notifyq.database.pool import Database
 
 _EVERY = 0.25
 """Seconds between two polls of the progress."""

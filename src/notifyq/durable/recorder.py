@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 
+import asyncpg
 from pydantic import TypeAdapter
 
 from notifyq.database import statements as sql
@@ -27,11 +29,6 @@ from notifyq.models.annotations import hints
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    import asyncpg
-
     from notifyq.database.pool import AnyConnection, Database
     from notifyq.models.message import Message
     from notifyq.queues.publisher import PublishOptions

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast, overload
 
 import tenacity
+from pydantic import TypeAdapter
 
 from notifyq.database import statements as sql
 from notifyq.durable.recorder import (
@@ -28,17 +30,12 @@ from notifyq.errors import (
     SignalTimeoutError,
     StepNameError,
 )
+from notifyq.models.message import Message
 from notifyq.models.payload import encode
 from notifyq.queues.results import Handle, outcome_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from types import TracebackType
-
-    from pydantic import TypeAdapter
-
     from notifyq.database.pool import AnyConnection
-    from notifyq.models.message import Message
 
 T = TypeVar("T")
 Duration = timedelta | float

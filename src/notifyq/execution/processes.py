@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from multiprocessing.connection import wait
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.execution.around import django_connections
 from notifyq.execution.call import HandlerCall
@@ -24,9 +25,6 @@ from notifyq.handlers.handler import Handler
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected
 from notifyq.telemetry.tracing import continued
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SPAWN = multiprocessing.get_context("spawn")
 _PR_SET_PDEATHSIG = 1

@@ -7,6 +7,7 @@ import contextvars
 import logging
 import queue
 import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,15 +17,12 @@ from notifyq.database.encoding import storable
 from notifyq.database.retry import retrying
 from notifyq.execution.around import call_inside
 from notifyq.models.message import Message, newest
-from notifyq.models.outcome import Rejected, Success
+from notifyq.models.outcome import Outcome, Rejected, Success
 from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
     from notifyq.database.pool import AnyConnection, Database
     from notifyq.handlers.handler import AroundSync
-    from notifyq.models.outcome import Outcome
 
     Finish = tuple[Message, Success | Rejected]
 

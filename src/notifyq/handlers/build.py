@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from notifyq.arguments import duration, known_options, positive, text, whole
 from notifyq.errors import ConfigurationError
-from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler
+from notifyq.handlers.handler import BatchHandler, Handler, MessageHandler, Publishing
 from notifyq.handlers.resources import Resources
-from notifyq.handlers.retries import Retries
+from notifyq.handlers.retries import Backoff, Retries
 from notifyq.handlers.signature import Signature, adapter
 from notifyq.handlers.subscriber import MOST_MEMBERS, Subscriber
 from notifyq.models.annotations import name
@@ -19,12 +20,6 @@ from notifyq.models.event import Event
 from notifyq.queues.policy import Policy
 from notifyq.streams.admin import StreamPolicy, as_position
 from notifyq.streams.subscription import Batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from notifyq.handlers.handler import Publishing
-    from notifyq.handlers.retries import Backoff
 
 _MOST_BATCH, _MOST_ATTEMPTS, _MOST_AT_ONCE = 10_000, 1000, 10_000
 _BACKOFF = timedelta(seconds=2)

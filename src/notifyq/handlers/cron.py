@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 from notifyq.arguments import known_options
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.build import HandlerOptions, make_handler
-from notifyq.handlers.handler import Handler
+from notifyq.handlers.handler import Handler, Publishing
 from notifyq.models.payload import encode
 from notifyq.queues.cron_syntax import check_cron
-from notifyq.queues.schedules import Schedule
+from notifyq.queues.schedules import Overlap, Schedule, WhenUnserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
-    from notifyq.handlers.handler import Publishing
     from notifyq.handlers.registry import Registry
-    from notifyq.queues.schedules import Overlap, WhenUnserved
 
 
 class CronOptions(HandlerOptions, total=False):

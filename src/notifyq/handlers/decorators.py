@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from notifyq.errors import ConfigurationError
-from notifyq.handlers.build import make_handler, make_subscriber
-from notifyq.handlers.cron import make_cron
+from notifyq.handlers.build import HandlerOptions, SubscriberOptions, make_handler, make_subscriber
+from notifyq.handlers.cron import CronOptions, make_cron
 from notifyq.handlers.handler import Publishing
 from notifyq.handlers.registry import Registry
+from notifyq.handlers.subscriber import RegisterSubscriber, Subscriber
 from notifyq.telemetry.tracing import make_tracing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from datetime import timedelta
-
     from opentelemetry.trace import TracerProvider
 
-    from notifyq.handlers.build import HandlerOptions, SubscriberOptions
-    from notifyq.handlers.cron import CronOptions
     from notifyq.handlers.handler import (
         AroundSync,
         Handler,
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
         RegisterBatch,
         RegisterCron,
     )
-    from notifyq.handlers.subscriber import RegisterSubscriber, Subscriber
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Middleware")

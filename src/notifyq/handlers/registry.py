@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,6 @@ from notifyq.handlers.resources import Resources
 from notifyq.models.annotations import name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
-
     from notifyq.handlers.handler import AroundSync, Handler, Middleware
     from notifyq.handlers.subscriber import Subscriber
     from notifyq.queues.policy import Policy

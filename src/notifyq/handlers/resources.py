@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import typing
 from collections import abc
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import ConfigurationError, ResourceError
 from notifyq.models.annotations import hints, name
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 
 _ITERATORS = {
     abc.AsyncGenerator,

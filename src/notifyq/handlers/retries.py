@@ -6,16 +6,14 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
 from notifyq.arguments import duration, positive
 from notifyq.errors import ConfigurationError
+from notifyq.models.message import Message
 from notifyq.telemetry.tracebacks import text_of
-
-if TYPE_CHECKING:
-    from notifyq.models.message import Message
 
 
 class Reject(Exception):  # noqa: N818  a signal, not an error

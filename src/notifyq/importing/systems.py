@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from notifyq.importing.table import Item, Table
 from notifyq.models.payload import check_json, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from notifyq.database.pool import Connection
 
     Finder = Callable[[Connection, str | None], Awaitable[list[Table]]]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from notifyq.models.message import Columns, decode, decode_headers
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     import asyncpg
 
 

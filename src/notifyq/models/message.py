@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic_core import from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import timedelta
-
     import asyncpg
 
 

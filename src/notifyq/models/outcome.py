@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from datetime import timedelta
+from typing import ClassVar
 
 from notifyq.models.message import Status
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 
 @dataclass(frozen=True, slots=True)

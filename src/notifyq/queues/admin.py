@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from notifyq.arguments import duration as seconds
 from notifyq.arguments import number, text, whole
@@ -13,11 +17,6 @@ from notifyq.errors import ConfigurationError, SchemaTooNewError, SchemaTooOldEr
 from notifyq.queues.policy import ALTER_QUEUE, CREATE_QUEUE, Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import datetime, timedelta
-
-    import asyncpg
-
     from notifyq.database.pool import Calls
 
 log = logging.getLogger("notifyq.worker")

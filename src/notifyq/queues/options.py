@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from notifyq.arguments import annotation, check_fields, plain
 from notifyq.queues.payload_schema import schema_text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 SqlType: TypeAlias = str
 """The name of an SQL type."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -12,8 +12,6 @@ from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, PayloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from notifyq.database.pool import Database
 
 _PATTERNS = frozenset({"pattern", "patternProperties"})

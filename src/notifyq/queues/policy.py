@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from datetime import timedelta
+from typing import Any, Final, Literal, get_args
 
 from notifyq.queues.options import PolicyBase, SqlType, call, option, options
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
-    from notifyq.queues.payload_schema import Schema
+from notifyq.queues.payload_schema import Schema
 
 Notify = Literal["auto", "always", "off"]
 Overflow = Literal["reject", "drop_oldest"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from notifyq.arguments import LONGEST, instant, integer, of_type, seconds
@@ -11,9 +11,6 @@ from notifyq.errors import ConfigurationError, meant
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import datetime
-
     KeyOf = Callable[[Any], str | None]
 
 DedupScope = Literal["live", "waiting"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import asyncpg
@@ -23,9 +23,6 @@ from notifyq.queues.publish_options import (
 from notifyq.queues.published import Published, of_batch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
     from opentelemetry.trace import Span
 
     from notifyq.database.external import Awaited, External

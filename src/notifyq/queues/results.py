@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import asyncpg
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from notifyq.database import statements as sql
 from notifyq.database.external import adapt
 from notifyq.database.per_loop import PerLoop
+from notifyq.database.pool import Database
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,
@@ -29,16 +32,7 @@ from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most
 from notifyq.queues.published import Published
-from notifyq.telemetry import log_events
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from datetime import datetime
-
-    import asyncpg
-
-    from notifyq.database.pool import Database
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import TelemetryHandler, log_events
 
 R = TypeVar("R")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+import asyncpg
 
 from notifyq.arguments import check_fields, plain
 from notifyq.database import statements as sql
@@ -13,11 +16,6 @@ from notifyq.models.message import decode_headers, readable
 from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import datetime
-
-    import asyncpg
-
     from notifyq.database.pool import Calls
 
 Overlap = Literal["allow", "skip_waiting", "skip"]

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from notifyq.arguments import known_options
 from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, is_limited
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake, call_on
 from notifyq.queues.admin import Admin
 from notifyq.relay.events import (
@@ -28,17 +31,12 @@ from notifyq.relay.events import (
     RelayStopped,
 )
 from notifyq.relay.target import Target, reason_of
-from notifyq.telemetry import Guarded, log_events
+from notifyq.telemetry import Guarded, TelemetryHandler, log_events
 from notifyq.worker.fetch import process_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from notifyq.database.pool import Database
-    from notifyq.notify.listener import Listener
     from notifyq.relay.message import Transform
     from notifyq.relay.target import Sent
-    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.relay")
 

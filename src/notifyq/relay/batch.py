@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
+
+import asyncpg
 
 from notifyq.models.message import Status, decode
 from notifyq.relay.message import RelayBatch, RelayMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import asyncpg
-
     from notifyq.relay.message import Item
     from notifyq.relay.target import Sent
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import asyncpg
 
+from notifyq.config import RelaySettings
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import (
     PAUSE,
     RefusedQueues,
@@ -21,6 +24,7 @@ from notifyq.database.refusals import (
 from notifyq.database.retry import StoppableWait
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
+from notifyq.notify.session import Session
 from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
@@ -32,12 +36,6 @@ from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.wake import Poll, Poller, Suppression
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-    from typing import TypeAlias
-
-    from notifyq.config import RelaySettings
-    from notifyq.database.pool import Database
-    from notifyq.notify.session import Session
     from notifyq.relay.base import RelayOptions
     from notifyq.relay.target import Sent
 

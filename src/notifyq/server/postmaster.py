@@ -9,21 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from notifyq.errors import ServerError
 from notifyq.server.binaries import clean_environment
-from notifyq.server.folder import write_private
+from notifyq.server.folder import Folder, write_private
 from notifyq.server.launch import Tie, launcher
 from notifyq.server.locks import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from notifyq.server.folder import Folder
 
 _START_SECONDS = 60.0
 _LOG_BYTES = 10_000_000

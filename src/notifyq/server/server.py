@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-from typing import TYPE_CHECKING, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 from notifyq.errors import ServerError
@@ -13,10 +15,6 @@ from notifyq.server import binaries as programs
 from notifyq.server.folder import Folder, Starter, State, home
 from notifyq.server.locks import wait_until
 from notifyq.server.postmaster import Postmaster, create_data
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",

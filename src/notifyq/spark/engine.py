@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from notifyq.errors import DatabaseUnavailableError, NotifyqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     Done: TypeAlias = Callable[["R"], None] | None
 
 T = TypeVar("T")

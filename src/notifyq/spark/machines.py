@@ -5,15 +5,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DRIVER = "NOTIFYQ_SPARK_DRIVER"
 """The environment variable that names the machine of the driver to executors."""

@@ -10,15 +10,13 @@ import shlex
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.errors import ConfigurationError
 from notifyq.spark import machines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _HERE = Path(__file__).parent
 _GATEWAY = "PYSPARK_GATEWAY_PORT"

@@ -6,16 +6,14 @@ would write all rows of a function into a temporary file before COPY sends the f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from datetime import date
+from typing import Final
 
 from psycopg import sql
 
 from notifyq.spark.columns import expression
 from notifyq.spark.windows import between
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import date
 
 # The data source: reading.
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol, get_args
+
+import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.event import SubscriptionInfo
 from notifyq.queues.options import PolicyBase, SqlType, call, option
+from notifyq.queues.payload_schema import Schema
 from notifyq.queues.policy import Notify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import timedelta
-
-    import asyncpg
-
     from notifyq.database.pool import Calls
-    from notifyq.queues.payload_schema import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import asyncpg
 
 from notifyq.arguments import duration
 from notifyq.database import statements as sql
@@ -14,15 +17,10 @@ from notifyq.errors import BatchNotFoundError, ConfigurationError
 from notifyq.models.event import Event
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
-from notifyq.telemetry import log_events
+from notifyq.telemetry import TelemetryHandler, log_events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-
-    import asyncpg
-
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.telemetry import TelemetryHandler
 
 MOST = 1_000_000
 """Most events of one batch."""

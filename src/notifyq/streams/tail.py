@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.models.event import Event
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from notifyq.database.pool import Database
-    from notifyq.telemetry import TelemetryHandler
+from notifyq.telemetry import TelemetryHandler
 
 
 class Tail:

@@ -6,21 +6,19 @@ import asyncio
 import logging
 import sys
 import traceback
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from notifyq.models.message import Status
-from notifyq.models.outcome import ErrorReport
+from notifyq.models.outcome import ErrorReport, Failed
 from notifyq.printable import in_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, FrameType, TracebackType
-
     from pydantic import ValidationError
 
-    from notifyq.models.outcome import Failed
 
 _DETAILS = 8000
 _TRACEBACK = 16_000

@@ -6,6 +6,7 @@ publisher may write headers, so they may be malformed.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from notifyq.errors import ConfigurationError
 from notifyq.telemetry.tracebacks import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
     from opentelemetry.trace import Span, TracerProvider
 
 _HEADERS = ("traceparent", "tracestate")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -19,9 +19,6 @@ from notifyq.dsn import with_database
 from notifyq.schema import install
 from notifyq.server import Server
 from notifyq.signals import unwinding
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 _PREFIX = f"notifyq_test_{os.getpid()}"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import ANY
 
@@ -18,16 +20,13 @@ from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.event import Event
 from notifyq.models.message import ArchivedMessage, Message
 from notifyq.models.outcome import Failed, Rejected, Released, Suspended
+from notifyq.queues.results import Handle
 from notifyq.telemetry import log_events
 from notifyq.worker.fetch import Claims
 from notifyq.worker.streams.delivery import Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from datetime import timedelta
-
     from notifyq.app import App
-    from notifyq.queues.results import Handle
 
 _ALL = 10_000
 _SHOWN = 10

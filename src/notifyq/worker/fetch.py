@@ -9,6 +9,8 @@ import secrets
 import socket
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from notifyq.database import statements as sql
@@ -18,19 +20,14 @@ from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import Message
 from notifyq.models.outcome import Rejected
 from notifyq.notify.wake import at_most
-from notifyq.telemetry import MessagesClaimed, OrphansReleased
-from notifyq.worker.settle import Settler
+from notifyq.telemetry import Guarded, MessagesClaimed, OrphansReleased
+from notifyq.worker.settle import Key, Settler
 from notifyq.worker.wake import Poll
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
-    from datetime import timedelta
-
     from notifyq.database.pool import Database
     from notifyq.handlers.registry import Registry
-    from notifyq.telemetry import Guarded
     from notifyq.worker.queue_order import QueueOrder
-    from notifyq.worker.settle import Key
 
 log = logging.getLogger("notifyq.worker")
 

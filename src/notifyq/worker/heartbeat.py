@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from notifyq.database import statements as sql
 from notifyq.database.refusals import PAUSE, Refusals
-from notifyq.models.message import newest
+from notifyq.models.message import Message, newest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import asyncpg
-
-    from notifyq.models.message import Message
     from notifyq.notify.session import Session
     from notifyq.worker.settle import Key
 

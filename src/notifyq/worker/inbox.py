@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from notifyq.arguments import seconds
 from notifyq.database import statements as sql
+from notifyq.database.per_loop import PerLoop
+from notifyq.database.pool import Database
 from notifyq.errors import ConfigurationError, DatabaseUnavailableError
-from notifyq.models.outcome import Failed, Rejected, Released, Success
+from notifyq.models.message import Message
+from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most, due_in
-from notifyq.telemetry import log_events
+from notifyq.telemetry import TelemetryHandler, log_events
 from notifyq.telemetry.tracebacks import clean
 from notifyq.worker.fetch import Claims, process_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.database.per_loop import PerLoop
-    from notifyq.database.pool import Database
-    from notifyq.models.message import Message
-    from notifyq.models.outcome import Outcome
-    from notifyq.telemetry import TelemetryHandler
 
 _POLL = 1.0
 """Seconds between two polls although notifications arrive: workers may suppress them."""

@@ -12,16 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from notifyq.telemetry import LoopBlocked
+from notifyq.telemetry import LoopBlocked, TelemetryHandler
 from notifyq.telemetry.tracebacks import stack_of
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from notifyq.notify.session import Session
-    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.worker")
 

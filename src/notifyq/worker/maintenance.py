@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -23,13 +24,11 @@ from notifyq.telemetry import (
     MaintenanceDone,
     MaintenanceFailing,
     SchedulesFired,
+    TelemetryHandler,
 )
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from notifyq.database.pool import Database
-    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.maintenance")
 

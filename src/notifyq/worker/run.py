@@ -7,15 +7,17 @@ import contextvars
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from notifyq.database.refusals import concerns_all, is_refusal
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, is_closing
 from notifyq.execution.runtime import Runtime
+from notifyq.handlers.handler import Handler
 from notifyq.models.annotations import name
-from notifyq.models.message import Retried
+from notifyq.models.message import Message, Retried
 from notifyq.models.outcome import (
     Committed,
     Failed,
@@ -27,19 +29,12 @@ from notifyq.models.outcome import (
 )
 from notifyq.notify.wake import call_on
 from notifyq.printable import in_line
-from notifyq.telemetry import HandlerStuck, LockLost, LocksExtended, MessageFinished
+from notifyq.telemetry import Guarded, HandlerStuck, LockLost, LocksExtended, MessageFinished
 from notifyq.telemetry.tracebacks import log_failure
 from notifyq.worker.fetch import PATIENCE, Prefetch
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.loop_watch import LoopWatch, Running, Work
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from notifyq.handlers.handler import Handler
-    from notifyq.models.message import Message
-    from notifyq.telemetry import Guarded
-    from notifyq.worker.settle import Answer, Key, Settler
+from notifyq.worker.settle import Answer, Key, Settler
 
 log = logging.getLogger("notifyq.worker")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import asyncpg
@@ -13,7 +15,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
-from notifyq.models.message import Retried, newest
+from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
     Committed,
     Doubtful,
@@ -27,11 +29,7 @@ from notifyq.models.outcome import (
 from notifyq.telemetry.tracebacks import clean, report
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from datetime import timedelta
-
     from notifyq.database.pool import Database
-    from notifyq.models.message import Message
 
 Key = tuple[int, int]
 """Id and lock token of a message."""

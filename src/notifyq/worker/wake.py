@@ -14,7 +14,9 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +26,11 @@ from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals
 from notifyq.errors import NotifyqError
 from notifyq.notify.wake import call_on, due_in
-from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed
+from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed, TelemetryHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import timedelta
-
     from notifyq.database.pool import Database
     from notifyq.notify.session import Session
-    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.worker")
 

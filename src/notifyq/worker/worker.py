@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from notifyq.config import WorkerSettings
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.execution.processes import Processes
@@ -36,18 +41,11 @@ from notifyq.worker.presence import Presence
 from notifyq.worker.queue_order import QueueOrder
 from notifyq.worker.run import Runner
 from notifyq.worker.streams.consumer import StreamConsumer
-from notifyq.worker.wake import Poller, Suppression
+from notifyq.worker.wake import Poll, Poller, Suppression
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-    from datetime import timedelta
-
-    from notifyq.config import WorkerSettings
-    from notifyq.database.pool import Database
     from notifyq.handlers.registry import Registry
     from notifyq.notify.listener import Service
-    from notifyq.worker.wake import Poll
 
 log = logging.getLogger("notifyq.worker")
 

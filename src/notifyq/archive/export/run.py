@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, cast
+
+import asyncpg
 
 from notifyq.archive.export import statements
 from notifyq.archive.export.files import Pending, compressed, pyarrow
@@ -16,11 +19,6 @@ from notifyq.errors import ConfigurationError
 from notifyq.paths import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-    from datetime import date
-
-    import asyncpg
-
     from notifyq.archive.export.parquet import ParquetSink
     from notifyq.database.pool import Database
 

@@ -11,22 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.history import ChaosError
+from notifyq.chaos.history import Call, ChaosError
 from notifyq.chaos.kinds import payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.chaos.server import until
+from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
-    from notifyq.queues.publisher import Publisher
 
 
 _SETTLES = 1.1

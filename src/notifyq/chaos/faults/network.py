@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.history import waits
+from notifyq.chaos.history import Call, waits
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.load import FAILURES, send
 from notifyq.chaos.proxy import Proxy
 from notifyq.chaos.server import programs, session, until
 from notifyq.database import statements as sql
+from notifyq.queues.publisher import Publisher
 from notifyq.server.binaries import version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
     from notifyq.database.pool import Connection
-    from notifyq.queues.publisher import Publisher
 
 
 _PING = 1.0

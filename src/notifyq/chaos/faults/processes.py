@@ -6,20 +6,18 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.history import recoveries
+from notifyq.chaos.history import Call, recoveries
 from notifyq.chaos.kinds import LOCK, payload
 from notifyq.chaos.load import send
 from notifyq.chaos.server import programs, until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
 
 

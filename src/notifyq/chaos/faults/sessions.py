@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from notifyq.chaos.faults.base import Fault
-from notifyq.chaos.history import LOCK_FIELDS, waits
+from notifyq.chaos.history import LOCK_FIELDS, Call, waits
 from notifyq.chaos.kinds import LOCK
 from notifyq.chaos.server import until
 from notifyq.database import statements as sql
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from notifyq.chaos.history import Call
     from notifyq.chaos.rig import Rig
     from notifyq.database.pool import Connection
 

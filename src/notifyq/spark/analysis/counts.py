@@ -6,17 +6,15 @@ The same functions count a file in a thread or a task of Spark, and add up the c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from notifyq.spark.analysis.fingerprints import fingerprint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 COLUMNS = (
     "queue", "type", "status", "attempts", "created_at", "available_at", "locked_at",

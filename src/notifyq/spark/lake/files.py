@@ -6,8 +6,11 @@ import hashlib
 import io
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -16,10 +19,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from datetime import date, datetime
-    from pathlib import Path
-
     from notifyq.spark.lake.mark import Root
 
 _LONGEST = 200

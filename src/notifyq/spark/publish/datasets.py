@@ -7,8 +7,10 @@ import gzip
 import itertools
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from socket import gethostname
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,9 +21,6 @@ from notifyq.paths import local_path
 from notifyq.spark.publish import jsontext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     Encode = Callable[[Sequence[str] | None], str]
 
 FORMATS = ("csv", "jsonl", "parquet")

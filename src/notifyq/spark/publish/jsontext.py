@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +14,6 @@ from pyarrow import types
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     Encode = Callable[[Any], str]
 
 _text = json.JSONEncoder(ensure_ascii=False).encode

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 from notifyq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping as Dictionary
-    from collections.abc import Sequence
-
     from notifyq.spark.publish.datasets import Row
 
 FIELDS = (

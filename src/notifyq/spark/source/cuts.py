@@ -7,15 +7,13 @@ again has the same rows, however late a transaction commits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from psycopg import sql
 
 from notifyq.spark.windows import Snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Interval = tuple[int, int]
 """Numbers of transactions, from the first up to, but without, the second."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from notifyq.config import from_environment
 from notifyq.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TABLES = ("archive", "dead", "events", "messages")
 _KNOWN = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from notifyq.errors import ConfigurationError
 from notifyq.spark.columns import ARCHIVE, EVENTS, MESSAGES, kind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _COLUMNS = {"archive": ARCHIVE, "dead": ARCHIVE, "messages": MESSAGES, "events": EVENTS}
 

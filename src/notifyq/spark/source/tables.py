@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from psycopg import sql
@@ -10,8 +11,6 @@ from notifyq.errors import StreamNotFoundError
 from notifyq.spark import statements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notifyq.spark.connection import Session
     from notifyq.spark.source.options import ReadOptions
 

@@ -10,6 +10,7 @@ import logging
 import math
 import random
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,14 @@ import asyncpg
 from notifyq.database import advisory_locks
 from notifyq.database import statements as sql
 from notifyq.errors import NotifyqError
-from notifyq.telemetry import SubscriptionLeft, SubscriptionTaken
+from notifyq.handlers.subscriber import Subscriber
+from notifyq.notify.session import Session
+from notifyq.telemetry import SubscriptionLeft, SubscriptionTaken, TelemetryHandler
 from notifyq.worker.streams.member import Member
 from notifyq.worker.streams.rebalance import Rebalancer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.handlers.subscriber import Subscriber
-    from notifyq.notify.session import Session
-    from notifyq.telemetry import TelemetryHandler
     from notifyq.worker.wake import Suppression
 
 log = logging.getLogger("notifyq.worker")

@@ -5,33 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.pool import Database
 from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import NotifyqError, RestoredDatabaseError
 from notifyq.execution.call import is_closing
 from notifyq.execution.runtime import Runtime, Threads, Transactions
+from notifyq.handlers.subscriber import Subscriber
+from notifyq.notify.session import Session
 from notifyq.notify.wake import TokenBucket, at_most
-from notifyq.telemetry import BatchDropped, StreamSuppressed, StreamUnsuppressed
+from notifyq.streams.subscription import Batch
+from notifyq.telemetry import BatchDropped, StreamSuppressed, StreamUnsuppressed, TelemetryHandler
+from notifyq.worker.loop_watch import LoopWatch, Running
 from notifyq.worker.streams.assignment import Assignment
 from notifyq.worker.streams.delivery import Delivery
 from notifyq.worker.streams.member import Member
 from notifyq.worker.wake import Poll, Poller, Suppression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import timedelta
-
-    from notifyq.database.pool import Database
     from notifyq.handlers.handler import AroundSync
-    from notifyq.handlers.subscriber import Subscriber
-    from notifyq.notify.session import Session
-    from notifyq.streams.subscription import Batch
-    from notifyq.telemetry import TelemetryHandler
-    from notifyq.worker.loop_watch import LoopWatch, Running
 
 log = logging.getLogger("notifyq.worker")
 

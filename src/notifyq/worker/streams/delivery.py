@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -17,24 +18,21 @@ from notifyq.database.encoding import storable
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
+from notifyq.execution.runtime import Runtime
+from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.annotations import name
+from notifyq.models.event import Event
+from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.notify.wake import at_most
 from notifyq.printable import in_line
 from notifyq.streams.subscription import Batch
-from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck
+from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck, TelemetryHandler
 from notifyq.telemetry.tracebacks import log_failure
 from notifyq.worker.loop_watch import LoopWatch, Running, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.execution.runtime import Runtime
-    from notifyq.handlers.subscriber import Subscriber
-    from notifyq.models.event import Event
-    from notifyq.models.message import Message
-    from notifyq.telemetry import TelemetryHandler
 
 log = logging.getLogger("notifyq.worker")
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database.pool import Database
 from notifyq.streams.subscription import Subscription
+from notifyq.telemetry import TelemetryHandler
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from notifyq.database.pool import Database
     from notifyq.handlers.subscriber import Subscriber
-    from notifyq.telemetry import TelemetryHandler
     from notifyq.worker.streams.delivery import Delivery
 
 _TAKEOVER = timedelta(hours=1)

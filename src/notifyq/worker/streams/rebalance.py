@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from notifyq.database import advisory_locks
 from notifyq.handlers.subscriber import MOST_MEMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notifyq.notify.session import Session
     from notifyq.worker.streams.member import Member
     from notifyq.worker.wake import Suppression
