@@ -15,7 +15,7 @@ from notifyq.server import Server, debian_binaries, wheel_binaries
 
 
 @contextlib.contextmanager
-def kept_server(**settings: str) -> Iterator[Server]:
+def kept_server(*, binaries: Path | None = None, **settings: str) -> Iterator[Server]:
     """Give a server, not started yet, that keeps data and port when it is stopped and started.
 
     What is committed outlives a crash of the server, but not one of the machine.
@@ -23,7 +23,7 @@ def kept_server(**settings: str) -> Iterator[Server]:
     candidates = [debian_binaries(), wheel_binaries()]
     if os.environ.get("NOTIFYQ_TEST_ENGINE") == "embedded":
         candidates.reverse()
-    binaries = next(filter(None, candidates), None)
+    binaries = binaries or next(filter(None, candidates), None)
     if binaries is None:
         pytest.skip("no PostgreSQL is installed")
     with socket.create_server(("127.0.0.1", 0)) as taken:
