@@ -422,16 +422,19 @@ async def test_the_triggers_of_queues_that_are_created_at_once_serve_all(
     assert [left in trigger["text"] for trigger in triggers] == [True]
 
 
-@pytest.mark.parametrize("call", ["create_queue('b')", "alter_queue('a')", "drop_queue('a')"])
-async def test_a_change_of_a_queue_waits_five_seconds_for_another(
-    connect: Connect, connection: Connection, call: str
+async def test_changes_of_a_queue_wait_five_seconds_for_another(
+    connect: Connect, connection: Connection
 ) -> None:
-    other = await connect()
     await value(connection, "create_queue", name="a")
+
+    async def change(call: str) -> None:
+        with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
+            await (await connect()).execute(f"select messages.{call}")
+
     async with connection.transaction():
         await value(connection, "create_queue", name="c")
-        with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
-            await other.execute(f"select messages.{call}")
+        calls = ("create_queue('b')", "alter_queue('a')", "drop_queue('a')")
+        await asyncio.gather(*map(change, calls))
 
 
 @pytest.mark.parametrize(
