@@ -11,7 +11,16 @@ import asyncpg
 import pytest
 
 from notifyq.errors import QueueBusyError, QueueFullError
-from support.database import Connect, Connection, lock_of, one_row, rows, until_blocked, value
+from support.database import (
+    Connect,
+    Connection,
+    finish_all,
+    lock_of,
+    one_row,
+    rows,
+    until_blocked,
+    value,
+)
 
 SESSIONS = 50
 ZERO = timedelta(0)
@@ -156,13 +165,7 @@ async def test_many_claimers_share_between_the_keys(
         while had.total() < 2000:
             held = await rows(worker, "claim", queues=["q"], quantity=7, worker="w")
             had.update(it["key"] for it in held)
-            await rows(
-                worker,
-                "finish_many",
-                ids=[it["id"] for it in held],
-                lock_tokens=[it["lock_token"] for it in held],
-                statuses=["success"] * len(held),
-            )
+            await finish_all(worker, held)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(work() for _ in range(16)))

@@ -99,15 +99,6 @@ async def test_a_queue_with_notify_off_sends_no_notification(
     assert await notifications.received() == []
 
 
-async def test_a_paused_queue_sends_no_notification(
-    connection: Connection, notifications: Notifications
-) -> None:
-    await value(connection, "pause_queue", name="default")
-    await publish(connection, 3)
-    await rows(connection, "notifyq.renotify")
-    assert await notifications.received() == []
-
-
 async def test_a_queue_with_notify_off_does_not_affect_others_of_a_statement(
     connection: Connection, notifications: Notifications
 ) -> None:

@@ -9,7 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from support.database import Connection, Notifications, archived, expire, make_due, rows, value
+from support.database import (
+    Connection,
+    Notifications,
+    archived,
+    expire,
+    finish_all,
+    make_due,
+    rows,
+    value,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -34,14 +43,7 @@ async def ids(connection: Connection, quantity: int = 100) -> list[int]:
 
 
 async def finish(connection: Connection, *messages: asyncpg.Record) -> None:
-    done = await rows(
-        connection,
-        "finish_many",
-        ids=[it["id"] for it in messages],
-        lock_tokens=[it["lock_token"] for it in messages],
-        statuses=["success"] * len(messages),
-    )
-    assert len(done) == len(messages)
+    assert len(await finish_all(connection, messages)) == len(messages)
 
 
 async def test_no_more_are_locked_than_the_queue_allows(connection: Connection) -> None:
@@ -354,16 +356,6 @@ async def test_claims_of_a_part_of_a_round_go_to_each_key_in_its_turn(
         each = [had[name] - before[name] for name in names if name != late]
         assert max(each) - min(each) <= 2
     assert had[late] - before[late] >= 3
-
-
-async def test_many_small_claims_go_to_each_key_in_its_turn(connection: Connection) -> None:
-    names = [f"k{n:02}" for n in range(9)]
-    await limited(connection, fair=True)
-    await put(connection, *names * 20)
-    had: Counter[str] = Counter()
-    for _ in range(20):
-        had.update(it["key"] for it in await claim(connection, 2))
-        assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
 
 
 async def test_small_and_large_claims_go_on_after_each_other(
