@@ -93,6 +93,7 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
 
         def make() -> str:
             other_server.stop()
+            shutil.rmtree(copy.directory)
             subprocess.run(["cp", "-a", other_server.directory, copy.directory], check=True)
             other_server.start()
             signal = copy.directory / "data/recovery.signal"
