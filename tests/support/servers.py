@@ -28,7 +28,7 @@ def _initialised(binaries: Path) -> Path:
 
 
 @contextlib.contextmanager
-def kept_server(*, binaries: Path | None = None, **settings: str) -> Iterator[Server]:
+def kept_server(binaries: Path | None = None, /, **settings: str) -> Iterator[Server]:
     """Give a server, not started yet, that keeps data and port when it is stopped and started.
 
     What is committed outlives a crash of the server, but not one of the machine.

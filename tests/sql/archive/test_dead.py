@@ -46,18 +46,16 @@ async def follow(
     return row[0], row[1]
 
 
-@pytest.mark.parametrize(
-    ("dead", "lines", "summary"), [(1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)]
-)
 async def test_the_log_has_at_most_ten_lines_and_a_sum_for_a_statement(
-    connection: Connection, notices: Notices, dead: int, lines: int, summary: int
+    connection: Connection, notices: Notices
 ) -> None:
-    ids = await die(connection, dead)
-    warnings = await notices.received("WARNING")
-    assert len(warnings) == lines + summary
-    assert [int(line.split()[3]) for line in warnings[:lines]] == ids[:lines]
-    if summary:
-        assert warnings[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
+    for dead, lines, summary in ((1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)):
+        ids = await die(connection, dead)
+        warnings = await notices.received("WARNING")
+        assert len(warnings) == lines + summary
+        assert [int(line.split()[3]) for line in warnings[:lines]] == ids[:lines]
+        if summary:
+            assert warnings[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
 
 
 async def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_archive(

@@ -443,24 +443,19 @@ async def test_a_limit_can_be_removed(connection: Connection) -> None:
         assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
 
 
-@pytest.mark.parametrize(
-    ("policy", "problem"),
-    [
+async def test_an_invalid_option_is_refused(connection: Connection) -> None:
+    for policy, problem in (
         ({"concurrency": -1}, "concurrency must be between 0 and 1000000000, not -1"),
         ({"rate_period": "0 s"}, "rate_period must be longer than zero"),
         ({"overflow": "panic"}, "overflow must be reject or drop_oldest"),
-    ],
-)
-async def test_an_invalid_option_is_refused(
-    connection: Connection, policy: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
-        await connection.fetch(
-            "select messages.create_queue('q', "
-            + ", ".join(f"{name} => '{it}'" for name, it in policy.items())
-            + ")"
-        )
-    assert caught.value.sqlstate == "NQ003"
+    ):
+        with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
+            await connection.fetch(
+                "select messages.create_queue('q', "
+                + ", ".join(f"{name} => '{it}'" for name, it in policy.items())
+                + ")"
+            )
+        assert caught.value.sqlstate == "NQ003"
 
 
 async def waiting(connection: Connection) -> list[int]:

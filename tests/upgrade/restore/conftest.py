@@ -65,7 +65,7 @@ def programs(server: str) -> Programs:
 @pytest.fixture(scope="session")
 def other_server(programs: Programs) -> Iterator[Server]:
     """Give another server, younger than that of the tests, without our roles."""
-    with kept_server(binaries=programs.folder, full_page_writes="off") as server:
+    with kept_server(programs.folder, full_page_writes="off") as server:
         server.start()
         yield server
 
@@ -89,7 +89,7 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
     """
     # The end of what there is to recover is the end of the old timeline.
     settings = {"full_page_writes": "off", "restore_command": "/bin/false"}
-    with kept_server(binaries=programs.folder, **settings) as copy:
+    with kept_server(programs.folder, **settings) as copy:
 
         def make() -> str:
             other_server.stop()
