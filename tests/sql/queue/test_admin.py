@@ -122,26 +122,20 @@ async def test_an_invalid_option_is_refused(connection: Connection) -> None:
         assert await policy(connection, "default") == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+async def test_alter_queue_changes_what_is_given_and_nothing_else(connection: Connection) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=3, notify="always")
+    for change in (
         {"lock_duration": timedelta(seconds=5)},
         {"max_attempts": 1000},
         {"backoff": timedelta(0)},
         {"backoff_max": timedelta(days=1)},
         {"notify": "off"},
         {"retention": timedelta(days=1)},
-    ],
-    ids=str,
-)
-async def test_alter_queue_changes_what_is_given_and_nothing_else(
-    connection: Connection, change: dict[str, Any]
-) -> None:
-    await value(connection, "create_queue", name="q", max_attempts=3, notify="always")
-    before, other = await policy(connection, "q"), await policy(connection, "default")
-    (returned,) = await rows(connection, "alter_queue", name="q", **change)
-    assert await policy(connection, "q") == {**before, **change} == dict(returned)
-    assert await policy(connection, "default") == other
+    ):
+        before, other = await policy(connection, "q"), await policy(connection, "default")
+        (returned,) = await rows(connection, "alter_queue", name="q", **change)
+        assert await policy(connection, "q") == {**before, **change} == dict(returned)
+        assert await policy(connection, "default") == other
 
 
 async def test_an_unknown_queue_is_refused(connection: Connection) -> None:
