@@ -298,20 +298,19 @@ async def test_publishers_of_one_queue_do_not_wait_for_each_other(
         await publish(other, 1)
 
 
-@pytest.mark.parametrize("style", ["postgres", "postgres_verbose", "sql_standard", "iso_8601"])
-async def test_durations_are_kept_exactly_in_every_interval_style(
-    connection: Connection, style: str
-) -> None:
-    await connection.execute(f"set intervalstyle = {style}")
-    await connection.execute(
-        "select messages.create_queue('q', lock_duration => '1 month -3 days 00:00:01.000001'); "
-        "select messages.alter_queue('q', rate_period => '1 year 2 days -04:05:06.7')"
-    )
-    assert await connection.fetchval(
-        "select lock_duration::text = interval '1 month -3 days 00:00:01.000001'::text "
-        "and rate_period::text = interval '1 year 2 days -04:05:06.7'::text "
-        "from messages.queue where name = 'q'"
-    )
+async def test_durations_are_kept_exactly_in_every_interval_style(connection: Connection) -> None:
+    for style in ("postgres", "postgres_verbose", "sql_standard", "iso_8601"):
+        await connection.execute(f"set intervalstyle = {style}")
+        await connection.execute(
+            "select messages.create_queue('q', lock_duration => '1 month -3 days 00:00:01.000001');"
+            "select messages.alter_queue('q', rate_period => '1 year 2 days -04:05:06.7')"
+        )
+        assert await connection.fetchval(
+            "select lock_duration::text = interval '1 month -3 days 00:00:01.000001'::text "
+            "and rate_period::text = interval '1 year 2 days -04:05:06.7'::text "
+            "from messages.queue where name = 'q'"
+        )
+        await value(connection, "drop_queue", name="q")
 
 
 async def test_an_unknown_name_gets_a_similar_one(connection: Connection) -> None:

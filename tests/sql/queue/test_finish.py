@@ -74,21 +74,24 @@ async def test_success_is_the_default(connection: Connection) -> None:
     assert (row["status"], row["details"], row["result"]) == ("success", None, None)
 
 
-@pytest.mark.parametrize("function", ["finish", "retry", "release", "extend"])
-async def test_only_the_present_token_settles(connection: Connection, function: str) -> None:
-    mine, foreign = await publish(connection, 2)
-    await connection.execute("update messages.message set lock_token = 40 where id = $1", foreign)
-    await rows(connection, "claim", quantity=2)
-    (waiting,) = await publish(connection, 1)
-    before = [await live(connection, id_) for id_ in (mine, foreign, waiting)]
+async def test_only_the_present_token_settles(connection: Connection) -> None:
+    for function in ("finish", "retry", "release", "extend"):
+        mine, foreign = await publish(connection, 2)
+        await connection.execute(
+            "update messages.message set lock_token = 40 where id = $1", foreign
+        )
+        await rows(connection, "claim", quantity=2)
+        (waiting,) = await publish(connection, 1)
+        before = [await live(connection, id_) for id_ in (mine, foreign, waiting)]
 
-    for token in (0, 2, 41, -1, 2**63 - 1):
-        assert await settle(connection, function, mine, token) is False
-    for nothing in ((10**9, 1), (waiting, 0)):
-        assert await settle(connection, function, *nothing) is False
-    assert [await live(connection, id_) for id_ in (mine, foreign, waiting)] == before
-    assert await archived(connection, mine) == []
-    assert await settle(connection, function, mine, 1) is True
+        for token in (0, 2, 41, -1, 2**63 - 1):
+            assert await settle(connection, function, mine, token) is False
+        for nothing in ((10**9, 1), (waiting, 0)):
+            assert await settle(connection, function, *nothing) is False
+        assert [await live(connection, id_) for id_ in (mine, foreign, waiting)] == before
+        assert await archived(connection, mine) == []
+        assert await settle(connection, function, mine, 1) is True
+        await connection.execute("delete from messages.message")
 
 
 @pytest.mark.parametrize("first", ["finish", "retry", "release"])
