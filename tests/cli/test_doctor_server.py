@@ -72,13 +72,11 @@ def own_server() -> Iterator[Server]:
         "autovacuum_freeze_max_age": "2000000000",
         "archive_mode": "on",
     }
-    with pytest.MonkeyPatch.context() as patch:
-        if wheel_binaries() is not None:
-            patch.setenv("NOTIFYQ_TEST_ENGINE", "embedded")
-            settings["max_notify_queue_pages"] = "64"
-        with kept_server(**settings) as server:
-            server.start()
-            yield server
+    if wheel_binaries() is not None:
+        settings["max_notify_queue_pages"] = "64"
+    with kept_server(wheel_binaries(), **settings) as server:
+        server.start()
+        yield server
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from cli.programs import NOTIFYQ, Notifyq, Terminal, environment
 from notifyq.operations.monitor import login
-from support.database import session
+from support.database import let_fail, session
 
 EVIL = "[bold]x[/] [/nope] :dog: \\[ \x1b[31m\u009b \u202e\ttab"
 
@@ -21,20 +21,7 @@ EVIL = "[bold]x[/] [/nope] :dog: \\[ \x1b[31m\u009b \u202e\ttab"
 async def archive(dsn: str, queue: str, quantity: int, *, details: str = "no good") -> list[int]:
     """Let messages die and return their ids, the oldest first."""
     async with session(dsn) as connection:
-        await connection.fetch(
-            "select messages.publish_many($1, array(select to_jsonb(n) "
-            "from generate_series(1, $2) as n))",
-            queue,
-            quantity,
-        )
-        rows = await connection.fetch(
-            "select messages.finish(c.id, c.lock_token, 'rejected', $3), c.id "
-            "from messages.claim(array[$1], $2) as c",
-            queue,
-            quantity,
-            details,
-        )
-        return sorted(row["id"] for row in rows)
+        return await let_fail(connection, quantity, queue, details, status="rejected")
 
 
 async def test_dead_messages_are_grouped_and_a_group_is_retried_and_deleted(

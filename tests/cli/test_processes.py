@@ -218,8 +218,6 @@ async def test_workers_of_a_killed_supervisor_stop(
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (("nowhere:app",), "there is no module 'nowhere' in"),
-        (("handlers:other",), "has no App named 'other'"),
         (("broken:app",), "cannot be imported: RuntimeError: no such luck"),
         (("handlers:app", "-q", "other"), "no handler for queue 'other'"),
         (("handlers:app", "--poll", "0s"), "setting poll: "),
@@ -242,14 +240,14 @@ def test_wrong_usage_is_printed_once(notifyq: Notifyq, folder: Path) -> None:
 
 
 def test_a_worker_that_cannot_start_again_ends_all(shared_database: str, folder: Path) -> None:
-    with running(shared_database, folder, 3) as workers:
+    with running(shared_database, folder, 2) as workers:
         (folder / "handlers.py").write_text("import no_such_thing\n")
         os.kill(workers.pids[2], signal.SIGKILL)
         result = workers.end()
     assert result.code == 1
     why = "notifyq: module 'handlers' cannot be imported: No module named 'no_such_thing'"
     assert result.err.count(f"{why} ({folder / 'handlers.py'}, line 1)") == 1
-    assert result.err.count(" has stopped: ") == 2
+    assert result.err.count(" has stopped: ") == 1
 
 
 async def test_a_full_server_ends_no_worker(database: str, folder: Path) -> None:

@@ -114,20 +114,18 @@ async def test_worker_handles_and_stops(database: str, folder: Path, number: int
     assert lines[-1].endswith(" has stopped: 1 handled, 0 released")
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", -15), ("SIGINT", -2)])
-async def test_a_signal_ends_a_forked_child_and_not_its_worker(
-    database: str, folder: Path, name: str, code: int
-) -> None:
+async def test_a_signal_ends_a_forked_child_and_not_its_worker(database: str, folder: Path) -> None:
     with Running(database, "worker", "forks:app", cwd=folder) as worker:
         worker.logged(" has started")
         async with session(database) as connection:
-            id_ = await connection.fetchval("select messages.publish('forks', $1)", name)
+            ends = "select result from messages.message_archive order by id"
+            for name in ("SIGTERM", "SIGINT"):
+                await connection.execute("select messages.publish('forks', $1)", name)
 
-            async def child_has_ended() -> bool:
-                row = await connection.fetchrow("select * from messages.archive_find($1)", id_)
-                return row is not None and row["result"] == code
+            async def children_have_ended() -> bool:
+                return [row["result"] for row in await connection.fetch(ends)] == [-15, -2]
 
-            await until(child_has_ended, "the child has ended", 30)
+            await until(children_have_ended, "the children have ended", 30)
         ended = worker.stop(signal.SIGTERM)
     assert ended.code == 0
     assert ended.err.count(" is stopping") == 1

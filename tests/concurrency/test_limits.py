@@ -11,7 +11,16 @@ import asyncpg
 import pytest
 
 from notifyq.errors import QueueBusyError, QueueFullError
-from support.database import Connect, Connection, lock_of, one_row, rows, until_blocked, value
+from support.database import (
+    Connect,
+    Connection,
+    finish_all,
+    lock_of,
+    one_row,
+    rows,
+    until_blocked,
+    value,
+)
 
 SESSIONS = 50
 ZERO = timedelta(0)
@@ -156,13 +165,7 @@ async def test_many_claimers_share_between_the_keys(
         while had.total() < 2000:
             held = await rows(worker, "claim", queues=["q"], quantity=7, worker="w")
             had.update(it["key"] for it in held)
-            await rows(
-                worker,
-                "finish_many",
-                ids=[it["id"] for it in held],
-                lock_tokens=[it["lock_token"] for it in held],
-                statuses=["success"] * len(held),
-            )
+            await finish_all(worker, held)
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(work() for _ in range(16)))
@@ -422,16 +425,19 @@ async def test_the_triggers_of_queues_that_are_created_at_once_serve_all(
     assert [left in trigger["text"] for trigger in triggers] == [True]
 
 
-@pytest.mark.parametrize("call", ["create_queue('b')", "alter_queue('a')", "drop_queue('a')"])
-async def test_a_change_of_a_queue_waits_five_seconds_for_another(
-    connect: Connect, connection: Connection, call: str
+async def test_changes_of_a_queue_wait_five_seconds_for_another(
+    connect: Connect, connection: Connection
 ) -> None:
-    other = await connect()
     await value(connection, "create_queue", name="a")
+
+    async def change(call: str) -> None:
+        with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
+            await (await connect()).execute(f"select messages.{call}")
+
     async with connection.transaction():
         await value(connection, "create_queue", name="c")
-        with pytest.raises(QueueBusyError, match="create, alter or drop a queue stay open"):
-            await other.execute(f"select messages.{call}")
+        calls = ("create_queue('b')", "alter_queue('a')", "drop_queue('a')")
+        await asyncio.gather(*map(change, calls))
 
 
 @pytest.mark.parametrize(

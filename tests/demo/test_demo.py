@@ -21,6 +21,7 @@ from notifyq.demo.index import index, source_files
 from support.database import session
 
 SMALL = ["demo", "--package", "json"]
+ALONE = [*SMALL, "--workers", "1"]
 FILES = [path for path in source_files() if path.startswith("json/")]
 
 
@@ -49,10 +50,10 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_two_demos_at_once_have_separate_totals(empty_database: str) -> None:
-    with Running(empty_database, *SMALL, "--json", "--workers", "1") as first:
+    with Running(empty_database, *ALONE, "--json") as first:
         # The second one after the schema is there: two installations at once is another test.
         first.logged("indexing")
-        with Running(empty_database, *SMALL, "--json", "--workers", "1") as second:
+        with Running(empty_database, *ALONE, "--json") as second:
             for running in (first, second):
                 result = running.end()
                 check(facts(result))
@@ -66,7 +67,7 @@ async def test_a_lost_message_is_detected(database: str) -> None:
             create trigger lose before insert on messages.message_archive for each row
               when (new.message->>'path' = 'json/tool.py') execute function lose();
         """)
-    with Running(database, *SMALL) as running:
+    with Running(database, *ALONE) as running:
         result = running.end()
     assert result.code == 1
     assert (
@@ -110,7 +111,7 @@ def paste(commands: list[str], env: dict[str, str]) -> str:
 
 def test_terminal_shows_a_bar_tables_and_commands_that_work(database: str) -> None:
     password = database.split(":")[2].split("@")[0]
-    with Terminal("", *SMALL, "--dsn", database) as terminal:
+    with Terminal("", *ALONE, "--dsn", database) as terminal:
         assert terminal.end() == 0
     assert "\x1b[?25l" in terminal.shown  # the cursor is hidden while the bar moves
     assert "━" in terminal.shown

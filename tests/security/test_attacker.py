@@ -246,16 +246,16 @@ INTO_NO_QUEUE = [
 ]
 
 
-@pytest.mark.parametrize("statement", INTO_NO_QUEUE)
 async def test_no_setting_publishes_into_a_queue_that_does_not_exist(
-    connection: Connection, enter: Enter, statement: str
+    connection: Connection, enter: Enter
 ) -> None:
-    publisher = await enter("publisher")
-    first = await connection.fetchval("select nextval('messages.message_id_seq')")
-    with pytest.raises((QueueNotFoundError, asyncpg.ObjectNotInPrerequisiteStateError)):
-        await publisher.execute(statement.replace("currval_of(2)", str(first + 2)))
-    await publisher.execute("rollback")
-    assert await connection.fetchval("select count(*) from messages.message") == 0
+    for statement in INTO_NO_QUEUE:
+        publisher = await enter("publisher")
+        first = await connection.fetchval("select nextval('messages.message_id_seq')")
+        with pytest.raises((QueueNotFoundError, asyncpg.ObjectNotInPrerequisiteStateError)):
+            await publisher.execute(statement.replace("currval_of(2)", str(first + 2)))
+        await publisher.execute("rollback")
+        assert await connection.fetchval("select count(*) from messages.message") == 0, statement
 
 
 async def test_no_function_takes_a_callback(connection: Connection) -> None:

@@ -18,6 +18,7 @@ from support.database import (
     alive,
     archived,
     claim_one,
+    let_fail,
     lock_of,
     publish,
     rows,
@@ -116,13 +117,6 @@ async def test_a_forward_leaves_retries_of_others(connection: Connection) -> Non
     assert await value(connection, "notifyq.forward_pending") == 1
     [info] = await rows(connection, "subscription_info", stream="s", subscriber="ann")
     assert info["retries"] == 1
-
-
-async def dead(connection: Connection, quantity: int) -> list[int]:
-    ids = await publish(connection, quantity)
-    for row in await rows(connection, "claim", quantity=quantity):
-        assert await value(connection, "finish", **lock_of(row), status="failed")
-    return ids
 
 
 @pytest.mark.usefixtures("stream")
@@ -242,7 +236,7 @@ async def test_each_condition_of_a_redrive_excludes_messages(
     connection: Connection, stream: None
 ) -> None:
     await value(connection, "create_queue", name="other")
-    await dead(connection, 1)
+    await let_fail(connection)
     for queue in ("default", "other"):
         await publish(connection, 1, queue)
         [row] = await rows(connection, "claim", queues=[queue])

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -262,19 +262,37 @@ async def claim_one(connection: Connection, worker: str = "worker") -> asyncpg.R
     return claimed
 
 
+async def finish_all(
+    connection: Connection,
+    messages: Sequence[asyncpg.Record],
+    status: str = "success",
+    details: str | None = None,
+) -> list[int]:
+    """Finish claimed messages in one statement; return the ids of those whose locks were held."""
+    finished = await rows(
+        connection,
+        "finish_many",
+        ids=[message["id"] for message in messages],
+        lock_tokens=[message["lock_token"] for message in messages],
+        statuses=[status] * len(messages),
+        details=[details] * len(messages),
+    )
+    return sorted(row[0] for row in finished)
+
+
 async def let_fail(
-    connection: Connection, quantity: int = 1, queue: str = "default", details: str | None = None
+    connection: Connection,
+    quantity: int = 1,
+    queue: str = "default",
+    details: str | None = None,
+    *,
+    status: str = "failed",
+    worker: str | None = None,
 ) -> list[int]:
     """Publish messages into a queue, archive as many as failed, and return the ids of those."""
     await publish(connection, quantity, queue)
-    failed = await connection.fetch(
-        "select c.id, messages.finish(c.id, c.lock_token, 'failed', $3) "
-        "from messages.claim(array[$1], $2) as c",
-        queue,
-        quantity,
-        details,
-    )
-    return sorted(row["id"] for row in failed)
+    claimed = await rows(connection, "claim", queues=[queue], quantity=quantity, worker=worker)
+    return await finish_all(connection, claimed, status, details)
 
 
 def lock_of(message: asyncpg.Record) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import signal
@@ -12,11 +11,19 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from cli.programs import Running
 from notifyq import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from support.database import ROOT, Connection, session, until, until_equal
-from upgrade.programs import APP, running
 from upgrade.second import NEXT
+
+APP = """
+import notifyq
+app = notifyq.App()
+@app.handler("rolling")
+async def handle(number: int) -> int:
+    return number
+"""
 
 
 @pytest.fixture
@@ -90,27 +97,30 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
     empty_database: str, new: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    old = ROOT / "src"
-    worker = (empty_database, "worker", "shop:app")
-    with running(tmp_path, old, empty_database, "init") as init:
-        assert await init.ended() == 0, init.output
+
+    def running(source: Path, *args: str) -> Running:
+        return Running(empty_database, *args, cwd=tmp_path, env={"PYTHONPATH": str(source)})
+
+    old, worker = ROOT / "src", ("worker", "shop:app")
+    with running(old, "init") as init:
+        assert init.end().code == 0, init.stderr
     async with session(empty_database) as connection, session(empty_database) as owner:
         load = Load(connection)
         assert await schema.installed_version(owner) == SCHEMA_VERSION
-        with running(tmp_path, new, *worker) as early:
-            assert await early.ended() == 1
-            [line] = early.output.splitlines()
+        with running(new, *worker) as early:
+            refused = early.end()
             needed = f"version {SCHEMA_VERSION} of the schema is installed, {NEXT} is needed: "
-            assert line.startswith(f"notifyq: {needed}")
-        with running(tmp_path, old, *worker) as before:
-            await before.expect(" has started")
+            assert (refused.code, refused.err.count("\n")) == (1, 1)
+            assert refused.err.startswith(f"notifyq: {needed}")
+        with running(old, *worker) as before:
+            before.logged(" has started")
             async with asyncio.TaskGroup() as group:
                 group.create_task(load.go_on())
                 report = await schema.upgrade(owner, new.with_name("db"))
             assert (report.before, report.version) == (SCHEMA_VERSION, NEXT)
             assert load.refused <= 1
-            with running(tmp_path, new, *worker) as after:
-                await after.expect(" has started")
+            with running(new, *worker) as after:
+                after.logged(" has started")
                 counts = await load.handled()
 
                 async def both_have_handled_more() -> bool:
@@ -122,16 +132,15 @@ async def test_workers_of_the_version_before_go_on_while_it_is_upgraded(
                 await until(both_have_handled_more, "both kinds of workers handle messages", 20)
                 await load.drain()
                 for program in (before, after):
-                    os.kill(program.process.pid, signal.SIGTERM)
-                    assert await program.ended() == 0, program.output
-                    assert "Traceback" not in program.output
+                    stopped = program.stop(signal.SIGTERM)
+                    assert stopped.code == 0, stopped
+                    assert "Traceback" not in stopped.err
         # The package is rolled back: its workers start, and it cannot put old code back.
-        with running(tmp_path, old, *worker) as late:
-            await late.expect(" has started")
+        with running(old, *worker) as late:
+            late.logged(" has started")
             await load.go_on(40)
             await load.drain()
-        with running(tmp_path, old, empty_database, "init") as init:
-            assert await init.ended() == 1
-            assert (
-                f"version {NEXT} is installed, this notifyq knows {SCHEMA_VERSION}" in init.output
-            )
+        with running(old, "init") as init:
+            refused = init.end()
+        assert refused.code == 1
+        assert f"version {NEXT} is installed, this notifyq knows {SCHEMA_VERSION}" in refused.err

@@ -119,9 +119,9 @@ async def test_a_poll_claims_as_often_as_without_weights(
     assert all(sorted(queues) == sorted(weights) for queues in claims[4:])
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+def test_wrong_queues_are_refused(app: App) -> None:
+    handle(app)
+    for options, why in (
         ({"queues": {"high": 0}}, "the weight of queue 'high' is 0: give a whole number from 1"),
         ({"queues": {"high": -1}}, "the weight of queue 'high' is -1"),
         ({"queues": {"high": 1001}}, "the weight of queue 'high' is 1001"),
@@ -132,9 +132,6 @@ async def test_a_poll_claims_as_often_as_without_weights(
         ({"queues": {"high": 3}, "strict": True}, "leave out strict or the weights"),
         ({"strict": True}, "strict has no order"),
         ({"queues": {"other": 3}}, "no handler for queue 'other'"),
-    ],
-)
-def test_wrong_queues_are_refused(app: App, options: dict[str, Any], why: str) -> None:
-    handle(app)
-    with pytest.raises(ConfigurationError, match=why):
-        app.worker(**options)
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            app.worker(**options)

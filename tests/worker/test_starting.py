@@ -20,15 +20,6 @@ from notifyq.telemetry import WorkerStarted
 from support.database import Connect, Connection, session, until
 from support.running import Events
 
-
-@pytest.fixture
-async def absent(mortal_server: Server) -> tuple[Server, str]:
-    """Give a server with the schema, which does not run, and its address."""
-    dsn = mortal_server.dsn
-    await asyncio.to_thread(mortal_server.stop, force=True)
-    return mortal_server, dsn
-
-
 APP = """
 import notifyq
 app = notifyq.App()
@@ -63,16 +54,23 @@ async def test_a_signal_ends_the_wait_for_a_server(tmp_path: Path, args: tuple[s
         assert waiting.process.wait(10) == 0
 
 
-async def test_a_worker_that_starts_before_its_server_handles_what_comes(
-    tmp_path: Path, absent: tuple[Server, str]
+async def test_a_worker_and_a_relay_that_start_before_their_server_handle_what_comes(
+    tmp_path: Path, mortal_server: Server
 ) -> None:
     (tmp_path / "theirs.py").write_text(APP)
-    server, dsn = absent
+    dsn = mortal_server.dsn
+    await asyncio.to_thread(mortal_server.stop, force=True)
+    relay = Relay(Database(dsn), Database(dsn), {"a": "b"})
+    moving = asyncio.create_task(relay.run())
     with Running(dsn, "worker", "theirs:app", cwd=tmp_path) as worker:
-        worker.logged("the start failed")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(worker.logged, "the start failed")
+        await asyncio.to_thread(mortal_server.start)
         async with session(dsn) as connection:
-            worker.logged(" has started")
+            for queue in ("a", "b"):
+                await connection.fetchval("select messages.create_queue($1)", queue)
+            await connection.fetchval("select messages.publish('a', '1')")
+            await until(lambda: relay.counts["moved"] > 0, "the message is moved")
+            await asyncio.to_thread(worker.logged, " has started")
             id_ = await connection.fetchval("select messages.publish('q', '1')")
             await until(
                 lambda: connection.fetchval("select id from messages.archive_find($1)", id_),
@@ -80,20 +78,6 @@ async def test_a_worker_that_starts_before_its_server_handles_what_comes(
             )
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(10) == 0
-
-
-async def test_a_relay_that_starts_before_its_server_moves_what_comes(
-    absent: tuple[Server, str],
-) -> None:
-    server, dsn = absent
-    relay = Relay(Database(dsn), Database(dsn), {"a": "b"})
-    moving = asyncio.create_task(relay.run())
-    await asyncio.to_thread(server.start)
-    async with session(dsn) as connection:
-        for queue in ("a", "b"):
-            await connection.fetchval("select messages.create_queue($1)", queue)
-        await connection.fetchval("select messages.publish('a', '1')")
-        await until(lambda: relay.counts["moved"] > 0, "the message is moved")
     relay.stop()
     await moving
     assert relay.counts["moved"] == 1

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from notifyq.operations.dashboard import create_app
-from support.database import Connection, publish, rows
+from support.database import Connection, let_fail
 
 BASE = "http://localhost:8080"
 
@@ -60,17 +60,7 @@ async def make_dead(
     queue: str = "default",
 ) -> list[int]:
     """Have messages fail; return their ids."""
-    ids = await publish(connection, quantity, queue)
-    claimed = await rows(connection, "claim", queues=[queue], quantity=quantity, worker="host-1")
-    await rows(
-        connection,
-        "finish_many",
-        ids=[row["id"] for row in claimed],
-        lock_tokens=[row["lock_token"] for row in claimed],
-        statuses=["failed"] * quantity,
-        details=[details] * quantity,
-    )
-    return ids
+    return await let_fail(connection, quantity, queue, details, worker="host-1")
 
 
 class Open(Protocol):

@@ -363,18 +363,18 @@ FORGED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", FORGED)
-async def test_a_forged_form_is_refused(writer: Browser, connection: Connection, what: str) -> None:
-    forged = FORGED[what]
-    data = {"csrf": await writer.token(), "name": "default", **forged.get("data", {})}
-    headers = {"origin": BASE, **forged.get("headers", {})}
-    answer = await writer.client.post(
-        f"{forged.get('url', '')}/queues/pause",
-        data={key: value for key, value in data.items() if value is not None},
-        headers={key: value for key, value in headers.items() if value is not None},
-    )
-    assert answer.status_code == 403
-    assert not await connection.fetchval("select paused from messages.queue")
+async def test_a_forged_form_is_refused(writer: Browser, connection: Connection) -> None:
+    for what in FORGED:
+        forged = FORGED[what]
+        data = {"csrf": await writer.token(), "name": "default", **forged.get("data", {})}
+        headers = {"origin": BASE, **forged.get("headers", {})}
+        answer = await writer.client.post(
+            f"{forged.get('url', '')}/queues/pause",
+            data={key: value for key, value in data.items() if value is not None},
+            headers={key: value for key, value in headers.items() if value is not None},
+        )
+        assert answer.status_code == 403
+        assert not await connection.fetchval("select paused from messages.queue")
 
 
 async def test_a_form_with_sec_fetch_site_same_origin_is_accepted(

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
-import uvicorn
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
-from notifyq.operations.dashboard import create_app
-from notifyq.operations.dashboard.serve import bind
+from support.browsing import in_a_browser, opened, serving
 from support.database import Connection
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
-
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.timeout(120),
-]
+pytestmark = in_a_browser
 
 PAGES = ["/", "/queues", "/queue?name=mail", "/health", "/audit", "/none"]
 
@@ -93,41 +79,6 @@ UNNAMED = """
 """
 
 
-@asynccontextmanager
-async def serving(dsn: str, **options: Any) -> AsyncIterator[str]:
-    app = create_app(dsn, open_to_all=True, interval=0.2, **options)
-    listener = bind("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=2)
-    )
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-
-
-@asynccontextmanager
-async def browsing() -> AsyncIterator[Any]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield browser
-        await browser.close()
-
-
-async def opened(browser: Any, messages: list[str], **options: Any) -> Any:
-    """A page whose console messages are collected, also errors of the content security policy."""
-    context = await browser.new_context(reduced_motion="reduce", **options)
-    page = await context.new_page()
-    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    return page
-
-
 @pytest.fixture
 async def filled(connection: Connection) -> None:
     await connection.execute("""
@@ -150,33 +101,26 @@ async def filled(connection: Connection) -> None:
 async def test_pages_are_accessible_in_both_themes_and_all_widths(
     database: str, filled: None
 ) -> None:
-    messages: list[str] = []
-    async with serving(database, allow_writes=True) as base, browsing() as browser:
+    async with serving(database, allow_writes=True) as base:
         for scheme, width in (("light", 1280), ("dark", 360)):
-            page = await opened(
-                browser, messages, color_scheme=scheme, viewport={"width": width, "height": 800}
-            )
-            for path in PAGES:
-                await page.goto(base + path)
-                found = await page.evaluate(CONTRAST)
-                assert found["poor"] == [], f"{path} {scheme}"
-                assert found["seen"] > 8
-                assert await page.evaluate(SIDEWAYS) == [], f"{path} at {width}"
-                assert await page.evaluate(UNNAMED) == [], path
-            await page.goto(base)
-            paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (scheme == "light") == (int(paper.split("(")[1].split(",")[0]) > 128)
-            await page.context.close()
-    # The console reports the one page that does not exist.
-    assert [it for it in messages if "404" not in it] == []
+            # The console reports the one page that does not exist.
+            async with opened(width=width, but="404", color_scheme=scheme) as page:
+                for path in PAGES:
+                    await page.goto(base + path)
+                    found = await page.evaluate(CONTRAST)
+                    assert found["poor"] == [], f"{path} {scheme}"
+                    assert found["seen"] > 8
+                    assert await page.evaluate(SIDEWAYS) == [], f"{path} at {width}"
+                    assert await page.evaluate(UNNAMED) == [], path
+                await page.goto(base)
+                paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (scheme == "light") == (int(paper.split("(")[1].split(",")[0]) > 128)
 
 
 async def test_values_are_updated_while_a_page_is_open(
     database: str, connection: Connection, filled: None
 ) -> None:
-    messages: list[str] = []
-    async with serving(database) as base, browsing() as browser:
-        page = await opened(browser, messages)
+    async with serving(database) as base, opened() as page:
         await page.goto(base)
         await expect(page.locator("#live")).to_have_text("live")
         waiting = page.locator("[data-figure=waiting]")
@@ -194,13 +138,10 @@ async def test_values_are_updated_while_a_page_is_open(
         # A pause by key holds it.
         await page.keyboard.press("l")
         await expect(page.locator("#live")).to_have_text("paused")
-    assert messages == []
 
 
 async def test_keyboard_shortcuts(database: str, connection: Connection) -> None:
-    messages: list[str] = []
-    async with serving(database, allow_writes=True) as base, browsing() as browser:
-        page = await opened(browser, messages)
+    async with serving(database, allow_writes=True) as base, opened() as page:
         await page.goto(base)
         await page.keyboard.press("Tab")
         assert await page.evaluate("document.activeElement.textContent") == "Skip to content"
@@ -222,25 +163,22 @@ async def test_keyboard_shortcuts(database: str, connection: Connection) -> None
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("status")).to_have_text("Paused default.")
     assert await connection.fetchval("select paused from messages.queue")
-    assert messages == []
 
 
 async def test_the_theme_is_kept(database: str) -> None:
-    messages: list[str] = []
-    async with serving(database) as base, browsing() as browser:
-        page = await opened(browser, messages, color_scheme="light")
+    async with serving(database) as base, opened(color_scheme="light") as page:
         await page.goto(base)
         await page.locator("#theme button").click()
         await page.goto(f"{base}/queues")
         paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == "rgb(18, 22, 27)"
-    assert messages == []
 
 
 async def test_pages_work_without_scripts(database: str, connection: Connection) -> None:
-    messages: list[str] = []
-    async with serving(database, allow_writes=True) as base, browsing() as browser:
-        page = await opened(browser, messages, java_script_enabled=False)
+    async with (
+        serving(database, allow_writes=True) as base,
+        opened(java_script_enabled=False) as page,
+    ):
         await page.goto(f"{base}/queue?name=default")
         await page.get_by_label("Max attempts", exact=True).fill("7")
         await page.get_by_label("Ordered").check()

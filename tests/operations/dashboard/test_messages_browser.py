@@ -2,74 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
-import uvicorn
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import expect
 
-from notifyq.operations.dashboard import create_app
 from operations.dashboard.conftest import make_dead
+from support.browsing import in_a_browser, opened, serving
 from support.database import Connection, publish, rows, value
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.timeout(120),
-]
-
-
-@asynccontextmanager
-async def served(dsn: str) -> AsyncIterator[str]:
-    """Serve a dashboard that may write on a port of its own."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(dsn, open_to_all=True, allow_writes=True, interval=0.2)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-    serving = asyncio.create_task(server.serve([listening]))
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-
-
-def _noted(message: Any) -> list[str]:
-    """The message of the console, except that a page had the status 400."""
-    return [] if "status of 400 (Bad Request)" in message.text else [message.text]
-
-
-@asynccontextmanager
-async def opened(base: str, width: int = 1200, **options: Any) -> AsyncIterator[Any]:
-    """Open a window; its console must stay empty."""
-    messages: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
-        context = await browser.new_context(
-            base_url=base, viewport={"width": width, "height": 800}, **options
-        )
-        page = await context.new_page()
-        page.on("console", lambda message: messages.extend(_noted(message)))
-        page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("dialog", lambda dialog: messages.append(dialog.message))
-        yield page
-        await browser.close()
-    assert messages == []
+pytestmark = in_a_browser
 
 
 async def test_a_wrong_condition_can_be_corrected(database: str, connection: Connection) -> None:
     for payload in ({"customer": "x", "amount": 60}, {"customer": "y", "amount": 70}):
         await value(connection, "publish", queue="default", message=payload)
-    async with served(database) as base, opened(base) as page:
+    async with (
+        serving(database, allow_writes=True) as base,
+        opened(base_url=base, but="status of 400 (Bad Request)") as page,
+    ):
         await page.goto("/messages")
         await page.get_by_text("More conditions").click()
         await page.get_by_label("Payload").fill("customer = 'x' and amount >")
@@ -92,7 +43,10 @@ async def test_a_group_is_found_and_retried(
 ) -> None:
     ids = await make_dead(connection, 3, f"Timeout after 5 s {HOSTILE}")
     await make_dead(connection, 1, "another")
-    async with served(database) as base, opened(base, java_script_enabled=has_scripts) as page:
+    async with (
+        serving(database, allow_writes=True) as base,
+        opened(base_url=base, java_script_enabled=has_scripts) as page,
+    ):
         await page.goto("/messages")
         await page.get_by_label("State").select_option("dead")
         await page.get_by_label("Error contains").fill("timeout")
@@ -122,7 +76,10 @@ async def test_pages_fit_on_a_phone(database: str, connection: Connection) -> No
     (id_,) = await publish(connection, 1, name)
     await rows(connection, "claim", worker="host-" + "z" * 60)
     dead = await make_dead(connection, 1, "E" * 200)
-    async with served(database) as base, opened(base, 360) as page:
+    async with (
+        serving(database, allow_writes=True) as base,
+        opened(base_url=base, width=360) as page,
+    ):
         for path in (
             "/messages", f"/messages/{id_}", f"/messages/{dead[0]}", "/dead", "/streams",
             "/schedules", "/workers",

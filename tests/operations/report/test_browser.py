@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
-
-import pytest
-from playwright.async_api import async_playwright
 
 from notifyq.database.pool import Database
 from notifyq.operations.report import gather, page
 from notifyq.operations.report.charts import charts
 from operations.report.test_report import FILL, HOSTILE
+from support.browsing import in_a_browser, opened
 from support.database import session
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), None)
-
-pytestmark = [
-    pytest.mark.skipif(BROWSER is None, reason="there is no chromium: apt-get install chromium"),
-    pytest.mark.timeout(120),
-]
+pytestmark = in_a_browser
 
 _SHOWN = """
 () => [...document.querySelectorAll('figure svg')]
@@ -53,31 +44,19 @@ _COLOURS = """
 
 async def rendered(file: Path, *, width: int, scheme: Any) -> dict[str, Any]:
     """Open a page in a window and return what is seen of it."""
-    messages: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
-        )
-        context = await browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        )
-        opened = await context.new_page()
-        opened.on("console", lambda message: messages.append(message.text))
-        opened.on("pageerror", lambda error: messages.append(str(error)))
+    async with opened(width=width, color_scheme=scheme) as window:
         asked: list[str] = []
-        opened.on("request", lambda request: asked.append(request.url))
-        await opened.goto(file.as_uri())
+        window.on("request", lambda request: asked.append(request.url))
+        await window.goto(file.as_uri())
         found = {
-            "charts": await opened.evaluate(_SHOWN),
-            "colours": await opened.evaluate(_COLOURS),
-            "overflow": await opened.evaluate(
+            "charts": await window.evaluate(_SHOWN),
+            "colours": await window.evaluate(_COLOURS),
+            "overflow": await window.evaluate(
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             ),
-            "text": await opened.inner_text("body"),
-            "picture": await opened.screenshot(full_page=True),
+            "text": await window.inner_text("body"),
+            "picture": await window.screenshot(full_page=True),
         }
-        await browser.close()
-    assert messages == []
     assert asked == [file.as_uri()]
     return found
 
@@ -90,8 +69,8 @@ async def test_a_browser_shows_it_wide_and_narrow_by_day_and_by_night(
         await connection.execute(
             "update messages.message_archive set queue = repeat('long.', 30) where queue = 'mail'"
         )
-    async with Database(database) as opened:
-        report = await gather(opened)
+    async with Database(database) as source:
+        report = await gather(source)
     file = tmp_path / "report.html"
     file.write_text(page(report), encoding="utf-8")
     day = await rendered(file, width=1200, scheme="light")

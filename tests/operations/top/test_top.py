@@ -44,15 +44,15 @@ def shown(pilot: Pilot[None]) -> str:
     return "\n".join(strip.text.rstrip() for strip in strips)
 
 
-async def see(pilot: Pilot[None], *texts: str) -> str:
-    """Wait until all of this is shown."""
+async def see(pilot: Pilot[None], *texts: str, hidden: str | None = None) -> str:
+    """Wait until all of this is shown, and `hidden` no more."""
     seen = ""
 
     async def is_shown() -> bool:
         nonlocal seen
         await pilot.pause()
         seen = shown(pilot)
-        return all(text in seen for text in texts)
+        return all(text in seen for text in texts) and (hidden is None or hidden not in seen)
 
     try:
         await until(is_shown, "it is shown", seconds=20)

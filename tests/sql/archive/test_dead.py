@@ -6,7 +6,17 @@ import random
 import pytest
 
 from notifyq.errors import InvalidArgumentError
-from support.database import Connect, Connection, Notices, Notifications, publish, rows, value
+from support.database import (
+    Connect,
+    Connection,
+    Notices,
+    Notifications,
+    finish_all,
+    let_fail,
+    publish,
+    rows,
+    value,
+)
 
 FOLLOW = """
     select messages.current_position(), array(
@@ -15,22 +25,13 @@ FOLLOW = """
 """
 
 
-async def finish_all(connection: Connection, status: str, details: str | None = None) -> list[int]:
+async def end_all(connection: Connection, status: str, details: str | None = None) -> list[int]:
     claimed = await rows(connection, "claim", quantity=10_000)
-    finished = await rows(
-        connection,
-        "finish_many",
-        ids=[row["id"] for row in claimed],
-        lock_tokens=[row["lock_token"] for row in claimed],
-        statuses=[status] * len(claimed),
-        details=[details] * len(claimed),
-    )
-    return sorted(row[0] for row in finished)
+    return await finish_all(connection, claimed, status, details)
 
 
 async def die(connection: Connection, quantity: int, queue: str = "default") -> list[int]:
-    await publish(connection, quantity, queue)
-    return await finish_all(connection, "failed", "no luck")
+    return await let_fail(connection, quantity, queue, "no luck")
 
 
 async def snapshot(connection: Connection) -> str:
@@ -45,25 +46,23 @@ async def follow(
     return row[0], row[1]
 
 
-@pytest.mark.parametrize(
-    ("dead", "lines", "summary"), [(1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)]
-)
 async def test_the_log_has_at_most_ten_lines_and_a_sum_for_a_statement(
-    connection: Connection, notices: Notices, dead: int, lines: int, summary: int
+    connection: Connection, notices: Notices
 ) -> None:
-    ids = await die(connection, dead)
-    warnings = await notices.received("WARNING")
-    assert len(warnings) == lines + summary
-    assert [int(line.split()[3]) for line in warnings[:lines]] == ids[:lines]
-    if summary:
-        assert warnings[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
+    for dead, lines, summary in ((1, 1, 0), (10, 10, 0), (11, 10, 1), (500, 10, 1)):
+        ids = await die(connection, dead)
+        warnings = await notices.received("WARNING")
+        assert len(warnings) == lines + summary
+        assert [int(line.split()[3]) for line in warnings[:lines]] == ids[:lines]
+        if summary:
+            assert warnings[-1] == f"notifyq: {dead - 10} more dead messages in the same statement"
 
 
 async def test_a_long_reason_is_cut_in_the_log_and_kept_in_the_archive(
     connection: Connection, notices: Notices
 ) -> None:
     await publish(connection, 1)
-    await finish_all(connection, "failed", "x" * 10_000)
+    await end_all(connection, "failed", "x" * 10_000)
     (line,) = await notices.received("WARNING")
     assert line.endswith(": " + "x" * 200)
     (dead,) = await rows(connection, "dead_list")
@@ -98,7 +97,7 @@ async def test_a_failure_that_is_rolled_back_is_not_notified(
 ) -> None:
     await publish(connection, 1)
     await connection.execute("begin")
-    await finish_all(connection, "failed")
+    await end_all(connection, "failed")
     await connection.execute("rollback")
     assert await notifications.received("dead_message") == []
 
@@ -113,7 +112,7 @@ async def test_the_notification_of_many_dead_messages_is_short(
         "else 'default' end, '1' from generate_series(1, 9000) as g (n)",
         "é" * 100,
     )
-    await finish_all(connection, "failed")
+    await end_all(connection, "failed")
     received = await notifications.received("dead_message")
     assert len(received) == 2
     assert all(len(notification.payload.encode()) < 8000 for notification in received)
@@ -124,7 +123,7 @@ async def test_dead_messages_are_listed_latest_first_by_pages(connection: Connec
     dead = [(await die(connection, 1))[0] for _ in range(4)]
     (elsewhere,) = await die(connection, 1, "other")
     await publish(connection, 1)
-    await finish_all(connection, "success")
+    await end_all(connection, "success")
 
     async def listed(**arguments: object) -> list[int]:
         return [row["id"] for row in await rows(connection, "dead_list", **arguments)]
@@ -142,7 +141,7 @@ async def test_dead_messages_are_listed_latest_first_by_pages(connection: Connec
 async def test_only_dead_messages_are_deleted(connection: Connection) -> None:
     dead = await die(connection, 3)
     (good,) = await publish(connection, 1)
-    await finish_all(connection, "success")
+    await end_all(connection, "success")
     (waiting,) = await publish(connection, 1)
 
     deleted = await connection.fetchval(
@@ -164,7 +163,7 @@ async def test_a_follower_sees_each_dead_message_once(connection: Connection) ->
     seen, found = await follow(connection, seen)
     assert found == []
     await publish(connection, 1)
-    await finish_all(connection, "success")
+    await end_all(connection, "success")
     last = await die(connection, 1)
     assert (await follow(connection, seen))[1] == last
 

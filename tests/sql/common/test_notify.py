@@ -13,9 +13,8 @@ INTERLEAVED = """
 """
 
 
-@pytest.mark.parametrize(
-    ("ids", "spans"),
-    [
+async def test_ids_are_written_as_spans(connection: Connection) -> None:
+    for ids, spans in (
         ([], ""),
         ([7], "7"),
         ([7, 8], "7-8"),
@@ -24,10 +23,8 @@ INTERLEAVED = """
         ([1, 3, 5], "1,3,5"),
         ([1, 2, 4, 5, 9223372036854775806, 9223372036854775807],
          "1-2,4-5,9223372036854775806-9223372036854775807"),
-    ],
-)  # fmt: skip
-async def test_ids_are_written_as_spans(connection: Connection, ids: list[int], spans: str) -> None:
-    assert await value(connection, "notifyq.compact_ids", ids=ids) == spans
+    ):  # fmt: skip
+        assert await value(connection, "notifyq.compact_ids", ids=ids) == spans
 
 
 async def test_ids_that_do_not_fit_are_left_out_from_the_end(connection: Connection) -> None:
@@ -96,15 +93,6 @@ async def test_a_queue_with_notify_off_sends_no_notification(
     await rows(connection, "notifyq.renotify")
     (message,) = await rows(connection, "claim", queues=["quiet"])
     await value(connection, "release", **lock_of(message))
-    assert await notifications.received() == []
-
-
-async def test_a_paused_queue_sends_no_notification(
-    connection: Connection, notifications: Notifications
-) -> None:
-    await value(connection, "pause_queue", name="default")
-    await publish(connection, 3)
-    await rows(connection, "notifyq.renotify")
     assert await notifications.received() == []
 
 

@@ -316,11 +316,8 @@ async def test_with_two_lakes_one_must_be_named(connection: Connection, lake: in
     assert len(await connection.fetch("select * from notifyq.rollup_summary()")) == 1
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    ["step => '90 min'", "step => '1 min'", "step => '1 month'", "dimensions => '{queue,day}'",
-     "dimensions => null"],
-)  # fmt: skip
-async def test_a_wrong_grouping_is_refused(connection: Connection, arguments: str) -> None:
-    with pytest.raises(InvalidArgumentError):
-        await connection.fetch(f"select * from notifyq.rollup_summary({arguments})")
+async def test_a_wrong_grouping_is_refused(connection: Connection) -> None:
+    for arguments in ("step => '90 min'", "step => '1 min'", "step => '1 month'",
+                      "dimensions => '{queue,day}'", "dimensions => null"):  # fmt: skip
+        with pytest.raises(InvalidArgumentError):
+            await connection.fetch(f"select * from notifyq.rollup_summary({arguments})")

@@ -95,23 +95,20 @@ async def test_limits_end_with_their_queue(connection: Connection) -> None:
     assert await rows(connection, "queue_limits") == []
 
 
-@pytest.mark.parametrize(
-    ("policy", "limits", "why"),
-    [
+async def test_wrong_limits_are_refused(connection: Connection) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, int], str]] = [
         ({}, {"concurrency": 1}, "queue 'q' has no key_concurrency"),
         ({"key_concurrency": 1}, {"rate": 1}, "queue 'q' has no key_rate"),
         ({"key_concurrency": 1}, {"concurrency": 0}, "concurrency must be between 1"),
         ({"key_rate": 1}, {"rate": -1}, "rate must be between 1"),
         ({"key_rate": 10, "key_rate_burst": 10**9}, {"rate": 10**9 + 1}, "rate must be between 1"),
-    ],
-)
-async def test_wrong_limits_are_refused(
-    connection: Connection, policy: dict[str, Any], limits: dict[str, int], why: str
-) -> None:
-    await limited(connection, **policy)
-    with pytest.raises(InvalidArgumentError, match=why):
-        await set_limit(connection, "a", **limits)
-    assert await rows(connection, "queue_limits") == []
+    ]
+    for policy, limits, why in cases:
+        await limited(connection, **policy)
+        with pytest.raises(InvalidArgumentError, match=why):
+            await set_limit(connection, "a", **limits)
+        assert await rows(connection, "queue_limits") == []
+        await value(connection, "drop_queue", name="q")
 
 
 async def test_a_changed_limit_wakes_workers_for_what_it_held_back(

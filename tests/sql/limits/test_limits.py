@@ -9,7 +9,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from support.database import Connection, Notifications, archived, expire, make_due, rows, value
+from support.database import (
+    Connection,
+    Notifications,
+    archived,
+    expire,
+    finish_all,
+    make_due,
+    rows,
+    value,
+)
 
 HOUR = timedelta(hours=1)
 
@@ -34,14 +43,7 @@ async def ids(connection: Connection, quantity: int = 100) -> list[int]:
 
 
 async def finish(connection: Connection, *messages: asyncpg.Record) -> None:
-    done = await rows(
-        connection,
-        "finish_many",
-        ids=[it["id"] for it in messages],
-        lock_tokens=[it["lock_token"] for it in messages],
-        statuses=["success"] * len(messages),
-    )
-    assert len(done) == len(messages)
+    assert len(await finish_all(connection, messages)) == len(messages)
 
 
 async def test_no_more_are_locked_than_the_queue_allows(connection: Connection) -> None:
@@ -356,16 +358,6 @@ async def test_claims_of_a_part_of_a_round_go_to_each_key_in_its_turn(
     assert had[late] - before[late] >= 3
 
 
-async def test_many_small_claims_go_to_each_key_in_its_turn(connection: Connection) -> None:
-    names = [f"k{n:02}" for n in range(9)]
-    await limited(connection, fair=True)
-    await put(connection, *names * 20)
-    had: Counter[str] = Counter()
-    for _ in range(20):
-        had.update(it["key"] for it in await claim(connection, 2))
-        assert max(had[name] for name in names) - min(had[name] for name in names) <= 1
-
-
 async def test_small_and_large_claims_go_on_after_each_other(
     connection: Connection,
 ) -> None:
@@ -451,24 +443,19 @@ async def test_a_limit_can_be_removed(connection: Connection) -> None:
         assert not await connection.fetchval(f"select count(*) from notifyq.{table}")
 
 
-@pytest.mark.parametrize(
-    ("policy", "problem"),
-    [
+async def test_an_invalid_option_is_refused(connection: Connection) -> None:
+    for policy, problem in (
         ({"concurrency": -1}, "concurrency must be between 0 and 1000000000, not -1"),
         ({"rate_period": "0 s"}, "rate_period must be longer than zero"),
         ({"overflow": "panic"}, "overflow must be reject or drop_oldest"),
-    ],
-)
-async def test_an_invalid_option_is_refused(
-    connection: Connection, policy: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
-        await connection.fetch(
-            "select messages.create_queue('q', "
-            + ", ".join(f"{name} => '{it}'" for name, it in policy.items())
-            + ")"
-        )
-    assert caught.value.sqlstate == "NQ003"
+    ):
+        with pytest.raises(asyncpg.PostgresError, match=problem) as caught:
+            await connection.fetch(
+                "select messages.create_queue('q', "
+                + ", ".join(f"{name} => '{it}'" for name, it in policy.items())
+                + ")"
+            )
+        assert caught.value.sqlstate == "NQ003"
 
 
 async def waiting(connection: Connection) -> list[int]:

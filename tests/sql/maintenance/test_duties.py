@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-import pytest
-
 from notifyq.operations.doctor import examine
 from support.database import Connection, alive, claim_one, expire, make_due, one_row, publish, value
 
@@ -66,26 +64,27 @@ async def test_each_duty_may_fail_and_all_others_go_on(connection: Connection) -
         await connection.execute("rollback")
 
 
-@pytest.mark.parametrize("code", CODES)
 async def test_retention_that_fails_does_not_stop_reaping(
-    database: str, connection: Connection, code: str
+    database: str, connection: Connection
 ) -> None:
     await value(connection, "alter_queue", name="default", max_attempts=2)
-    (held,) = await publish(connection, 1)
-    await claim_one(connection)
-    await expire(connection, held)
-    later = timedelta(hours=1)
-    delayed = await value(connection, "publish", queue="default", message=1, delay=later)
-    await make_due(connection, delayed)
     functions = await calls(connection)
-    await broken(connection, functions["delete by retention"], code)
-    report = await one_row(connection, "select * from messages.maintain()")
-    assert (report["reaped"], report["staged"]) == (1, 1)
-    assert await failures(connection) == {"delete by retention": code}
-    message = await alive(connection, held)
-    assert message["state"] != "locked"
-    found = {name: finding async for name, finding in examine(database, only=["maintenance"])}
-    assert "maintenance cannot delete by retention: broken" in found["maintenance"].found
+    for code in CODES:
+        (held,) = await publish(connection, 1)
+        await claim_one(connection)
+        await expire(connection, held)
+        later = timedelta(hours=1)
+        delayed = await value(connection, "publish", queue="default", message=1, delay=later)
+        await make_due(connection, delayed)
+        await broken(connection, functions["delete by retention"], code)
+        report = await one_row(connection, "select * from messages.maintain()")
+        assert (report["reaped"], report["staged"]) == (1, 1)
+        assert await failures(connection) == {"delete by retention": code}
+        message = await alive(connection, held)
+        assert message["state"] != "locked"
+        found = {name: finding async for name, finding in examine(database, only=["maintenance"])}
+        assert "maintenance cannot delete by retention: broken" in found["maintenance"].found
+        await connection.execute("delete from messages.message; delete from notifyq.duty_failure")
 
 
 async def test_a_duty_that_fails_pauses_and_its_error_goes_when_it_succeeds(

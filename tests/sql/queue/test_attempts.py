@@ -172,30 +172,27 @@ async def test_expired_locks_are_attempts_with_a_backoff_until_they_are_used_up(
 PRECEDENCE = [(None, None, 2, 2), (None, 3, 2, 3), (None, 1, 2, 1), (3, 1, 2, 3), (1, 3, 2, 1)]
 
 
-@pytest.mark.parametrize(("message", "handler", "queue", "expected"), PRECEDENCE)
 @pytest.mark.parametrize("end", ["retry", "reap"])
 async def test_max_attempts_of_the_message_precedes_handler_and_queue(
-    connection: Connection,
-    message: int | None,
-    handler: int | None,
-    queue: int,
-    expected: int,
-    end: str,
+    connection: Connection, end: str
 ) -> None:
-    await value(connection, "alter_queue", name="default", max_attempts=queue, backoff=timedelta(0))
-    id_ = await value(connection, "publish", queue="default", message=1, max_attempts=message)
-    for _ in range(expected):
-        assert await archived(connection, id_) == []
-        claims = {"queues": ["default"], "max_attempts": [handler]}
-        (held,) = await rows(connection, "claim", **claims)
-        if end == "retry":
-            await value(connection, "retry", id=id_, lock_token=held["lock_token"])
-        else:
-            await expire(connection, id_)
-            await value(connection, "reap")
-    (archive,) = await archived(connection, id_)
-    assert archive["attempts"] == expected
-    assert len(await history(connection, id_)) == expected
+    for message, handler, queue, expected in PRECEDENCE:
+        await value(
+            connection, "alter_queue", name="default", max_attempts=queue, backoff=timedelta(0)
+        )
+        id_ = await value(connection, "publish", queue="default", message=1, max_attempts=message)
+        for _ in range(expected):
+            assert await archived(connection, id_) == []
+            claims = {"queues": ["default"], "max_attempts": [handler]}
+            (held,) = await rows(connection, "claim", **claims)
+            if end == "retry":
+                await value(connection, "retry", id=id_, lock_token=held["lock_token"])
+            else:
+                await expire(connection, id_)
+                await value(connection, "reap")
+        (archive,) = await archived(connection, id_)
+        assert archive["attempts"] == expected
+        assert len(await history(connection, id_)) == expected
 
 
 async def test_max_attempts_of_a_handler_holds_for_its_own_lock_only(
@@ -219,20 +216,15 @@ async def test_each_queue_of_a_claim_has_a_number_of_its_own(connection: Connect
     assert {row["queue"]: row["handler_attempts"] for row in found} == {"default": None, "a": 7}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+async def test_a_claim_refuses_invalid_max_attempts(connection: Connection) -> None:
+    for wrong in (
         {"queues": ["default"], "max_attempts": [0]},
         {"queues": ["default"], "max_attempts": [1001]},
         {"queues": ["default"], "max_attempts": [1, 1]},
         {"max_attempts": [1]},
-    ],
-)
-async def test_a_claim_refuses_invalid_max_attempts(
-    connection: Connection, wrong: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidArgumentError, match="max_attempts must"):
-        await rows(connection, "claim", **wrong)
+    ):
+        with pytest.raises(InvalidArgumentError, match="max_attempts must"):
+            await rows(connection, "claim", **wrong)
 
 
 @pytest.mark.parametrize("status", ["failed", "rejected"])

@@ -76,7 +76,10 @@ async def test_dead_rows_in_one_of_many_queues_hide_no_other(
 ) -> None:
     holder = await connect()
     await holder.execute("begin isolation level repeatable read; select from messages.queue")
-    await publish(connection, 40_000, queues[3])
+    await connection.execute(
+        "insert into messages.message (queue, message) "
+        f"select '{queues[3]}', '1' from generate_series(1, 40000)"
+    )
     await connection.execute("delete from messages.message")
     for index in (0, 3, 9):
         ids = await publish(connection, 3, queues[index])

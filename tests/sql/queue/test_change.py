@@ -166,32 +166,25 @@ async def expire_all(connection: Connection) -> None:
     await connection.execute("update notifyq.expiry set expires_at = now() - interval '1 s'")
 
 
-@pytest.mark.parametrize(
-    ("how", "queue"),
-    [
-        *product(["claim", "maintain"], ["default", "fast", "limited"]),
-        # Messages of a queue with limits are not claimed by id.
-        *product(["claim_id"], ["default", "fast"]),
-    ],
-)
-async def test_a_message_that_nobody_claims_expires(
-    connection: Connection, queue: str, how: str
-) -> None:
+async def test_a_message_that_nobody_claims_expires(connection: Connection) -> None:
     await connection.execute("select messages.create_queue('fast', durable => false)")
     await connection.execute("select messages.create_queue('limited', ordered => true)")
     publishing = "select messages.publish($1, '1', expires_in => '1 hour')"
     many = "select messages.publish_many($1, array['1', '2']::jsonb[], expires_in => '1 hour')"
-    ids = [await connection.fetchval(publishing, queue)]
-    ids += [row[0] for row in await connection.fetch(many, queue)]
-    await expire_all(connection)
-    if how == "claim":
-        assert await claim(connection, queue) == []
-    elif how == "maintain":
-        await connection.execute("select messages.maintain()")
-    else:
-        assert await rows(connection, "claim_id", id=ids[0]) == []
-    assert await details(connection, *ids) == ["expired"] * 3
-    assert await connection.fetchval("select count(*) from notifyq.expiry") == 0
+    for how, queue in product(["claim", "maintain", "claim_id"], ["default", "fast", "limited"]):
+        if (how, queue) == ("claim_id", "limited"):
+            continue  # messages of a queue with limits are not claimed by id
+        ids = [await connection.fetchval(publishing, queue)]
+        ids += [row[0] for row in await connection.fetch(many, queue)]
+        await expire_all(connection)
+        if how == "claim":
+            assert await claim(connection, queue) == []
+        elif how == "maintain":
+            await connection.execute("select messages.maintain()")
+        else:
+            assert await rows(connection, "claim_id", id=ids[0]) == []
+        assert await details(connection, *ids) == ["expired"] * 3
+        assert await connection.fetchval("select count(*) from notifyq.expiry") == 0
 
 
 async def test_a_claim_does_not_pass_what_expired_while_an_old_snapshot_is_held(

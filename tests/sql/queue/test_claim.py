@@ -196,16 +196,17 @@ async def test_a_lock_must_last(connection: Connection, lock_duration: timedelta
         await value(connection, "extend", id=1, lock_token=1, lock_duration=lock_duration)
 
 
-@pytest.mark.parametrize("waiting", [0, 1, 5])
 async def test_an_unknown_queue_is_refused_whatever_waits_in_the_known_ones(
-    connection: Connection, waiting: int
+    connection: Connection,
 ) -> None:
-    await publish(connection, waiting)
-    with pytest.raises(QueueNotFoundError, match="'nope'"):
-        await rows(connection, "claim", queues=["default", "nope"], quantity=2)
-    assert (
-        await connection.fetchval("select count(*) from messages.message where attempts > 0") == 0
-    )
+    for waiting in (0, 1, 5):
+        await publish(connection, waiting)
+        with pytest.raises(QueueNotFoundError, match="'nope'"):
+            await rows(connection, "claim", queues=["default", "nope"], quantity=2)
+        assert (
+            await connection.fetchval("select count(*) from messages.message where attempts > 0")
+            == 0
+        )
 
 
 async def test_a_queue_named_twice_is_read_once(connection: Connection) -> None:
@@ -213,28 +214,26 @@ async def test_a_queue_named_twice_is_read_once(connection: Connection) -> None:
     assert await claimed(connection, queues=["default", "default"], quantity=9) == ids
 
 
-@pytest.mark.parametrize(
-    "holding",
-    [
+@pytest.mark.parametrize("function", ["claim", "take"])
+async def test_no_call_waits_for_a_message_that_another_session_has_locked(
+    connection: Connection, connect: Connect, function: str
+) -> None:
+    other = await connect()
+    await other.execute("set lock_timeout = '50ms'")
+    queue = {"take": {"queue": "default"}, "claim": {}}[function]
+    for holding in (
         "select * from messages.claim(quantity => 2)",
         "select * from messages.take('default', 2)",
         "select * from messages.message order by id limit 2 for update",
         "delete from messages.message where id in (select min(id) from messages.message)",
-    ],
-)
-@pytest.mark.parametrize("function", ["claim", "take"])
-async def test_no_call_waits_for_a_message_that_another_session_has_locked(
-    connection: Connection, connect: Connect, holding: str, function: str
-) -> None:
-    ids = await publish(connection, 4)
-    other = await connect()
-    await other.execute("set lock_timeout = '50ms'")
-    queue = {"take": {"queue": "default"}, "claim": {}}[function]
-    async with connection.transaction():
-        held = [row["id"] for row in await connection.fetch(holding)] or ids[:1]
-        free = await rows(other, function, quantity=4, **queue)
-        assert [row["id"] for row in free] == [id_ for id_ in ids if id_ not in held]
-        assert await rows(other, function, quantity=4, **queue) == []
+    ):
+        ids = await publish(connection, 4)
+        async with connection.transaction():
+            held = [row["id"] for row in await connection.fetch(holding)] or ids[:1]
+            free = await rows(other, function, quantity=4, **queue)
+            assert [row["id"] for row in free] == [id_ for id_ in ids if id_ not in held]
+            assert await rows(other, function, quantity=4, **queue) == []
+        await connection.execute("delete from messages.message")
 
 
 async def test_scheduled_messages_are_handed_out_when_due_among_the_others(

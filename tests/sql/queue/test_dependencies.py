@@ -352,9 +352,9 @@ async def test_a_chain_of_a_thousand_is_cancelled_at_once(connection: Connection
     assert await connection.fetchval(counts) == 1000
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "why"),
-    [
+async def test_an_invalid_dependency_is_refused(connection: Connection) -> None:
+    ids = await publish(connection, 1)
+    for options, error, why in (
         ({"ids": [999]}, MessageNotFoundError, "no message 999 to run after"),
         ({"ids": [None]}, MessageNotFoundError, "no message null to run after"),
         ({"on_failure": "panic"}, InvalidArgumentError, "cancel, run or hold, not panic"),
@@ -363,15 +363,10 @@ async def test_a_chain_of_a_thousand_is_cancelled_at_once(connection: Connection
             InvalidArgumentError,
             "debounce and after exclude each other",
         ),
-    ],
-)
-async def test_an_invalid_dependency_is_refused(
-    connection: Connection, options: dict[str, Any], error: type[Exception], why: str
-) -> None:
-    ids = await publish(connection, 1)
-    with pytest.raises(error, match=why):
-        await after(connection, **{"ids": ids} | options)
-    assert await connection.fetchval("select count(*) from messages.message") == 1
+    ):
+        with pytest.raises(error, match=why):
+            await after(connection, **{"ids": ids} | options)
+        assert await connection.fetchval("select count(*) from messages.message") == 1
 
 
 async def test_an_existing_message_gets_no_dependency(connection: Connection) -> None:

@@ -56,7 +56,9 @@ async def holder(connect: Connect) -> Connection:
     holder = await connect()
     await holder.execute("begin isolation level repeatable read; select from messages.queue")
     other = await connect()
-    await publish(other, 40_000)
+    await other.execute(
+        "insert into messages.message (message) select '1' from generate_series(1, 40000)"
+    )
     await other.execute("delete from messages.message")
     return holder
 

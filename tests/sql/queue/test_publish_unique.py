@@ -308,9 +308,8 @@ async def test_a_plain_insert_meets_both_scopes(connection: Connection) -> None:
     assert await publish(connection, 3, dedup_scope="waiting") == second
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
+async def test_options_that_exclude_each_other_are_refused(connection: Connection) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"on_duplicate": "drop"}, "on_duplicate must be keep, replace or debounce, not drop"),
         ({"on_duplicate": None}, "on_duplicate must not be null"),
         ({"dedup_scope": "always"}, "dedup_scope must be live or waiting, not always"),
@@ -319,19 +318,16 @@ async def test_a_plain_insert_meets_both_scopes(connection: Connection) -> None:
         ({"dedup_key": None, "on_duplicate": "replace"}, "need a dedup_key"),
         ({"on_duplicate": "replace", "dedup_window": HOUR}, "does not go with replace"),
         ({"on_duplicate": "debounce"}, "debounce needs a delay"),
-    ],
-)
-async def test_options_that_exclude_each_other_are_refused(
-    connection: Connection, options: dict[str, Any], why: str
-) -> None:
-    with pytest.raises(InvalidArgumentError, match=why):
-        await publish(connection, **options)
-    key = options.pop("dedup_key", "k")
-    with pytest.raises(InvalidArgumentError, match=why):
-        await publish_many(connection, [key], **options) if key else await rows(
-            connection, "publish_many", queue="default", messages=[1], **options
-        )
-    assert await live(connection) == []
+    ]
+    for options, why in cases:
+        with pytest.raises(InvalidArgumentError, match=why):
+            await publish(connection, **options)
+        key = options.pop("dedup_key", "k")
+        with pytest.raises(InvalidArgumentError, match=why):
+            await publish_many(connection, [key], **options) if key else await rows(
+                connection, "publish_many", queue="default", messages=[1], **options
+            )
+        assert await live(connection) == []
 
 
 @pytest.mark.parametrize(

@@ -98,22 +98,22 @@ async def test_only_awaited_messages_notify_their_end(
     assert await ends.payloads("finished_message") == [f"default:{ids[1]}-{ids[2]}"]
 
 
-@pytest.mark.parametrize("end", ["finish", "cancel", "reap", "take"])
-async def test_every_status_notifies(connection: Connection, ends: Notifications, end: str) -> None:
-    (id_,) = await publish(connection, 1)
-    await report(connection, id_, "await_result")
-    if end == "finish":
-        await finish(connection, await claim_one(connection), status="rejected")
-    elif end == "cancel":
-        await value(connection, "cancel", id=id_)
-    elif end == "take":
-        await rows(connection, "take", queue="default")
-    else:
-        await claim_one(connection)
-        await expire(connection, id_)
-        await value(connection, "reap")
-    assert await ends.ids("finished_message") == [[id_]]
-    assert (await report(connection, id_, "await_result"))["archived_at"] is not None
+async def test_every_status_notifies(connection: Connection, ends: Notifications) -> None:
+    for end in ("finish", "cancel", "reap", "take"):
+        (id_,) = await publish(connection, 1)
+        await report(connection, id_, "await_result")
+        if end == "finish":
+            await finish(connection, await claim_one(connection), status="rejected")
+        elif end == "cancel":
+            await value(connection, "cancel", id=id_)
+        elif end == "take":
+            await rows(connection, "take", queue="default")
+        else:
+            await claim_one(connection)
+            await expire(connection, id_)
+            await value(connection, "reap")
+        assert await ends.ids("finished_message") == [[id_]]
+        assert (await report(connection, id_, "await_result"))["archived_at"] is not None
 
 
 async def test_a_message_that_is_retried_stays_awaited(

@@ -167,27 +167,6 @@ async def test_receipts_of_another_role_are_not_those_of_the_caller(connection: 
         await receive(connection, ["2"], after=["1"])
 
 
-async def test_marks_are_those_of_the_role_of_the_caller(connection: Connection) -> None:
-    await finish(connection, [], "1")
-    await connection.execute("update notifyq.relay_mark set role = 'another'")
-    await finish(connection, [], "2")
-    marks = "select notifyq.relay_marks('t', 's', $1)"
-    assert [row[0] for row in await connection.fetch(marks, timedelta(days=1))] == ["2"]
-    assert await value(connection, "notifyq.relay_forget", target="t") == 1
-    kept = await connection.fetch("select role, position from notifyq.relay_mark")
-    assert [tuple(row) for row in kept] == [("another", "1")]
-
-
-async def test_marks_are_those_of_one_target_and_one_source(connection: Connection) -> None:
-    await finish(connection, [], "1")
-    marks = "select notifyq.relay_marks($1, $2, '1 day')"
-    assert await connection.fetchval(marks, "t", "s") == "1"
-    assert await connection.fetch(marks, "t", "other") == []
-    assert await connection.fetch(marks, "other", "s") == []
-    assert await value(connection, "notifyq.relay_forget", target="other") == 0
-    assert await connection.fetchval(marks, "t", "s") == "1"
-
-
 async def test_a_mark_counts_from_when_it_was_made_last(connection: Connection) -> None:
     await finish(connection, [], "1")
     await connection.execute("update notifyq.relay_mark set noted_at = now() - interval '1 hour'")

@@ -6,9 +6,7 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,7 @@ import pytest
 from notifyq.dsn import with_database
 from notifyq.server import Server, debian_binaries
 from support.database import drop_database, session, until_equal
-
-CARELESS = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "on"}
+from support.servers import kept_server
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,9 @@ def programs(server: str) -> Programs:
 @pytest.fixture(scope="session")
 def other_server(programs: Programs) -> Iterator[Server]:
     """Give another server, younger than that of the tests, without our roles."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        Path(folder).chmod(0o711)
-        settings = CARELESS | {"port": str(port)}
-        server = Server(Path(folder) / "server", binaries=programs.folder, settings=settings)
-        try:
-            server.start()
-            yield server
-        finally:
-            server.stop()
+    with kept_server(programs.folder, full_page_writes="off") as server:
+        server.start()
+        yield server
 
 
 @pytest.fixture
@@ -98,14 +87,13 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
 
     It returns the address of the copy; both run then, and share their past.
     """
-    with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
-        Path(folder).chmod(0o711)
-        # The end of what there is to recover is the end of the old timeline.
-        settings = CARELESS | {"restore_command": "/bin/false"}
-        copy = Server(Path(folder) / "copy", binaries=programs.folder, settings=settings)
+    # The end of what there is to recover is the end of the old timeline.
+    settings = {"full_page_writes": "off", "restore_command": "/bin/false"}
+    with kept_server(programs.folder, **settings) as copy:
 
         def make() -> str:
             other_server.stop()
+            shutil.rmtree(copy.directory)
             subprocess.run(["cp", "-a", other_server.directory, copy.directory], check=True)
             other_server.start()
             signal = copy.directory / "data/recovery.signal"
@@ -115,10 +103,7 @@ def promoted(programs: Programs, other_server: Server) -> Iterator[Callable[[], 
             asyncio.run(_taken_over(address))
             return address
 
-        try:
-            yield make
-        finally:
-            copy.stop()
+        yield make
 
 
 async def _taken_over(address: str) -> None:
