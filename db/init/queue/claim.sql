@@ -26,7 +26,8 @@ begin
       dedup_key = case when m.dedup_scope is null then m.dedup_key end,
       given_up_key = case
         when m.dedup_scope is not null then coalesce(m.dedup_key, m.given_up_key) end,
-      attempts = least(m.attempts, 2147483646) + 1,  -- stays at the largest integer
+      -- At the largest integer it stays.
+      attempts = least(m.attempts, 2147483646) + 1,
       handler_attempts = lock_messages.max_attempts
     where m.id = any (array(select i.id from unnest(lock_messages.ids) as i (id)))
     returning m.*
