@@ -29,6 +29,7 @@ REASON = "PaymentGatewayTimeout: no answer of https://pay.example.org after 30 s
 # A list, the names and ids that its lines cannot miss, and words of its head.
 LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "queues": (("queues",), (QUEUE,), ("waiting", "locked", "paused")),
+    "queue": (("queues", "show", QUEUE), (QUEUE,), ("value",)),
     "grants": (("queues", "grants"), (QUEUE, ROLE), ("may_publish", "may_consume")),
     "shares": (("queues", "shares"), (QUEUE, KEY), ("weight",)),
     "limits": (("queues", "limits"), (QUEUE, KEY), ("concurrency",)),
