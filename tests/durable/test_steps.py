@@ -246,7 +246,8 @@ async def test_a_signal_to_one_message_and_the_first_of_several(
     # Maintenance finds a signal that crosses with the wait for it.
     async with working(app, events, maintenance=0.1):
         await until_parked(connection, 2)
-        assert [await one.signal("no", n) for n in (1, 2)] == [1, 0]
+        assert await one.signal("no", 1) == 1
+        await one.signal("no", 2)  # which comes before the second wait, or ends it
         assert await one.result(20) == ["no", 1, 2]
         assert await other.signal("yes") == 1
         await other.signal("no", 3)
