@@ -12,7 +12,7 @@ from .report import machine_line, number
 from .results import METRICS, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 _FAR = 10
@@ -43,6 +43,29 @@ def draw_rates(rates: Mapping[str, float], title: str, path: Path) -> None:
     axes.margins(x=0.12, y=0.01)
     axes.set_xlabel("rows/s")
     axes.set_title(title)
+    figure.tight_layout()
+    path.write_bytes(as_png(figure, dpi=150))
+
+
+def draw_lines(
+    positions: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    labels: tuple[str, str],
+    path: Path,
+) -> None:
+    """Draw a line for each name, on a logarithmic scale; raises ConfigurationError as draw does."""
+    _prepare()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5))
+    axes = figure.add_subplot()
+    for name, values in lines.items():
+        axes.plot(positions, values, marker="o", markersize=3, label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel(labels[0])
+    axes.set_ylabel(labels[1])
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(fontsize=7)
     figure.tight_layout()
     path.write_bytes(as_png(figure, dpi=150))
 
