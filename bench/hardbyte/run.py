@@ -314,7 +314,14 @@ def main() -> None:
         raise SystemExit(f"hardbyte: {error}") from error
     facts = ", ".join([*results.machine.values(), *results.settings.values()])
     missing = [f"not run: {name}: {reason}" for name, reason in results.not_run.items()]
-    lines = [facts, " ".join(arguments), "", *table(results.samples), "", *missing]
+    lines = [
+        facts,
+        " ".join(arguments),
+        "",
+        *(table(results.samples) if results.samples else ()),
+        "",
+        *missing,
+    ]
     sys.stdout.write("\n".join([*lines, f"results: {folder}", ""]))
     if not results.samples:
         raise SystemExit(1)

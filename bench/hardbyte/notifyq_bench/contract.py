@@ -107,6 +107,7 @@ class Adapter:
         self._depth_offset = 0.0
         """The depth less what this process has published and not finished."""
         self._sampled = time.monotonic(), 0, 0
+        self._ending = asyncio.Event()
 
     # What handlers report
 
@@ -142,33 +143,33 @@ class Adapter:
         # The harness also paces jobs by lines on standard input, which phases of high load do not
         # change: the rate's file paces them here. The lines are read, or the harness would block.
         threading.Thread(target=_drain_input, daemon=True).start()
-        ending = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._ending.set)
         worker = asyncio.create_task(work)
-        tasks = [
-            asyncio.create_task(it)
-            for it in (self._produce(publish), self._observe(depths), self._sample(), ending.wait())
-        ]
-        await asyncio.wait([worker, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
+        producer = asyncio.create_task(self._produce(publish))
+        tasks = [producer, *map(asyncio.create_task, (self._observe(depths), self._sample()))]
+        signalled = asyncio.create_task(self._ending.wait())
+        await asyncio.wait([worker, signalled, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        # What is being published is counted, unless the server does not answer.
+        await asyncio.wait([producer], timeout=_END / 4)
+        for task in (signalled, *tasks):
             task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        results = await asyncio.gather(signalled, *tasks, return_exceptions=True)
         stop()
-        done, _ = await asyncio.wait([worker], timeout=_END)
+        done, _ = await asyncio.wait([worker], timeout=_END * 3 / 4)
         self._print_sample()
+        if failed := [it for it in results if isinstance(it, Exception)]:
+            raise failed[0]
         if not done:  # the server does not answer: its locks expire
             print("the worker did not end in time", file=sys.stderr)
             os._exit(0)
         worker.result()
-        if not ending.is_set():
+        if not self._ending.is_set():
             raise SystemExit("the worker has ended by itself")
 
     async def _produce(self, publish: Callable[[list[dict[str, Any]]], Awaitable[object]]) -> None:
         credit, credited = 0.0, time.monotonic()
-        while True:
+        while not self._ending.is_set():
             await asyncio.sleep(self._settings.tick)
             if self._settings.aims_at_depth:
                 depth = self._depth_offset + self._published - self._finished
@@ -177,7 +178,7 @@ class Adapter:
                 now = time.monotonic()
                 credit += self._settings.rate_now() * (now - credited)
                 credited = now
-            while credit >= 1:
+            while credit >= 1 and not self._ending.is_set():
                 batch = min(int(credit), self._settings.batch)
                 credit -= batch
                 await self._publish(publish, batch)
