@@ -103,7 +103,7 @@ class Adapter:
             name: Latencies() for name in ("producer", "producer_call", "claim", "end_to_end")
         }
         self._published = self._finished = 0
-        self._depths = {"queue_depth": 0.0}
+        self._depths = {"queue_depth": 0.0, "running_depth": 0.0}
         self._depth_offset = 0.0
         """The depth less what this process has published and not finished."""
         self._sampled = time.monotonic(), 0, 0
