@@ -118,8 +118,8 @@ async def _pgque(checkout: Path) -> Participant:
 
 
 async def _pgmq(checkout: Path) -> Participant:
-    # The wheel of the Python client has the SQL of the extension.
-    it = await _theirs(checkout, "pgmq", ["pgmq==1.1.4"])
+    # The wheel of the Python client has the SQL of the extension, here 1.11.1 as their image.
+    it = await _theirs(checkout, "pgmq", ["pgmq==1.1.3"])
     [script] = Path(it.command[0]).parents[1].glob("lib/python*/site-packages/pgmq/sql/pgmq.sql")
     return Participant(it.folder, it.command, it.manifest, sql=str(script))
 

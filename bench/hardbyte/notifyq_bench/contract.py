@@ -27,7 +27,7 @@ _END = 4.0
 
 
 class Settings:
-    """What the harness asks for, from the environment."""
+    """What the harness sets, from the environment."""
 
     def __init__(self) -> None:
         if (scenario := os.environ.get("SCENARIO", "long_horizon")) != "long_horizon":
