@@ -111,7 +111,7 @@ class Replica:
     def total(self, metric: str) -> float:
         """What a rate adds up to."""
         mine = [record for record in self.records if record.get("metric") == metric]
-        return sum(record["value"] * record["window_s"] for record in mine)
+        return float(sum(record["value"] * record["window_s"] for record in mine))
 
 
 @asynccontextmanager
@@ -146,9 +146,8 @@ async def test_two_replicas_fulfil_the_contract(empty_database: str, tmp_path: P
             )
             for number in range(2)
         ]
-        for replica in both:
-            descriptor = await replica.describe()
-            assert descriptor["db_name"] == empty_database.rpartition("/")[2]
+        descriptor, _ = [await replica.describe() for replica in both]
+        assert descriptor["db_name"] == empty_database.rpartition("/")[2]
         for replica in both:
             await replica.until("completion_rate", 1)
             assert (await replica.tick())["claim_p50_ms"]["value"] > 0
@@ -176,7 +175,7 @@ async def test_a_producer_can_aim_at_a_depth(database: str) -> None:
     settings = {"PRODUCER_MODE": "depth-target", "TARGET_DEPTH": 300, "BENCH_QUEUE_COUNT": 2}
     async with adapter(database, **settings, JOB_WORK_MS=50) as replica:
         await replica.describe()
-        depths = []
+        depths: list[float] = []
         while len(depths) < 3:
             depth = (await replica.tick())["queue_depth"]["value"]
             depths += [depth] * (depth > 0)
