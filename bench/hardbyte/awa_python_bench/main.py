@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import asyncpg
+import uvloop
 from awa import AsyncClient
 from contract import Adapter, Settings
 
@@ -71,4 +72,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    uvloop.run(main())
