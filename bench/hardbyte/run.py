@@ -312,10 +312,11 @@ def main() -> None:
         results = asyncio.run(run(given.checkout.resolve(), names, given.rounds, arguments, folder))
     except NotifyqError as error:
         raise SystemExit(f"hardbyte: {error}") from error
-    facts = ", ".join([*results.machine.values(), *results.settings.values()])
+    facts = "{cpu}, {cores} cores, {ram}, {kernel}, Python {python}, notifyq {notifyq}"
     missing = [f"not run: {name}: {reason}" for name, reason in results.not_run.items()]
     lines = [
-        facts,
+        facts.format_map(results.machine),
+        *results.settings.values(),
         " ".join(arguments),
         "",
         *(table(results.samples) if results.samples else ()),
