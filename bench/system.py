@@ -151,10 +151,13 @@ class NodePeer(Peer):
         return [str(node)]
 
 
-async def environment(cache: Path, requirements: Path, *others: Path) -> Path:
+async def environment(
+    cache: Path, requirements: Path, *others: Path, resolve: bool = False
+) -> Path:
     """Return a folder with a virtual environment of these packages in `venv`.
 
-    It is created at the first call and after a change of one of the files.
+    It is created at the first call and after a change of one of the files. With `resolve` also what
+    the packages need is installed; without, the file lists all.
     """
     text = b"".join(path.read_bytes() for path in (requirements, *others))
     digest = hashlib.sha256(text + sys.version.encode()).hexdigest()[:12]
@@ -164,8 +167,11 @@ async def environment(cache: Path, requirements: Path, *others: Path) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         await call(Command([sys.executable, "-m", "venv", str(home / "venv")], home), _PATIENCE)
-        pip = [str(home / "venv/bin/python"), "-m", "pip", "install", "-q", "--no-deps"]
-        await call(Command([*pip, "-r", str(requirements)], home), _PATIENCE)
+        pip = [str(home / "venv/bin/python"), "-m", "pip", "install", "-q"]
+        await call(
+            Command([*pip, *([] if resolve else ["--no-deps"]), "-r", str(requirements)], home),
+            _PATIENCE,
+        )
         done.touch()
     return home
 

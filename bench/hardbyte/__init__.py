@@ -1,0 +1,1 @@
+"""The public benchmark of PostgreSQL job queues, and notifyq in it."""
