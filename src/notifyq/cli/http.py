@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,14 +18,17 @@ import typer
 from notifyq.app import App
 from notifyq.cli.arguments import warn_of_password
 from notifyq.cli.options import duration_option, option, pairs, read_secret, repeated
+from notifyq.cli.signals import SLOT
+from notifyq.config import from_environment
 from notifyq.errors import ConfigurationError, meant
 from notifyq.worker.worker import Worker
 
 log = logging.getLogger("notifyq.http")
 
+_URLS = "NOTIFYQ_HTTP"
 _SECRET = "NOTIFYQ_HTTP_SECRET"  # noqa: S105  the name of a variable
 
-HTTP = repeated("POST this queue's messages to a URL", "--http", metavar="QUEUE=URL")
+HTTP = repeated(f"POST this queue's messages to a URL; else {_URLS}", "--http", metavar="QUEUE=URL")
 SECRET_FILE = option(
     f"File with the secret that signs them, else {_SECRET}; a new one in front of the old.",
     "--http-secret-file",
@@ -64,15 +69,15 @@ class HttpOptions:
         listen: str | None,
     ) -> HttpOptions:
         """Read the options; without --http there are no URLs, and an app is needed."""
-        if not http:
+        urls = pairs("--http", http or (from_environment(_URLS) or "").split(), "QUEUE=URL")
+        if not urls:
             if secret_file or callback or listen:
                 raise typer.BadParameter("--http-… are options of --http QUEUE=URL")
             if target is None:
                 raise typer.BadParameter("give MODULE:APP, or --http QUEUE=URL")
             return cls({}, [], timeout, None, callback_timeout, None)
-        urls = pairs("--http", http, "QUEUE=URL")
-        for queue, url in urls.items():
-            warn_of_password(f"in --http {queue}", url, "the header of a proxy")
+        for given in http or () if SLOT not in os.environ else ():  # a supervisor has warned
+            warn_of_password("in --http", given.partition("=")[2], _URLS, "")
         if listen and not callback:
             raise typer.BadParameter("--http-listen needs --http-callback: its public address")
         secret = read_secret("--http-secret-file", secret_file, _SECRET)
@@ -121,7 +126,7 @@ class HttpOptions:
         known = [row["queue"] for row in await app.admin.queue_info()]
         for queue in self.urls:
             if queue not in known:  # of a wrong name nothing would ever be delivered
-                hint = f"`notifyq queues create {queue} --max-attempts 8` creates it"
+                hint = f"`notifyq queues create {shlex.quote(queue)} --max-attempts 8` creates it"
                 raise ConfigurationError(
                     f"--http: there is no queue {queue!r}{meant(queue, known) or ':'} {hint}"
                 )

@@ -92,7 +92,9 @@ def worker(
     log_format: LogFormatOption = "text",
     dsn: DsnOption = None,
 ) -> None:
-    """Handle messages until SIGTERM or SIGINT: by the handlers of an App, or by --http.
+    """Handle messages until SIGTERM or SIGINT.
+
+    Handlers are those of an App; --http needs none.
 
     The first signal: claim no more, let running handlers end within the grace, release the rest.
     The second: cancel and release now. Exit code 0 after a clean stop.

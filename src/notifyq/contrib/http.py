@@ -115,13 +115,14 @@ class Webhooks:
         if not secrets or not all(secrets):
             raise ConfigurationError(f"the deliveries of queue {queue!r} need a secret")
         whole = _url(f"the URL of queue {queue!r}", url)
+        timeout = duration("timeout", options.pop("timeout", 30))
         delivery = _Delivery(
             self._app,
             queue,
             whole.copy_with(userinfo=b""),
             httpx.BasicAuth(whole.username, whole.password) if whole.userinfo else None,
             tuple(map(_key, secrets)),
-            duration("timeout", options.pop("timeout", 30)),
+            None if timeout is None else timeout.total_seconds(),
             self._callback,
             self._callback_timeout,
         )
@@ -154,7 +155,8 @@ class _Delivery:
     url: httpx.URL
     auth: httpx.BasicAuth | None
     secrets: tuple[bytes, ...]
-    timeout: timedelta | None
+    timeout: float | None
+    """In seconds."""
     callback: str | None
     callback_timeout: timedelta
 
@@ -189,7 +191,7 @@ class _Delivery:
         body = message.message.encode()
         try:
             async with (
-                asyncio.timeout(self.timeout.total_seconds() if self.timeout else None),
+                asyncio.timeout(self.timeout),
                 client.stream(
                     "POST",
                     self.url,
@@ -204,7 +206,7 @@ class _Delivery:
                     if len(text) > MOST_BYTES:
                         break
         except TimeoutError:
-            raise DeliveryError(f"no answer within {self.timeout}") from None
+            raise DeliveryError(f"no answer within {self.timeout:g} s") from None
         except httpx.HTTPError as error:
             raise DeliveryError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
         status = response.status_code
