@@ -62,7 +62,7 @@ async def test_without_an_app_and_with_a_callback(
     secret.write_text("new\nold\n")
     secret.chmod(0o600)
     args = ["--http-secret-file", str(secret), "--http-listen", "127.0.0.1:0"]
-    args += ["--http-callback", "https://example.org/base", "--log-level", "debug"]
+    args += ["--http-callback", "https://shop.example/base", "--log-level", "debug"]
     env = {"NOTIFYQ_HTTP": f"hooks={url}"}
     with Running(database, "worker", *args, env=env, cwd=folder) as worker:
         line = worker.logged("callbacks are taken at ")
@@ -88,7 +88,7 @@ async def test_beside_an_app_and_in_two_processes(
     await connection.execute("select messages.create_queue('hooks')")
     url = receiver.url.replace("//", "//me:s3cr3t@")
     args = ["own:app", "--http", f"hooks={url}", "--processes", "2", "--http-listen"]
-    args += ["127.0.0.1:0", "--http-callback", "https://example.org"]
+    args += ["127.0.0.1:0", "--http-callback", "https://shop.example"]
     with Running(database, "worker", *args, env=SECRET, cwd=folder) as worker:
         worker.logged(" has started")
         worker.logged(" has started")
@@ -127,8 +127,8 @@ async def test_a_request_of_a_killed_worker_comes_again_under_its_id(
     assert [it.headers["notifyq-attempt"] for it in receiver.requests] == ["1", "2"]
 
 
-URL = "https://me:s3cr3t@example.org"
-CALLBACK = ("--http-callback", "https://example.org")
+URL = "https://me:s3cr3t@shop.example"
+CALLBACK = ("--http-callback", "https://shop.example")
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_wrong_options(
 
 def test_a_queue_that_does_not_exist(notifyq: Notifyq, folder: Path) -> None:
     notifyq.good("queues", "create", "hooks")
-    args = ("--http", "hoks=https://example.org", "--log-level", "error")
+    args = ("--http", "hoks=https://shop.example", "--log-level", "error")
     line = notifyq.refused("worker", *args, folder=folder, env=SECRET)
     assert "there is no queue 'hoks': did you mean 'hooks'? `notifyq queues create hoks" in line
 
 
 def test_a_secret_is_needed_and_only_its_owner_may_read_it(notifyq: Notifyq, folder: Path) -> None:
-    args = ("--http", "hooks=https://example.org")
+    args = ("--http", "hooks=https://shop.example")
     line = notifyq.refused("worker", *args, folder=folder)
     assert "set NOTIFYQ_HTTP_SECRET, or give --http-secret-file" in line
     for variable in ("NOTIFYQ_HTTP", "NOTIFYQ_HTTP_SECRET"):
@@ -193,7 +193,7 @@ def test_a_secret_is_needed_and_only_its_owner_may_read_it(notifyq: Notifyq, fol
 
 def test_httpx_is_missing(database: str, folder: Path) -> None:
     (folder / "httpx.py").write_text("raise ImportError('no httpx')")
-    args = ["--http", "hooks=https://example.org"]
+    args = ["--http", "hooks=https://shop.example"]
     with Running(database, "worker", *args, env=SECRET, cwd=folder) as worker:
         ended = worker.end()
     why = "notifyq: delivery by HTTP needs httpx: pip install 'notifyq[http]'\n"

@@ -257,13 +257,13 @@ async def test_a_stop_releases_what_is_not_answered(
 @pytest.mark.parametrize(
     ("url", "secret", "why"),
     [
-        ("ftp://example.org", NEW, "must be like https://example.org/path"),
-        ("https:///path", NEW, "must be like https://example.org/path"),
-        ("example.org", NEW, "must be like https://example.org/path"),
-        ("http://me:s3cr3t@example.org:port", NEW, "the URL of queue 'hooks' cannot be read"),
-        ("https://example.org", "", "need a secret"),
-        ("https://example.org", [], "need a secret"),
-        ("https://example.org", "whsec_?", "must be base64"),
+        ("ftp://shop.example", NEW, "must be like https://shop.example/path"),
+        ("https:///path", NEW, "must be like https://shop.example/path"),
+        ("example.org", NEW, "must be like https://shop.example/path"),
+        ("http://me:s3cr3t@shop.example:port", NEW, "the URL of queue 'hooks' cannot be read"),
+        ("https://shop.example", "", "need a secret"),
+        ("https://shop.example", [], "need a secret"),
+        ("https://shop.example", "whsec_?", "must be base64"),
     ],
 )
 def test_wrong_deliveries_are_refused(url: str, secret: Any, why: str) -> None:
@@ -275,6 +275,13 @@ def test_wrong_deliveries_are_refused(url: str, secret: Any, why: str) -> None:
 def test_a_queue_has_one_handler() -> None:
     app = App()
     webhooks = Webhooks(app)
-    webhooks.deliver("hooks", "https://example.org", secret=NEW)
+    webhooks.deliver("hooks", "https://shop.example", secret=NEW)
     with pytest.raises(ConfigurationError, match="queue 'hooks' has the handler"):
-        webhooks.deliver("hooks", "https://example.org", secret=NEW)
+        webhooks.deliver("hooks", "https://shop.example", secret=NEW)
+
+
+def test_our_signature_is_that_of_the_specification() -> None:
+    headers = {"webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp": "1614265330"}
+    request = Request("/", headers, b'{"test": 2432232314}')
+    key = base64.b64decode(OLD.removeprefix("whsec_"))
+    assert signatures(request, key) == ["v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="]

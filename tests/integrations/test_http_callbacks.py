@@ -18,7 +18,7 @@ from notifyq.serving import ServerThread
 from support.database import until
 from support.running import Events, working
 
-PUBLIC = "https://callbacks.example.org/hooks"
+PUBLIC = "https://callbacks.example/hooks"
 SUCCESS = {"status": "success", "result": {"done": [1.5, None]}}
 FAILED = {"status": "failed", "details": "no\nroom"}
 

@@ -260,7 +260,7 @@ def _url(what: str, text: str) -> httpx.URL:
     except (httpx.InvalidURL, TypeError):
         raise ConfigurationError(f"{what} cannot be read") from None
     if url.scheme not in {"http", "https"} or not url.host:
-        raise ConfigurationError(f"{what} must be like https://example.org/path")
+        raise ConfigurationError(f"{what} must be like https://shop.example/path")
     return url
 
 
