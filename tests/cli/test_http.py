@@ -164,6 +164,13 @@ def test_wrong_options(
     assert why in refused
 
 
+def test_an_address_that_is_taken(notifyq: Notifyq, receiver: Receiver) -> None:
+    listen = ("--http-listen", urlsplit(receiver.url).netloc, "--log-level", "error")
+    args = ("--http", "hooks=https://shop.example", *CALLBACK, *listen)
+    line = notifyq.refused("worker", *args, env=SECRET)
+    assert "--http-listen: address already in use" in line
+
+
 def test_a_queue_that_does_not_exist(notifyq: Notifyq, folder: Path) -> None:
     notifyq.good("queues", "create", "hooks")
     args = ("--http", "hoks=https://shop.example", "--log-level", "error")

@@ -11,7 +11,11 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from docs.pages import DOCS, blocks
 from integrations.receiver import Answer, Receiver, Request, receiving
 from notifyq import App, ConfigurationError, MessageFailedError, MessageRejectedError
 from notifyq.contrib.http import Webhooks
@@ -148,6 +152,24 @@ async def test_a_failed_attempt_is_a_line_and_is_repeated_under_the_same_id(
     assert [it.status for it in events.of(MessageFinished)] == ["failed"] * 3
 
 
+async def test_the_trace_goes_on_at_the_receiver(
+    database: str, receiver: Receiver, events: Events
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with App(database, tracing=provider) as app:
+        Webhooks(app).deliver("hooks", receiver.url, secret=NEW)
+        await app.create_queues()
+        handle = await app.publish("hooks", 1)
+        async with working(app, events):
+            await handle.result(20)
+    [span] = [it for it in exporter.get_finished_spans() if it.name == "process hooks"]
+    _, trace, parent, _ = receiver.requests[0].headers["traceparent"].split("-")
+    assert span.context is not None
+    assert (int(trace, 16), int(parent, 16)) == (span.context.trace_id, span.context.span_id)
+
+
 async def test_messages_have_ids_of_their_own(
     delivering: App, receiver: Receiver, events: Events
 ) -> None:
@@ -261,7 +283,8 @@ async def test_a_stop_releases_what_is_not_answered(
         ("https:///path", NEW, "must be like https://shop.example/path"),
         ("example.org", NEW, "must be like https://shop.example/path"),
         ("http://me:s3cr3t@shop.example:port", NEW, "the URL of queue 'hooks' cannot be read"),
-        ("https://shop.example", "", "need a secret"),
+        ("https://shop.example", ["new", ""], "a secret is empty"),
+        ("https://shop.example", "whsec_", "a secret is empty"),
         ("https://shop.example", [], "need a secret"),
         ("https://shop.example", "whsec_?", "must be base64"),
     ],
@@ -278,6 +301,22 @@ def test_a_queue_has_one_handler() -> None:
     webhooks.deliver("hooks", "https://shop.example", secret=NEW)
     with pytest.raises(ConfigurationError, match="queue 'hooks' has the handler"):
         webhooks.deliver("hooks", "https://shop.example", secret=NEW)
+
+
+async def test_the_receiver_of_the_guide_verifies_a_request(
+    delivering: App, receiver: Receiver, events: Events
+) -> None:
+    [code] = [it.text for it in blocks(DOCS / "guides/http.md", "python") if "def " in it.text]
+    given: dict[str, Any] = {}
+    exec(code, given)
+    await delivering.create_queues()
+    handle = await delivering.publish("hooks", "é")
+    async with working(delivering, events):
+        await handle.result(20)
+    [request] = receiver.requests
+    assert given["is_genuine"](request.headers, request.body, NEW)
+    assert not given["is_genuine"](request.headers, request.body + b" ", NEW)
+    assert not given["is_genuine"](request.headers, request.body, OLD)
 
 
 def test_our_signature_is_that_of_the_specification() -> None:

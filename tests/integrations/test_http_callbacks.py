@@ -102,6 +102,10 @@ async def test_rejected(app: App, receiver: Receiver, reporter: Reporter, events
         await reporter(receiver.requests[0], {"status": "rejected", "details": "unknown\nname"})
         with pytest.raises(MessageRejectedError, match="unknown name"):
             await handle.result(20)
+        [again] = await app.archive.dead_retry([handle])
+        await reporter.parked("callback#2")
+        await reporter(receiver.requests[1], SUCCESS)
+        assert await app.result(again, timeout=20) == SUCCESS["result"]
 
 
 async def test_a_failure_is_delivered_again_and_counts_once(

@@ -89,7 +89,7 @@ class HttpOptions:
         return cls(urls, secret.split(), timeout, callback, callback_timeout, _listen(listen))
 
     @contextlib.contextmanager
-    def serving(self, app: App) -> Iterator[None]:
+    def serving(self, app: App, *, shares_port: bool) -> Iterator[None]:
         """Register the deliveries with an app, and take callbacks."""
         if not self.urls:
             yield
@@ -108,7 +108,7 @@ class HttpOptions:
             stack.callback(webhooks.callbacks.close)
             if self.listen is not None:
                 try:
-                    server = ServerThread(webhooks.callbacks, *self.listen, shares_port=True)
+                    server = ServerThread(webhooks.callbacks, *self.listen, shares_port=shares_port)
                 except OSError as error:
                     raise ConfigurationError(
                         f"--http-listen: {(error.strerror or str(error)).lower()}"

@@ -149,7 +149,7 @@ def worker(
             raise
 
     with (
-        deliveries.serving(app),
+        deliveries.serving(app, shares_port=control is not None),
         serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics,
     ):
         run(work())

@@ -112,7 +112,7 @@ class Webhooks:
         `timeout` is for the whole request, by default 30 seconds. Raises ConfigurationError.
         """
         secrets = (secret,) if isinstance(secret, str) else tuple(secret)
-        if not secrets or not all(secrets):
+        if not secrets:
             raise ConfigurationError(f"the deliveries of queue {queue!r} need a secret")
         whole = _url(f"the URL of queue {queue!r}", url)
         timeout = duration("timeout", options.pop("timeout", 30))
@@ -175,15 +175,13 @@ class _Delivery:
                 )
             except SignalTimeoutError:
                 report = {"details": f"no callback came within {self.callback_timeout}"}
-            details = " ".join((report.get("details") or "").split())
-            match report.get("status"):
-                case "success":
-                    return report.get("result")
-                case "rejected":
-                    raise Reject(details or "rejected by the receiver")
+            if report.get("status") == "success":
+                return report.get("result")
             if before is None or before.state is None:
-                raise DeliveryError(details or "reported as failed by the receiver")
-            # That has failed an earlier attempt: this one delivers again.
+                kind = Reject if report.get("status") == "rejected" else DeliveryError
+                details = " ".join((report.get("details") or "").split())
+                raise kind(details or "the receiver gave no details")
+            # That has ended an earlier attempt: this one delivers again.
         raise AssertionError
 
     async def post(self, client: _Client, message: Message, number: int = 0) -> _Answer:
@@ -266,12 +264,13 @@ def _url(what: str, text: str) -> httpx.URL:
 
 def _key(secret: str) -> bytes:
     encoded = secret.removeprefix("whsec_")
-    if encoded == secret:
-        return secret.encode()
     try:
-        return base64.b64decode(encoded, validate=True)
+        key = secret.encode() if encoded == secret else base64.b64decode(encoded, validate=True)
     except binascii.Error:
         raise ConfigurationError("what follows whsec_ in a secret must be base64") from None
+    if not key:
+        raise ConfigurationError("a secret is empty")
+    return key
 
 
 def _retry_after(response: httpx.Response) -> timedelta | None:
