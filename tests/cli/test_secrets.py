@@ -48,7 +48,7 @@ def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[
         return
     found = [*path]
     for each in command.params:
-        if each.required:
+        if each.required or (*path, each.name) == ("worker", "target"):
             value = ARGUMENTS.get(each.name, "default")
             value = {"system": "pgmq", "path": "out.json", "lake": "lake"}.get(each.name, value)
             found += [each.opts[0], value] if each.param_type_name == "option" else [value]

@@ -63,7 +63,7 @@ WRONG: list[tuple[tuple[str | bytes, ...], str]] = [
     (("publish", "q", "1", "--header", "a=NaN"), "--header a: NaN is not JSON"),
     (("publish", "q", "1", "--header", r'a="\u0000"'), r"\u0000"),
     (("publish", "q", b'"\xff"'), "is not text in UTF-8"),
-    (("worker",), "Missing argument 'MODULE:APP'"),
+    (("worker",), "give MODULE:APP, or --http QUEUE=URL"),
     (("worker", "app"), "'app' is not MODULE:APP"),
     (("worker", "billing:"), "is not MODULE:APP"),
     (("worker", ":app"), "is not MODULE:APP"),

@@ -65,6 +65,8 @@ QUICK = [
     "handlers/test_retries.py",
     "handlers/test_signature.py",
     "handlers/test_typing.py",
+    "integrations/test_http.py::test_a_request_is_signed_by_each_secret",
+    "integrations/test_http_callbacks.py::test_success",
     "integrations/test_import_command.py",
     "integrations/test_taskiq.py",
     "models/test_message.py",

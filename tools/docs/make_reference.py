@@ -51,6 +51,7 @@ the command line; a bare number counts seconds. Made by `tools/docs/make_referen
 | `NOTIFYQ_PG_BIN` | Folder with the programs of PostgreSQL for the private server, `bench` and `chaos`. |
 | `NOTIFYQ_MASK` | Keys whose values the dashboard, `top` and `audit` hide. |
 | `NOTIFYQ_DASHBOARD_PASSWORD`, `NOTIFYQ_DASHBOARD_SECRET`, `NOTIFYQ_DASHBOARD_PROXY` | See [the dashboard](../operations/dashboard.md#access). |
+| `NOTIFYQ_HTTP`, `NOTIFYQ_HTTP_SECRET` | See [delivery by HTTP](../guides/http.md). |
 | `NOTIFYQ_TEST_DSN` | Server for tests that use [`notifyq.testing`](../guides/testing.md). |
 """
 _SECTIONS: dict[str, tuple[str, str, tuple[type[config.Settings], ...]]] = {

@@ -15,6 +15,7 @@ _LISTEN_HANDED_DOWN = "_NOTIFYQ_LISTEN_DSN"
 
 _DSN = ("--dsn", "--dsn-file")
 _MAY_BE_EMPTY = {"--alerts"}
+_FILES = ", a service file or ~/.pgpass"
 
 
 def refuse_blanks(args: Sequence[str]) -> None:
@@ -75,7 +76,7 @@ def _with_dsn(args: Sequence[str]) -> list[str]:
     return _adding_dsn(found.others, dsn_from_file(found.value))
 
 
-def warn_of_password(where: str, dsn: str, instead: str) -> None:
+def warn_of_password(where: str, dsn: str, instead: str, files: str = _FILES) -> None:
     """Warn of an argument with a password: every user can list the arguments of a process."""
     # Imported here: the help does without asyncpg.
     from notifyq.dsn import has_password
@@ -83,7 +84,7 @@ def warn_of_password(where: str, dsn: str, instead: str) -> None:
     if has_password(dsn):
         typer.echo(
             f"notifyq: every user of this machine can read the password {where}, in the list of "
-            f"processes: use {instead}, a service file or ~/.pgpass",
+            f"processes: use {instead}{files}",
             err=True,
         )
 

@@ -1,15 +1,23 @@
 """`notifyq dashboard`: queues, messages and health in a browser."""
 
-import os
 import socket
 from pathlib import Path
 
 import typer
 
 from notifyq.cli.command import open_database, resolve_dsn, run
-from notifyq.cli.options import DsnOption, HideOption, MaskOption, flag, masks_of, option, repeated
+from notifyq.cli.options import (
+    DsnOption,
+    HideOption,
+    MaskOption,
+    flag,
+    masks_of,
+    option,
+    read_secret,
+    repeated,
+)
 from notifyq.cli.output import err, out
-from notifyq.config import exposure, from_environment, listen_dsn_from_environment
+from notifyq.config import from_environment, listen_dsn_from_environment
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
 from notifyq.operations.dashboard.users import write_user
@@ -82,7 +90,7 @@ def dashboard(
         base_path=base_path.rstrip("/"),
         interval=interval,
         listen_dsn=listen_dsn_from_environment(),
-        secret=_secret(secret_file),
+        secret=read_secret("--secret-file", secret_file, _SECRET),
     )
     listener = bind(host, port)
     run(_check(dsn))
@@ -105,22 +113,6 @@ def _users(auth_file: Path | None, password_file: Path | None) -> Users | None:
         return Users.of_password_file(password_file)
     given = from_environment(_VARIABLE)
     return None if given is None else Users.of_password(given)
-
-
-def _secret(path: Path | None) -> str | None:
-    if path is None:
-        return from_environment(_SECRET)
-    try:
-        with path.open(encoding="utf-8") as file:
-            fault = exposure(os.fstat(file.fileno()))
-            secret = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--secret-file {path} cannot be read: {error}") from error
-    if fault:
-        raise ConfigurationError(
-            f"--secret-file {path} {fault.partition(',')[0]}: `chmod 600` it, and own it"
-        )
-    return secret
 
 
 def _add(path: Path | None, user: User) -> None:

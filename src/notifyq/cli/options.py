@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notifyq.cli.logs import LogFormat, LogLevel
-from notifyq.config import from_environment, parse_duration
+from notifyq.config import exposure, from_environment, parse_duration
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import check_json
 from notifyq.paths import local_path
@@ -121,6 +122,25 @@ def masks_of(keys: str | None = None, *, all_payloads: bool = False) -> Masks:
     return Masks.parse(keys, all_payloads=all_payloads)
 
 
+def read_secret(option: str, path: Path | None, variable: str) -> str | None:
+    """The secret in the file of an option, which only its owner may read, else in a variable."""
+    if path is None:
+        return from_environment(variable)
+    try:
+        with path.open(encoding="utf-8") as file:
+            fault = exposure(os.fstat(file.fileno()))
+            secret = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{option} {path} cannot be read: {error}") from error
+    if fault:
+        raise ConfigurationError(
+            f"{option} {path} {fault.partition(',')[0]}: `chmod 600` it, and own it"
+        )
+    if not secret:
+        raise ConfigurationError(f"{option} {path} is empty")
+    return secret
+
+
 def option(help: str, *names: str, default: Any = None, **details: Any) -> Any:
     """An option with a value."""
     return typer.Option(default, *names, help=help, **details)
@@ -225,5 +245,8 @@ MetricsPortOption = Annotated[
 MetricsHostOption = Annotated[
     str | None,
     typer.Option("--metrics-host", metavar="ADDRESS", help="By default 127.0.0.1."),
+]
+MaybeAppArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODULE:APP]", help="Where the App is.")
 ]
 AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the App is.")]

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,23 @@ import typer
 from notifyq.app import App
 from notifyq.cli.command import resolve_dsn, run
 from notifyq.cli.hints import did_you_mean
+from notifyq.cli.http import (
+    CALLBACK,
+    CALLBACK_TIMEOUT,
+    HTTP,
+    LISTEN,
+    SECRET_FILE,
+    TIMEOUT,
+    HttpOptions,
+)
 from notifyq.cli.logs import configure_logging
 from notifyq.cli.metrics import serve_metrics
 from notifyq.cli.options import (
-    AppArgument,
     DsnOption,
     GraceOption,
     LogFormatOption,
     LogLevelOption,
+    MaybeAppArgument,
     MetricsHostOption,
     MetricsPortOption,
     PollOption,
@@ -50,7 +60,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def worker(
-    target: AppArgument,
+    target: MaybeAppArgument = None,
     queue: list[str] | None = repeated("Only this queue", "--queue", "-q"),
     queues: str | None = option(
         "These queues, in shares by weight: high:3,low:1.", metavar="NAME:WEIGHT,…"
@@ -65,6 +75,12 @@ def worker(
     poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
+    http: list[str] | None = HTTP,
+    http_secret_file: Path | None = SECRET_FILE,
+    http_timeout: timedelta = TIMEOUT,
+    http_callback: str | None = CALLBACK,
+    http_callback_timeout: timedelta = CALLBACK_TIMEOUT,
+    http_listen: str | None = LISTEN,
     reload: bool = flag("--reload", "Start again when a Python file here changes."),
     verbose: bool = option(
         "Log each message and each batch that ends, and each schedule that fires.",
@@ -78,11 +94,22 @@ def worker(
 ) -> None:
     """Handle messages until SIGTERM or SIGINT.
 
+    Handlers are those of an App; --http needs none.
+
     The first signal: claim no more, let running handlers end within the grace, release the rest.
     The second: cancel and release now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
     served = _served(queue or [], queues, strict=strict)
+    deliveries = HttpOptions.read(
+        target,
+        http,
+        http_secret_file,
+        http_timeout,
+        http_callback,
+        http_callback_timeout,
+        http_listen,
+    )
     if reload:
         run_and_reload(WorkerSettings.load(grace=grace).grace)
         return
@@ -115,13 +142,16 @@ def worker(
         )
         try:
             with stop_signals(running.stop, control, grace=running.grace), summing_up(running):
-                await app.work(running)
+                await deliveries.work(app, running)
         except DatabaseUnavailableError:
             if control is not None:
                 control.report_temporary()
             raise
 
-    with serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics:
+    with (
+        deliveries.serving(app, shares_port=control is not None),
+        serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics,
+    ):
         run(work())
 
 
@@ -196,8 +226,10 @@ def _calm_collector() -> None:
         gc.set_threshold(50_000, 20, 50)
 
 
-def load_app(target: str) -> App:
-    """Import MODULE and take APP out of it; the current folder is on the path."""
+def load_app(target: str | None) -> App:
+    """Import MODULE and take APP out of it; the current folder is on the path. None: a new App."""
+    if target is None:
+        return App()
     app = load(target, "APP")
     if not isinstance(app, App):
         module_name, _, attribute = target.partition(":")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential
 
@@ -25,6 +25,9 @@ class Retry(Exception):  # noqa: N818  a signal, not an error
 
     The attempt counts: after the last one the message is archived as failed.
     """
+
+    has_traceback: ClassVar[bool] = True
+    """Whether the place where it was raised is of use; else only its text is kept and logged."""
 
     def __init__(self, reason: str = "", *, after: timedelta | float | None = None) -> None:
         super().__init__(reason)

@@ -39,6 +39,8 @@ def describe(error: BaseException) -> str:
 
 def report(error: BaseException) -> ErrorReport:
     """An error for the history of attempts, with its causes."""
+    if not getattr(error, "has_traceback", True):
+        error.__traceback__ = None
     kind = type(error)
     module, name = str(kind.__module__), kind.__qualname__
     if module not in {"builtins", "__main__"}:
