@@ -49,7 +49,7 @@ OTHERS = {"report", "archive export", "show", "dead show"}
 """Commands that read, and are run in another way below."""
 
 _CHANGING = """
-init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, amend, server
+init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, run-now, move, amend, server
 start, server stop, bench report, dead retry, dead delete, retention set, queues create, queues
 alter, queues pause, queues resume, queues drop, queues grant, queues revoke, queues share,
 queues limit, signal, stream create, stream alter, stream drop, stream pause, stream resume,

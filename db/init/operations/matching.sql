@@ -23,7 +23,7 @@ begin
   end if;
   select count(*) filter (where f.state = any (states)), 0::bigint, null::timestamptz,
     max(f.id) filter (where f.state = 'more'), count(*) filter (where f.state = 'more') = 0,
-    coalesce(array_agg(f.id) filter (where f.state = any (states)), '{}')
+    coalesce(array_agg(f.id) filter (where f.state = any (states)), '{}'), '{}'::text[]
   into v_step
   from notifyq.search_live_step(c, quantity, position_id, budget) as f;
   return v_step;
@@ -296,7 +296,7 @@ begin
       end;
     end if;
     if v_why is not null then
-      raise warning 'notifyq: message % is not moved: %', v_message.id, v_why;
+      v_step.refusals := v_step.refusals || format('message %s: %s', v_message.id, v_why);
     end if;
   end loop;
   if v_target.capacity is not null and v_step.done > 0 then
@@ -319,5 +319,5 @@ comment on function messages.move_matching is
   'One step of moving live messages into another queue: arguments and result as in '
   'cancel_matching(), and the condition queue is required. A message keeps its id and all else: '
   'what waits for it still does. One that the queue would refuse from a publisher (schema, type, '
-  'size, capacity, dedup_key), and one with recorded steps, stays where it is, with a WARNING. '
+  'size, capacity, dedup_key), and one with recorded steps, stays where it is; see refusals. '
   'Raises NQ001, NQ003, also for an unlogged queue, and NQ007 without the right to publish.';

@@ -173,6 +173,7 @@ RESULT = "select r.* from messages.result(id => $1) as r"
 AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
 DEPENDENCIES = "select r.* from messages.dependencies(id => $1) as r"
 UNBLOCK = "select messages.unblock(id => $1)"
+RUN_NOW = "select messages.run_now(id => $1)"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 

@@ -1,4 +1,4 @@
-"""Searches messages, and acts on all dead messages that a search finds."""
+"""Searches messages, and acts on all messages that a search finds."""
 
 from __future__ import annotations
 
@@ -152,11 +152,21 @@ class DeadGroups:
 
 
 class Act(Enum):
-    """An action on all dead messages that match."""
+    """An action on all dead, or all live, messages that match."""
 
     COUNT = statements.DEAD_MATCHING
     RETRY = statements.DEAD_RETRY_MATCHING
     DELETE = statements.DEAD_DELETE_MATCHING
+    COUNT_LIVE = statements.LIVE_MATCHING
+    CANCEL = statements.CANCEL_MATCHING
+    RUN_NOW = statements.RUN_NOW_MATCHING
+    MOVE = statements.MOVE_MATCHING
+    AMEND = statements.AMEND_MATCHING
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is about live messages."""
+        return self not in {Act.COUNT, Act.RETRY, Act.DELETE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +179,8 @@ class Step:
     """None: it was the last step."""
     ids: tuple[int, ...] = ()
     """Of the messages that were published."""
+    refusals: tuple[str, ...] = ()
+    """Why some messages were not moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +251,20 @@ async def step(
     source: Source,
     act: Act,
     conditions: Conditions,
-    *,
+    *args: Any,
     quantity: int = 1000,
     position: Position | None = None,
     budget: timedelta = _SECOND,
 ) -> Step:
-    """Do one step of an action on all dead messages that match; needs the condition `until`."""
-    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *_at(position), budget)
+    """Do one step of an action on all messages that match; needs the condition `until`.
+
+    `args` are those of the action: the states to count; whether to cancel running ones and
+    children, why, and who does; the queue to move to; the priority.
+    """
+    after = _at(position)[1:] if act.is_live else _at(position)
+    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *after, budget, *args)
     rest = None if row["is_over"] else Position(row["position_at"], row["position_id"])
-    return Step(row["found"], row["done"], rest, tuple(row["ids"]))
+    return Step(row["found"], row["done"], rest, tuple(row["ids"]), tuple(row["refusals"]))
 
 
 def _at(position: Position | None) -> tuple[datetime | None, int | None]:
