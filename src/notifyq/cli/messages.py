@@ -210,7 +210,7 @@ async def cancel(
 async def run_now(
     ids: MaybeIdsArgument = None, dsn: DsnOption = None, *, chosen: Selection
 ) -> None:
-    """Make scheduled messages due, by id or by filter. Exit code 1 if one is not scheduled."""
+    """Make scheduled messages due. Exit code 1 if one is not scheduled."""
     if chosen.is_instead_of(ids):
         await change_matching(dsn, Act.RUN_NOW, chosen, "made due", states=("scheduled",))
         return
@@ -220,15 +220,15 @@ async def run_now(
 
 @selecting
 async def move(
-    to: str = option("The queue to move them into.", default=...),
+    to: str = option("The queue to move them to.", default=...),
     dsn: DsnOption = None,
     *,
     chosen: Selection,
 ) -> None:
-    """Move messages that no worker handles into another queue, with their ids.
+    """Move messages that no worker handles to another queue.
 
-    One that the other queue would not accept from a publisher stays, and so does one with recorded
-    steps: exit code 1.
+    They keep their ids. One that the other queue would not accept from a publisher stays, and so
+    does one with recorded steps: exit code 1.
     """
     if chosen.conditions.queue is None:
         raise typer.BadParameter("give the --queue in which they are")
@@ -249,9 +249,9 @@ async def amend(
     *,
     chosen: Selection,
 ) -> None:
-    """Change a message that no worker handles. Exit code 1 if one does, or it is finished.
+    """Change messages that no worker handles. Exit code 1 if one does, or it is finished.
 
-    By filter, it sets the priority of many. Given headers replace all that it has. One with
+    By filter, only the priority. Given headers replace all that it has. One with
     recorded steps can change its priority only.
     """
     if payload is not None:
