@@ -264,6 +264,7 @@ begin
         select from notifyq.dedup as d
         where d.queue = v_target.name
           and d.dedup_key = v_message.dedup_key
+          and d.id <> v_message.id
           and d.expires_at > clock_timestamp()
       ) then 'its dedup_key was published there, and the dedup_window is not over'
       -- It would run after a message with its key that waits for it, see check_awaited().

@@ -128,6 +128,20 @@ async def test_scheduled_messages_are_due_at_once_and_notify_once_a_step(
         await act(connection, "run_now_matching", state="waiting")
 
 
+async def test_messages_of_unlogged_queues_are_changed_as_all_others(
+    connection: Connection,
+) -> None:
+    await value(connection, "create_queue", name="ring", durable=False)
+    for queue in ("ring", "default"):
+        await value(connection, "publish", queue=queue, message=1, delay=timedelta(days=1))
+    await publish(connection, 1, "ring")
+    assert await act(connection, "run_now_matching") == (2, 2)
+    assert await act(connection, "amend_matching", queue="ring") == (2, 2)
+    assert await connection.fetchval("select sum(priority) from messages.message") == 14
+    assert await act(connection, "cancel_matching") == (3, 3)
+    assert await connection.fetchval("select count(*) from messages.message") == 0
+
+
 async def test_the_priority_of_what_matches_is_set(connection: Connection) -> None:
     low, high = await publish(connection, 2)
     await connection.execute("update messages.message set key = 'k' where id = $1", high)
@@ -218,6 +232,12 @@ async def test_no_two_messages_of_a_queue_get_one_dedup_key(
     assert await queue_of(connection, free, taken, windowed) == ["other", "default", "default"]
     assert "has its dedup_key" in str(why)
     assert "the dedup_window is not over" in str(why)
+    # Its own window lets a message come back.
+    own = await send("default", "own", dedup_window=timedelta(hours=1))
+    assert await move(connection, conditions={"dedup_key": "own"}) == (1, 1)
+    assert await send("default", "own", dedup_window=timedelta(hours=1)) == own
+    back = {"dedup_key": "own"}
+    assert await move(connection, "other", to="default", conditions=back) == (1, 1)
     assert await send("other", "free") == free
     assert await send("default", "free") != free
     # A publisher of the key that has not committed yet is waited for.
