@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database import statements as sql
 from notifyq.models.message import columns
 from notifyq.operations.monitor import statements
 
@@ -158,10 +159,10 @@ class Act(Enum):
     RETRY = statements.DEAD_RETRY_MATCHING
     DELETE = statements.DEAD_DELETE_MATCHING
     COUNT_LIVE = statements.LIVE_MATCHING
-    CANCEL = statements.CANCEL_MATCHING
-    RUN_NOW = statements.RUN_NOW_MATCHING
-    MOVE = statements.MOVE_MATCHING
-    AMEND = statements.AMEND_MATCHING
+    CANCEL = sql.CANCEL_MATCHING
+    RUN_NOW = sql.RUN_NOW_MATCHING
+    MOVE = sql.MOVE_MATCHING
+    AMEND = sql.AMEND_MATCHING
 
     @property
     def is_live(self) -> bool:
@@ -273,7 +274,7 @@ def _at(position: Position | None) -> tuple[datetime | None, int | None]:
 
 async def clock(source: Source) -> datetime:
     """The time of the database: `until` of the first step."""
-    [[now]] = await source.fetch(statements.CLOCK)
+    [[now]] = await source.fetch(sql.CLOCK)
     found: datetime = now
     return found
 

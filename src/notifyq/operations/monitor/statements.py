@@ -44,19 +44,10 @@ select * from {}(
 DEAD_MATCHING: Final = _STEP.format("notifyq.count_dead_matching")
 DEAD_RETRY_MATCHING: Final = _STEP.format("messages.dead_retry_matching")
 DEAD_DELETE_MATCHING: Final = _STEP.format("messages.dead_delete_matching")
-_LIVE_STEP: Final = """
-select * from {}(
-  conditions => $1, quantity => $2, position_id => $3, budget => $4{})
+LIVE_MATCHING: Final = """
+select * from notifyq.count_live_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4, states => $5)
 """
-LIVE_MATCHING: Final = _LIVE_STEP.format("notifyq.count_live_matching", ", states => $5")
-CANCEL_MATCHING: Final = _LIVE_STEP.format(
-    "messages.cancel_matching",
-    ", running => $5, children => $6, reason => $7, cancelled_by => $8",
-)
-RUN_NOW_MATCHING: Final = _LIVE_STEP.format("messages.run_now_matching", "")
-MOVE_MATCHING: Final = _LIVE_STEP.format("messages.move_matching", ", queue => $5")
-AMEND_MATCHING: Final = _LIVE_STEP.format("messages.amend_matching", ", priority => $5")
-CLOCK: Final = "select clock_timestamp()"
 RELATIVES: Final = "select * from notifyq.message_relatives(id => $1)"
 RETENTION: Final = "select * from messages.retention_info()"
 ARCHIVE_DAYS: Final = "select * from messages.archive_info()"
