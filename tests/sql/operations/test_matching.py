@@ -361,11 +361,25 @@ async def test_what_another_transaction_has_locked_is_left_alone(
 
 
 @pytest.mark.usefixtures("other")
+async def test_a_claim_that_chose_a_message_before_its_move_leaves_it(
+    connection: Connection,
+) -> None:
+    ids = await publish(connection, 2)
+    assert await move(connection, conditions={"payload": "$ == 0"}) == (1, 1)
+    locked = await value(connection, "notifyq.lock_waiting", ids=ids, queue="default")
+    assert locked == ids[1:]
+
+
+@pytest.mark.parametrize("policy", [{}, {"fair": True}, {"ordered": True}, {"key_concurrency": 4}])
+@pytest.mark.usefixtures("other")
 async def test_no_message_is_lost_or_handled_twice_while_all_run_at_once(
-    connection: Connection, connect: Connect
+    connection: Connection, connect: Connect, policy: dict[str, Any]
 ) -> None:
     """Two workers, two moves to and fro, and a cancellation of a third: each id ends once."""
+    if policy:
+        await value(connection, "alter_queue", name="default", **policy)
     ids = await publish(connection, 600)
+    await connection.execute("update messages.message set key = 'k' || id % 20")
     handled: Counter[int] = Counter()
 
     async def work() -> None:
