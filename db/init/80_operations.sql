@@ -7,4 +7,5 @@
 \ir operations/search.sql
 \ir operations/search_archive.sql
 \ir operations/dead_groups.sql
+\ir operations/matching.sql
 \ir operations/audit.sql

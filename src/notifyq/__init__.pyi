@@ -74,6 +74,7 @@ from .models.message import (
     ArchivedMessage as ArchivedMessage,
     Attempt as Attempt,
     Cancellation as Cancellation,
+    Changes as Changes,
     Dependency as Dependency,
     Message as Message,
     State as State,

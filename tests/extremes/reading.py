@@ -49,14 +49,14 @@ OTHERS = {"report", "archive export", "show", "dead show"}
 """Commands that read, and are run in another way below."""
 
 _CHANGING = """
-init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, amend, server
-start, server stop, bench report, dead retry, dead delete, retention set, queues create, queues
-alter, queues pause, queues resume, queues drop, queues grant, queues revoke, queues share,
-queues limit, signal, stream create, stream alter, stream drop, stream pause, stream resume,
-stream subscribe, stream unsubscribe, stream seek, stream tick, stream forward, stream
-unforward, schedules add, schedules remove, schedules enable, schedules disable, schedules run,
-schedules apply, spark export, spark load, spark replay, spark rollup, spark sample, spark
-stream, spark tidy
+init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, run-now,
+move, amend, server start, server stop, bench report, dead retry, dead delete, retention set,
+queues create, queues alter, queues pause, queues resume, queues drop, queues grant, queues
+revoke, queues share, queues limit, signal, stream create, stream alter, stream drop, stream
+pause, stream resume, stream subscribe, stream unsubscribe, stream seek, stream tick, stream
+forward, stream unforward, schedules add, schedules remove, schedules enable, schedules disable,
+schedules run, schedules apply, spark export, spark load, spark replay, spark rollup, spark
+sample, spark stream, spark tidy
 """
 CHANGING = {" ".join(it.split()) for it in _CHANGING.split(",")}
 """Commands that change something, or that use no database."""

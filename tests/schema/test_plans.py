@@ -41,6 +41,7 @@ CALLS = {
     "release_orphans": "select notifyq.release_orphans('w', array[1, 2])",
     "retry": "select messages.retry(4, 1)",
     "cancel": "select messages.cancel(78)",
+    "run_now": "select messages.run_now(78)",
     "attempts": "select * from messages.attempts(4)",
     "publish": "select messages.publish('default', '1', dedup_key => 'k')",
     "publish within a window": "select messages.publish("
@@ -560,6 +561,7 @@ async def test_dead_messages_are_not_compared_with_all_that_were_redriven(
                 assert sum(plan.removed("Join Filter")) <= 100, f"{call}: {plan.text}"
 
 
+LIVE = '{"until": "2100-01-01"'
 SEARCHES = {
     # What is searched, and how many rows at most an index gives for it.
     "notifyq.search_archive()": 4100,
@@ -584,6 +586,13 @@ SEARCHES = {
     "notifyq.search_live(before_id => 20000, budget => '0')": 110,
     'messages.dead_retry_matching(\'{"until": "2027-01-01"}\', 100)': 210,
     "messages.redrive('q', quantity => 100)": 210,
+    # A step over all queues reads what it changes; one of a queue looks for few candidates first.
+    f"notifyq.count_live_matching('{LIVE}}}', 100)": 210,
+    f"messages.cancel_matching('{LIVE}}}', 100)": 210,
+    f"messages.run_now_matching('{LIVE}}}', 100, budget => '0')": 210,
+    f"messages.amend_matching('{LIVE}}}', 3, 100)": 210,
+    f"""messages.amend_matching('{LIVE}, "queue": "default"}}', 3, 100)""": 11100,
+    f"""messages.move_matching('{LIVE}, "queue": "default"}}', 'q', 100)""": 11100,
 }
 MODES = ("auto", "force_custom_plan", "force_generic_plan")
 

@@ -22,7 +22,9 @@ CHECK = """
       and not (p.proname in ('raise_invalid', 'raise_foreign_position', 'uncapture')
         and c.level = 'performance')
       -- They lock rows inside of an array or a subquery, which is not seen.
-      and not (p.proname in ('lock_waiting', 'waiting_keys') and c.level = 'performance')
+      and not (
+        p.proname in ('lock_live', 'lock_waiting', 'waiting_keys') and c.level = 'performance'
+      )
       -- It is to see a batch that was opened by the same statement.
       and not (p.proname = 'batch_events' and c.level = 'performance')
       -- It runs as its caller, and the caller gives a part of the statement.

@@ -234,6 +234,7 @@ READ = [
     "select notifyq.search_archive()",
     "select notifyq.dead_groups()",
     """select notifyq.count_dead_matching('{"until": "2026-01-01"}')""",
+    """select notifyq.count_live_matching('{"until": "2026-01-01"}')""",
     "select notifyq.message_relatives(1)",
     "select notifyq.open_batches()",
 ]
@@ -285,6 +286,10 @@ ADMIN = [
     "select messages.run_now(1)",
     """select messages.dead_retry_matching('{"until": "2026-01-01"}')""",
     """select messages.dead_delete_matching('{"until": "2026-01-01"}')""",
+    """select messages.cancel_matching('{"until": "2026-01-01"}')""",
+    """select messages.run_now_matching('{"until": "2026-01-01"}')""",
+    """select messages.amend_matching('{"until": "2026-01-01"}', 1)""",
+    """select messages.move_matching('{"until": "2026-01-01", "queue": "typed"}', 'default')""",
     "select messages.dead_delete(1)",
     "select messages.dead_retry(1)",
     "select messages.dead_retry_from(1)",

@@ -37,7 +37,7 @@ def render() -> str:
     head, _, blocks = EXAMPLES.read_text("utf-8").partition("\n## ")
     examples: dict[str, list[str]] = {}
     for line in re.findall(r"^.*\bnotifyq .*$", blocks, re.MULTILINE):
-        name = re.search(r"\bnotifyq (\w+)", line)[1]
+        name = re.search(r"\bnotifyq ([\w-]+)", line)[1]
         examples.setdefault(name, []).append(line)
     parts = [head.rstrip(), "| everywhere | meaning |\n| --- | --- |\n" + "\n".join(lines)]
     for name, command in sorted(root.commands.items()):

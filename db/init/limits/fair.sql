@@ -53,7 +53,8 @@ begin
       (
         select k._ids
         from notifyq.find_keyless(queue.name, quantity - cardinality(v_ids), filter, null) as k
-      )
+      ),
+      queue.name
     );
   end if;
   return row(
@@ -199,7 +200,7 @@ begin
       as w (key, key_hash, id, number)
     cross join lateral unnest(
       case
-        when w.key is null then notifyq.lock_waiting(keyless[:w.number])
+        when w.key is null then notifyq.lock_waiting(keyless[:w.number], queue.name)
         when queue.ordered then array(
           select m.id
           from (
@@ -213,7 +214,7 @@ begin
             limit 1
           ) as h
           join messages.message as m on m.id = h.id
-          where (m.state = 'waiting') is true
+          where (m.state = 'waiting' and m.queue = select_fair.queue.name) is true
             and m.id <> all (select_fair.given)
             and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
           for update of m skip locked

@@ -206,7 +206,7 @@ begin
     ) as b
     order by b.priority desc, b.id
   );
-  return notifyq.lock_waiting(v_best);
+  return notifyq.lock_waiting(v_best, queue.name);
 end;
 $$;
 

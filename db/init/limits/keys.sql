@@ -193,8 +193,8 @@ begin
 end;
 $$;
 
--- Lock those of the messages that still wait.
-create or replace function notifyq.lock_waiting(ids bigint[])
+-- Lock those of the messages that still wait in the queue.
+create or replace function notifyq.lock_waiting(ids bigint[], queue text)
   returns bigint[] language plpgsql
 as $$
 begin
@@ -202,8 +202,8 @@ begin
     select m.id
     from messages.message as m
     where m.id = any (lock_waiting.ids)
-      -- Not a condition on the state itself, see archive().
-      and (m.state = 'waiting') is true
+      -- Not conditions on the columns themselves, see archive().
+      and (m.state = 'waiting' and m.queue = lock_waiting.queue) is true
     order by m.id
     for update skip locked
   );

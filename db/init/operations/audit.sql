@@ -7,7 +7,8 @@ create or replace function notifyq.note_audit(
   action text,
   subject text default '',
   details jsonb default null,
-  origin text default null
+  origin text default null,
+  id bigint default null
 )
   returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -20,6 +21,18 @@ begin
       'an audit row needs an actor and an action', 'an action has a form like queue.pause'
     );
   end if;
+  update messages.audit as a
+  set details = a.details || jsonb_build_object(
+    'found', (a.details -> 'found')::bigint + (note_audit.details -> 'found')::bigint,
+    'done', (a.details -> 'done')::bigint + (note_audit.details -> 'done')::bigint
+  )
+  where a.id = note_audit.id
+    and (a.role, a.actor, a.action)
+      = (notifyq.calling_role(), left(note_audit.actor, 200), note_audit.action)
+  returning a.id into v_id;
+  if found then
+    return v_id;
+  end if;
   -- Truncated, not refused: a long name must not make the audited action fail.
   insert into messages.audit (role, actor, action, subject, origin, details)
   values (
@@ -27,15 +40,17 @@ begin
     left(origin, 200),
     case when octet_length(details::text) > 16384 then '{"too_long": true}' else details end
   )
-  returning id into v_id;
+  returning audit.id into v_id;
   return v_id;
 end;
 $$;
 comment on function notifyq.note_audit is
   'Record an action of a person, in the transaction that does it. actor: the person who is logged '
   'in; action: such as queue.pause; subject: a name or id; details: counts and values (left out '
-  'over 16 kB); origin: an address. The role of the database is recorded too. Returns the id of '
-  'the row, which maintain() removes after 400 days. Raises NQ003 without actor or action.';
+  'over 16 kB); origin: an address; id: the row of the steps of this action before this one, to '
+  'which found and done of details are added. The role of the database is recorded too. Returns '
+  'the id of the row, which maintain() removes after 400 days. Raises NQ003 without actor or '
+  'action.';
 
 create or replace function messages.audit_list(
   before bigint default null,

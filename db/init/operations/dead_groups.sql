@@ -137,7 +137,7 @@ begin
   select count(*) filter (where f.state <> 'more'), 0::bigint,
     max(f.archived_at) filter (where f.state = 'more'), max(f.id) filter (where f.state = 'more'),
     count(*) filter (where f.state = 'more') = 0,
-    coalesce(array_agg(f.id) filter (where f.state <> 'more'), '{}')
+    coalesce(array_agg(f.id) filter (where f.state <> 'more'), '{}'), '{}'::text[]
   into v_step
   from notifyq.search_archive_step(c, quantity, position_at, position_id, budget, true) as f;
   return v_step;

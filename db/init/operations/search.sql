@@ -142,35 +142,29 @@ begin
 end;
 $$;
 
-create or replace function notifyq.search_live(
-  conditions jsonb default '{}',
-  quantity integer default 50,
-  before_id bigint default null,
-  budget interval default '500 milliseconds'
+-- Finds live messages that match the conditions, the newest first. When budget is used up, the last
+-- row has the state `more` and the id to continue before.
+create or replace function notifyq.search_live_step(
+  c notifyq.search_conditions, quantity integer, before_id bigint, budget interval
 )
-  returns setof notifyq.found_message language plpgsql stable security definer
-  set search_path = pg_catalog, pg_temp
+  returns setof notifyq.found_message language plpgsql stable
   set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
 declare
-  c notifyq.search_conditions := notifyq.parse_conditions(
-    conditions, array['waiting', 'scheduled', 'blocked', 'locked']
-  );
   v_is_dated boolean := c.payload::text ~ '[.]datetime[(]';
   v_few bigint[] := notifyq.few_live_ids(c);
   v_path text := case
     when v_few is not null then 'few' when c.queue is null or c.key is null then 'id' else 'key'
   end;
-  v_before bigint := coalesce(search_live.before_id, 9223372036854775807);
-  v_left integer := search_live.quantity;
+  v_before bigint := coalesce(search_live_step.before_id, 9223372036854775807);
+  v_left integer := search_live_step.quantity;
   v_scanned bigint := 0::bigint;
   v_end timestamptz;
   v_row record;
   v_more notifyq.found_message;
 begin
-  perform notifyq.check_quantity(search_live.quantity, 1000);
-  perform notifyq.check_duration('budget', search_live.budget);
-  v_end := clock_timestamp() + search_live.budget;
+  perform notifyq.check_duration('budget', budget);
+  v_end := clock_timestamp() + budget;
   for v_row in
     select s.id, case
         when (
@@ -231,6 +225,26 @@ begin
       return;
     end if;
   end loop;
+end;
+$$;
+
+create or replace function notifyq.search_live(
+  conditions jsonb default '{}',
+  quantity integer default 50,
+  before_id bigint default null,
+  budget interval default '500 milliseconds'
+)
+  returns setof notifyq.found_message language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform notifyq.check_quantity(search_live.quantity, 1000);
+  return query
+  select f.*
+  from notifyq.search_live_step(
+    notifyq.parse_conditions(conditions, array['waiting', 'scheduled', 'blocked', 'locked']),
+    quantity, before_id, budget
+  ) as f;
 end;
 $$;
 comment on function notifyq.search_live is
@@ -303,26 +317,3 @@ comment on function notifyq.message_relatives is
   'that run after it (before), the message it was published again as (retried_as), and the dead '
   'message it was published again from (retry_of). state and queue are null where nothing of it is '
   'kept; happened_at is when it was published again, else when it ended.';
-
-create or replace function messages.run_now(id bigint)
-  returns boolean language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set jit = off
-as $$
-begin
-  update messages.message as m
-  set state = 'waiting', available_at = now(), parked_at = null
-  where m.id = run_now.id
-    -- `is true`: not by the index of all that is scheduled.
-    and (m.state = 'scheduled') is true
-    and m.blockers is null;
-  if not found then
-    return false;
-  end if;
-  perform notifyq.notify_messages(array[run_now.id]);
-  return true;
-end;
-$$;
-comment on function messages.run_now is
-  'Make a scheduled message due now. False: it is not scheduled, or waits for other messages; '
-  'unblock() ends that.';

@@ -2,22 +2,18 @@
 --
 -- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema
 
-create or replace function messages.cancel(
-  id bigint,
-  running boolean default false,
-  children boolean default false,
-  reason text default null,
-  cancelled_by text default null
+-- Returns how many of the messages are cancelled, children not counted.
+create or replace function notifyq.cancel_all(
+  ids bigint[], running boolean, children boolean, reason text, cancelled_by text
 )
-  returns boolean language plpgsql security definer
-  set search_path = pg_catalog, pg_temp
+  returns bigint language plpgsql
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_level bigint[] := array[id];
+  v_level bigint[] := ids;
   v_found messages.message[];
   v_next bigint[];
-  v_is_cancelled boolean := false;
+  v_cancelled bigint;
 begin
   perform notifyq.check_given('running', running is not null);
   perform notifyq.check_given('children', children is not null);
@@ -31,11 +27,12 @@ begin
       select m
       from messages.message as m
       where m.id = any (v_level)
-        and (cancel.running or m.state <> 'locked')
+        and (cancel_all.running or m.state <> 'locked')
       order by m.id
       for update skip locked
     );
-    exit when v_found = '{}' and not v_is_cancelled;
+    v_cancelled := coalesce(v_cancelled, cardinality(v_found));
+    exit when v_cancelled = 0;
     v_next := '{}';
     if children then
       v_next := array(
@@ -51,16 +48,30 @@ begin
       );
     end if;
     perform notifyq.reject_all(
-      v_found, concat_ws(': ', 'cancelled', cancel.reason),
-      coalesce(cancel.cancelled_by, session_user)
+      v_found, concat_ws(': ', 'cancelled', cancel_all.reason),
+      coalesce(cancel_all.cancelled_by, session_user)
     );
     perform pg_notify('cancelled_message', f.id::text)
     from unnest(v_found) as f
     where f.state = 'locked';
-    v_is_cancelled := true;
     v_level := v_next;
   end loop;
-  return v_is_cancelled;
+  return coalesce(v_cancelled, 0);
+end;
+$$;
+
+create or replace function messages.cancel(
+  id bigint,
+  running boolean default false,
+  children boolean default false,
+  reason text default null,
+  cancelled_by text default null
+)
+  returns boolean language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return notifyq.cancel_all(array[id], running, children, reason, cancelled_by) > 0;
 end;
 $$;
 comment on function messages.cancel is

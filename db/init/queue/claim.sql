@@ -224,6 +224,7 @@ begin
   perform
   from messages.message as m
   where m.id = claim_id.id
+    and m.queue = v_queue.name
     and m.state <> 'locked'
     and m.available_at <= clock_timestamp()
     and not notifyq.is_paused(v_queue)

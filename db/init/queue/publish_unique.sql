@@ -157,6 +157,7 @@ begin
     -- The trigger `schedule` makes it scheduled if it is not due.
     state = case when on_duplicate = 'debounce' then 'waiting' else m.state end
   where m.id = replace_message.id
+    and m.queue = newer.queue
     and m.state <> 'locked'
     and m.root_id is null
     and m.dedup_key is not null;
@@ -164,7 +165,7 @@ begin
     -- Locked by a worker or with recorded steps, and unique while live.
     return (
       select m.id from messages.message as m
-      where m.id = replace_message.id and m.dedup_scope is null
+      where m.id = replace_message.id and m.queue = newer.queue and m.dedup_scope is null
     );
   end if;
   if on_duplicate = 'debounce' then

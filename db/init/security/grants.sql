@@ -94,6 +94,7 @@ begin
       (
         'reader', 'notifyq',
         'diagnose snapshot_of search_live search_archive dead_groups count_dead_matching '
+        'count_live_matching '
         'open_batches message_relatives queue_list archive_extent archive_hours archive_parts '
         'archive_hashes archive_days prune_obstacle lake_batches lake_changes lake_removed '
         'error_fingerprint rolled_up rollup_range rollup_summary rollup_errors rollup_workers '
@@ -118,7 +119,8 @@ begin
         'create_queue alter_queue drop_queue pause_queue resume_queue set_share set_limit '
         'grant_queue revoke_queue cancel amend unblock run_now redrive receive adopt dead_retry '
         'dead_retry_from dead_delete '
-        'dead_retry_matching dead_delete_matching schedule unschedule pause_schedule '
+        'dead_retry_matching dead_delete_matching cancel_matching run_now_matching '
+        'move_matching amend_matching schedule unschedule pause_schedule '
         'resume_schedule run_schedule create_stream alter_stream drop_stream pause_stream '
         'resume_stream unsubscribe seek forward unforward alter_archive forget_lake'
       ),

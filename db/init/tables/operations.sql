@@ -248,7 +248,8 @@ begin
       position_at timestamptz,
       position_id bigint,
       is_over boolean,
-      ids bigint[]
+      ids bigint[],
+      refusals text[]
     );
   end if;
   if to_regtype('notifyq.relative_report') is null then
@@ -282,7 +283,7 @@ comment on type notifyq.found_message is
 comment on type notifyq.dead_group is
   'Dead messages whose errors have the same fingerprint, as notifyq.dead_groups() reports them.';
 comment on type messages.step_report is
-  'The result of one step of an action over many dead messages, and where the next one begins; ids '
-  'are those of the messages that were published.';
+  'The result of one step of an action over many messages, and where the next one begins; ids are '
+  'those of the messages that were published, refusals say why some were not moved.';
 comment on type notifyq.relative_report is
   'A related message, as notifyq.message_relatives() reports it.';

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
@@ -16,6 +17,7 @@ from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
     Cancellation,
+    Changes,
     Dependency,
     Message,
     ParkedMessage,
@@ -25,6 +27,9 @@ from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Database
+
+_STEP, _BUDGET = 1000, timedelta(seconds=1)
+"""How many messages one step changes, and how long it searches."""
 
 _SAME: Final = object()
 """A payload that stays as it is."""
@@ -260,6 +265,60 @@ class Archive:
             return Cancellation.UNKNOWN
         is_finished = isinstance(found, ArchivedMessage)
         return Cancellation.FINISHED if is_finished else Cancellation.LOCKED
+
+    async def cancel_matching(
+        self,
+        conditions: Mapping[str, Any],
+        *,
+        running: bool = False,
+        children: bool = False,
+        reason: str | None = None,
+        cancelled_by: str | None = None,
+    ) -> Changes:
+        """Cancel all live messages that match, in steps, each a transaction of its own.
+
+        `conditions` are state, queue, type, key, dedup_key, worker (a prefix of its name), error (a
+        part of details), fingerprint, payload (a JSON path predicate), since and until (of
+        `created_at`; by default now). Raises InvalidArgumentError for others.
+        """
+        args = (running, children, reason, cancelled_by)
+        return await self._change_matching(sql.CANCEL_MATCHING, conditions, *args)
+
+    async def run_now_matching(self, conditions: Mapping[str, Any]) -> Changes:
+        """Make all scheduled messages due that match; see `cancel_matching`."""
+        return await self._change_matching(sql.RUN_NOW_MATCHING, conditions)
+
+    async def move_matching(self, conditions: Mapping[str, Any], queue: str) -> Changes:
+        """Move all live messages that match to another queue; see `cancel_matching`.
+
+        The condition queue is required. Messages stay that the other queue would not accept.
+        """
+        return await self._change_matching(sql.MOVE_MATCHING, conditions, queue)
+
+    async def amend_matching(self, conditions: Mapping[str, Any], priority: int) -> Changes:
+        """Set the priority of all live messages that match; see `cancel_matching`."""
+        args = (integer("priority", priority),)
+        return await self._change_matching(sql.AMEND_MATCHING, conditions, *args)
+
+    async def _change_matching(
+        self, statement: str, conditions: Mapping[str, Any], *args: Any
+    ) -> Changes:
+        of_type("conditions", conditions, Mapping, "a mapping")
+        given = {"until": await self._database.value(sql.CLOCK), **conditions}
+        argument = json.dumps(given, default=str)
+        total, position = Changes(0, 0, ()), None
+        while True:
+            [step] = await self._database.fetch(
+                statement, argument, _STEP, position, _BUDGET, *args
+            )
+            total = Changes(
+                total.found + step["found"],
+                total.done + step["done"],
+                (*total.refusals, *step["refusals"]),
+            )
+            if step["is_over"]:
+                return total
+            position = step["position_id"]
 
     async def amend(
         self,

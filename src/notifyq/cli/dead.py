@@ -18,20 +18,21 @@ from pydantic import BaseModel, Field
 
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import Commands, Listing, acting, noting, open_database, run
+from notifyq.cli.command import Commands, Listing, acting, open_database, run
 from notifyq.cli.hints import require_known
 from notifyq.cli.logs import configure_logging
+from notifyq.cli.matching import run_steps
 from notifyq.cli.messages import show
 from notifyq.cli.options import (
     DsnOption,
     JsonOption,
     LimitOption,
+    MaybeIdsArgument,
     QueueOption,
     SubscriberOption,
     flag,
     instant_option,
     limit_option,
-    masks_of,
     option,
 )
 from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, waits, when
@@ -40,7 +41,7 @@ from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, ForeignPositionError
 from notifyq.models.message import ArchivedMessage
 from notifyq.operations import monitor
-from notifyq.operations.monitor import Act, Conditions, clock, dead_groups, step
+from notifyq.operations.monitor import Act, Conditions, clock, dead_groups
 from notifyq.printable import printable
 from notifyq.telemetry import log_events
 
@@ -54,11 +55,6 @@ FingerprintOption = Annotated[
         "--fingerprint", metavar="TEXT", help="Only of this group, see `notifyq dead groups`."
     ),
 ]
-MaybeIdsArgument = Annotated[
-    list[int] | None,
-    typer.Argument(metavar="ID...", min=1, max=2**63 - 1, show_default=False),
-]
-
 _SHOWN, _NOTED = 20, 1000
 """Most ids that are printed, and most new ones of a retry that the audit keeps."""
 
@@ -213,34 +209,18 @@ async def _act_on_group(
     dsn: str | None, act: Act, conditions: Conditions, limit: int
 ) -> tuple[int, list[int]]:
     """Retry or delete dead messages that match, in steps, up to `limit`; how many, and new ids."""
-    done = 0
-    published: list[int] = []
-    position = None
     async with open_database(dsn) as database:
         if conditions.until is None:
             # Without an end, messages that are retried here and fail again would match, too.
             conditions = replace(conditions, until=await clock(database))
-        details = monitor.masked_details(conditions.values(), masks_of())
-        subject = conditions.queue or "those found"
-        while done < limit:
-            quantity = min(1000, limit - done)
-            async with noting(database, f"dead.{act.name.lower()}", subject, **details) as noted:
-                one = await step(
-                    noted.connection, act, conditions, quantity=quantity, position=position
-                )
-                noted.note(found=one.found, done=one.done)
-            done += one.done
-            published += one.ids
-            position = one.position
-            if position is None:
-                break
-        if not done:
+        total = await run_steps(database, act, conditions, limit=limit)
+        if not total.done:
             await require_known(database, conditions.queue, conditions.subscriber)
             raise ConfigurationError(
                 "no dead message has this fingerprint, or all were retried before: "
                 "`notifyq dead groups` lists what is left"
             )
-    return done, published
+    return total.done, total.ids
 
 
 def _print_retried(ids: list[int], as_json: bool) -> None:

@@ -49,7 +49,9 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "doctor": ("doctor", "Check the database, the server and the way to them."),
         "dead": ("dead", "List (ls), show, retry and delete dead messages."),
         "cancel": ("messages", "Reject messages that no worker handles yet."),
-        "amend": ("messages", "Change a message that no worker handles."),
+        "run-now": ("messages", "Make scheduled messages due."),
+        "move": ("messages", "Move messages that no worker handles to another queue."),
+        "amend": ("messages", "Change messages that no worker handles."),
         "unblock": ("messages", "Hand out messages without those they wait for."),
     },
     "Set up": {
@@ -106,7 +108,7 @@ def _load(name: str, module: str) -> Any:
     from notifyq.cli.logs import mask_logs
 
     mask_logs()
-    attribute = f"{name}_" if keyword.iskeyword(name) else name
+    attribute = f"{name}_" if keyword.iskeyword(name) else name.replace("-", "_")
     function = getattr(importlib.import_module(f"notifyq.cli.{module}"), attribute)
     parent = typer.Typer(rich_markup_mode=None, add_completion=False)
     if inspect.iscoroutinefunction(function):

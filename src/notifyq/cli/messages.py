@@ -1,4 +1,4 @@
-"""`notifyq ls`, `show`, `parked`, `signal`, `unblock`, `cancel`, `amend`: single messages."""
+"""`notifyq ls`, `show`, `parked`, `signal`, and what changes live messages: `cancel`, `move`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,12 +10,14 @@ import typer
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.cli.command import actor, noting, open_database
 from notifyq.cli.hints import empty_list, require_known
+from notifyq.cli.matching import FREE, Selection, change_matching, selecting
 from notifyq.cli.options import (
     DsnOption,
     HeaderOption,
     IdsArgument,
     JsonOption,
     LimitOption,
+    MaybeIdsArgument,
     QueueOption,
     flag,
     headers,
@@ -35,6 +37,7 @@ from notifyq.models.message import (
     Status,
 )
 from notifyq.models.payload import encode
+from notifyq.operations.monitor import Act
 from notifyq.operations.texts import span
 from notifyq.printable import printable
 
@@ -176,37 +179,80 @@ async def unblock(ids: IdsArgument, dsn: DsnOption = None) -> None:
     await _change_each(dsn, ids, "message.unblock", sql.UNBLOCK, (), "unblocked", refused)
 
 
+@selecting
 async def cancel(
-    ids: IdsArgument,
+    ids: MaybeIdsArgument = None,
     running: bool = flag("--running", "Also messages that a worker handles."),
     children: bool = flag("--children", "Also what they have published by steps."),
     reason: str | None = option("Why; the archive and the audit keep it."),
     dsn: DsnOption = None,
+    *,
+    chosen: Selection,
 ) -> None:
     """Reject messages that no worker handles yet. Exit code 1 if one cannot be.
 
-    With --running their workers cancel the handlers. Cancelled messages are not dead:
-    `notifyq dead ls --cancelled` lists them, `notifyq dead retry ID` publishes one again.
+    By id or by filter. With --running their workers cancel the handlers. Cancelled messages are not
+    dead: `notifyq dead ls --cancelled` lists them, `notifyq dead retry ID` publishes one again.
     """
-    refused = "{} cannot be cancelled now: try again"
     args = (running, children, reason, actor()["actor"])
     facts = {} if reason is None else {"reason": reason}
+    if chosen.is_instead_of(ids):
+        states = (*FREE, "locked") if running else FREE
+        await change_matching(dsn, Act.CANCEL, chosen, "cancelled", *args, states=states, **facts)
+        return
+    refused = "{} cannot be cancelled now: try again"
     await _change_each(
-        dsn, ids, "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused, **facts
+        dsn, ids or [], "message.cancel", sql.CANCEL_ALSO, args, "cancelled", refused, **facts
     )
 
 
+@selecting
+async def run_now(
+    ids: MaybeIdsArgument = None, dsn: DsnOption = None, *, chosen: Selection
+) -> None:
+    """Make scheduled messages due. Exit code 1 if one is not scheduled."""
+    if chosen.is_instead_of(ids):
+        await change_matching(dsn, Act.RUN_NOW, chosen, "made due", states=("scheduled",))
+        return
+    refused = "{} is not scheduled"
+    await _change_each(dsn, ids or [], "message.run_now", sql.RUN_NOW, (), "made due", refused)
+
+
+@selecting
+async def move(
+    to: str = option("The queue to move them to.", default=...),
+    dsn: DsnOption = None,
+    *,
+    chosen: Selection,
+) -> None:
+    """Move messages that no worker handles to another queue.
+
+    They keep their ids. One that the other queue would not accept from a publisher stays, and so
+    does one with recorded steps: exit code 1.
+    """
+    if chosen.conditions.queue is None:
+        raise typer.BadParameter("give the --queue in which they are")
+    await change_matching(dsn, Act.MOVE, chosen, "moved", to, to=to)
+
+
+@selecting
 async def amend(
-    message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
+    message_id: Annotated[
+        int | None,
+        typer.Argument(metavar="ID", min=1, max=2**63 - 1, show_default=False),
+    ] = None,
     payload: Annotated[str | None, typer.Argument(metavar="[JSON]", show_default=False)] = None,
     priority: int | None = option("Larger first.", min=-(2**31), max=2**31 - 1),
     at: datetime | None = instant_option("Hand out from then on."),
     header: HeaderOption = None,
     dsn: DsnOption = None,
+    *,
+    chosen: Selection,
 ) -> None:
-    """Change a message that no worker handles. Exit code 1 if one does, or it is finished.
+    """Change messages that no worker handles. Exit code 1 if one does, or it is finished.
 
-    Given headers replace all that it has. One with recorded steps can change its priority only.
+    By filter, only the priority. Given headers replace all that it has. One with
+    recorded steps can change its priority only.
     """
     if payload is not None:
         require_json("payload", payload)
@@ -219,10 +265,16 @@ async def amend(
     changes = [name for name, value in given.items() if value is not None]
     if not changes:
         raise typer.BadParameter("give JSON, --priority, --at or --header")
+    ids = [] if message_id is None else [message_id]
+    if chosen.is_instead_of(ids):
+        if changes != ["priority"]:
+            raise typer.BadParameter("by filter, give --priority alone")
+        await change_matching(dsn, Act.AMEND, chosen, "changed", priority, priority=priority)
+        return
     refused = "{} cannot be changed now: try again"
     args = tuple(given.values())
     await _change_each(
-        dsn, [message_id], "message.amend", sql.AMEND, args, "changed", refused, changes=changes
+        dsn, ids, "message.amend", sql.AMEND, args, "changed", refused, changes=changes
     )
 
 

@@ -183,6 +183,10 @@ DsnOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 IdsArgument = Annotated[list[int], typer.Argument(metavar="ID...", min=1, max=2**63 - 1)]
+MaybeIdsArgument = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="ID...", min=1, max=2**63 - 1, show_default=False),
+]
 QueueOption = Annotated[str | None, typer.Option("--queue", "-q", help="Only this queue.")]
 SubscriberOption = Annotated[
     str | None, typer.Option("--subscriber", help="Only events of this subscriber.")

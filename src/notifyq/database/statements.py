@@ -173,6 +173,21 @@ RESULT = "select r.* from messages.result(id => $1) as r"
 AWAIT_RESULT = "select r.* from messages.await_result(id => $1) as r"
 DEPENDENCIES = "select r.* from messages.dependencies(id => $1) as r"
 UNBLOCK = "select messages.unblock(id => $1)"
+RUN_NOW = "select messages.run_now(id => $1)"
+CANCEL_MATCHING = """
+select * from messages.cancel_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4,
+  running => $5, children => $6, reason => $7, cancelled_by => $8)"""
+RUN_NOW_MATCHING = """
+select * from messages.run_now_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4)"""
+MOVE_MATCHING = """
+select * from messages.move_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4, queue => $5)"""
+AMEND_MATCHING = """
+select * from messages.amend_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4, priority => $5)"""
+CLOCK = "select clock_timestamp()"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 

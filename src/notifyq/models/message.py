@@ -48,6 +48,17 @@ class Cancellation(enum.StrEnum):
         return self is Cancellation.CANCELLED
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a change of all messages that match has done."""
+
+    found: int
+    done: int
+    """How many were changed; others were claimed or changed meanwhile, or refused."""
+    refusals: tuple[str, ...]
+    """Why some were not moved."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
     """The columns that live and archived messages share.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from notifyq.operations.dashboard.pages import dead
+from notifyq.operations.dashboard import matching
 from operations.dashboard.conftest import Browser, make_dead
 from support.database import Connection, rows, value
 
@@ -65,8 +65,8 @@ async def test_retrying_a_group_shows_the_number_first(
 async def test_matching_messages_are_deleted_in_steps(
     writer: Browser, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead, "_STEP", 2)
-    monkeypatch.setattr(dead, "_SECONDS", 0)
+    monkeypatch.setattr(matching, "_STEP", 2)
+    monkeypatch.setattr(matching, "_SECONDS", 0)
     await value(connection, "create_queue", name="q")
     await make_dead(connection, 5, queue="q")
     kept = await make_dead(connection, 1)
@@ -87,8 +87,8 @@ async def test_a_whole_group_is_deleted(
     writer: Browser, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group is known by one of its messages, which must be the last to go."""
-    monkeypatch.setattr(dead, "_STEP", 2)
-    monkeypatch.setattr(dead, "_SECONDS", 0)
+    monkeypatch.setattr(matching, "_STEP", 2)
+    monkeypatch.setattr(matching, "_SECONDS", 0)
     ids = await make_dead(connection, 5, "Timeout after 5 s")
     answer = await writer.send("/dead/discard", like=ids[0], state="dead", back="/dead")
     for _ in range(3):

@@ -42,4 +42,3 @@ from notifyq.open_batches(stream => $1) as b
 """
 CANCEL: Final = "select messages.cancel(id => $1, cancelled_by => $2)"
 STOP: Final = "select messages.cancel(id => $1, running => true, cancelled_by => $2)"
-RUN_NOW: Final = "select messages.run_now(id => $1)"

@@ -29,6 +29,8 @@ _ERRORS = ("error", "fingerprint")
 class Action(InTransaction):
     """A running action: its statements on this connection commit together with its audit row."""
 
+    entry: int | None = None
+    """The audit row: of the steps before this one, and at the end its own."""
     details: dict[str, Any] = field(default_factory=dict)
     """Noted in addition to action and subject: counts, values; never payloads."""
 
@@ -92,9 +94,13 @@ async def acting(
     actor: str,
     origin: str,
     is_required: bool = True,
+    entry: int | None = None,
     **details: Any,
 ) -> AsyncIterator[Action]:
     """Run an action in a transaction that ends with its audit row.
+
+    Steps of one action have one row: with `entry`, that of the steps before this one, the details
+    `found` and `done` are added to it.
 
     `action` is a name such as `queue.pause`, `subject` the name or id of the object, `origin` the
     address or the tool. After an error neither the effect nor the row remains. With `is_required`
@@ -102,10 +108,13 @@ async def acting(
     """
     async with database.transaction() as calls:
         connection = calls.connection
-        running = Action(connection, database.dsn, details)
+        running = Action(connection, database.dsn, entry, details)
         yield running
         if is_required or await may_note(connection):
-            await note(connection, action, subject, actor=actor, origin=origin, **running.details)
+            running.entry = await note(
+                connection, action, subject, actor=actor, origin=origin, entry=entry,
+                **running.details,
+            )  # fmt: skip
 
 
 async def note(
@@ -115,12 +124,12 @@ async def note(
     *,
     actor: str,
     origin: str,
+    entry: int | None = None,
     **details: Any,
-) -> None:
-    """Write an audit row in the current transaction."""
-    await connection.execute(
-        AUDIT, actor, action, str(subject), json.dumps(details, default=str), origin
-    )
+) -> int:
+    """Write an audit row, or add to an earlier one, in the current transaction; return its id."""
+    text = json.dumps(details, default=str)
+    return int(await connection.fetchval(AUDIT, actor, action, str(subject), text, origin, entry))
 
 
 async def may_note(connection: AnyConnection) -> bool:

@@ -1,4 +1,4 @@
-"""Searches messages, and acts on all dead messages that a search finds."""
+"""Searches messages, and acts on all messages that a search finds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database import statements as sql
 from notifyq.models.message import columns
 from notifyq.operations.monitor import statements
 
@@ -152,11 +153,21 @@ class DeadGroups:
 
 
 class Act(Enum):
-    """An action on all dead messages that match."""
+    """An action on all dead, or all live, messages that match."""
 
     COUNT = statements.DEAD_MATCHING
     RETRY = statements.DEAD_RETRY_MATCHING
     DELETE = statements.DEAD_DELETE_MATCHING
+    COUNT_LIVE = statements.LIVE_MATCHING
+    CANCEL = sql.CANCEL_MATCHING
+    RUN_NOW = sql.RUN_NOW_MATCHING
+    MOVE = sql.MOVE_MATCHING
+    AMEND = sql.AMEND_MATCHING
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is about live messages."""
+        return self not in {Act.COUNT, Act.RETRY, Act.DELETE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,8 @@ class Step:
     """None: it was the last step."""
     ids: tuple[int, ...] = ()
     """Of the messages that were published."""
+    refusals: tuple[str, ...] = ()
+    """Why some messages were not moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +252,20 @@ async def step(
     source: Source,
     act: Act,
     conditions: Conditions,
-    *,
+    *args: Any,
     quantity: int = 1000,
     position: Position | None = None,
     budget: timedelta = _SECOND,
 ) -> Step:
-    """Do one step of an action on all dead messages that match; needs the condition `until`."""
-    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *_at(position), budget)
+    """Do one step of an action on all messages that match; needs the condition `until`.
+
+    `args` are those of the action: the states to count; whether to cancel running ones and
+    children, why, and who does; the queue to move to; the priority.
+    """
+    after = _at(position)[1:] if act.is_live else _at(position)
+    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *after, budget, *args)
     rest = None if row["is_over"] else Position(row["position_at"], row["position_id"])
-    return Step(row["found"], row["done"], rest, tuple(row["ids"]))
+    return Step(row["found"], row["done"], rest, tuple(row["ids"]), tuple(row["refusals"]))
 
 
 def _at(position: Position | None) -> tuple[datetime | None, int | None]:
@@ -256,7 +274,7 @@ def _at(position: Position | None) -> tuple[datetime | None, int | None]:
 
 async def clock(source: Source) -> datetime:
     """The time of the database: `until` of the first step."""
-    [[now]] = await source.fetch(statements.CLOCK)
+    [[now]] = await source.fetch(sql.CLOCK)
     found: datetime = now
     return found
 

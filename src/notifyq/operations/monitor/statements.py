@@ -13,10 +13,10 @@ ACTIVITY: Final = "select * from messages.activity(most => $1)"
 CRON_ENTRIES: Final = "select * from messages.cron_entries()"
 LAGS: Final = "select * from notifyq.subscription_lags(most => $1)"
 HEALTH: Final = "select * from messages.health()"
-AUDIT: Final = "select notifyq.note_audit($1, $2, $3, $4::jsonb, $5)"
+AUDIT: Final = "select notifyq.note_audit($1, $2, $3, $4::jsonb, $5, id => $6)"
 MAY_AUDIT: Final = """
 select coalesce(has_function_privilege(
-  to_regprocedure('notifyq.note_audit(text, text, text, jsonb, text)'), 'execute'), false)
+  to_regprocedure('notifyq.note_audit(text, text, text, jsonb, text, bigint)'), 'execute'), false)
 """
 AUDIT_LIST: Final = """
 select a.id, a.acted_at, a.role, a.actor, a.action, a.subject, a.origin, a.details::text as details
@@ -44,7 +44,10 @@ select * from {}(
 DEAD_MATCHING: Final = _STEP.format("notifyq.count_dead_matching")
 DEAD_RETRY_MATCHING: Final = _STEP.format("messages.dead_retry_matching")
 DEAD_DELETE_MATCHING: Final = _STEP.format("messages.dead_delete_matching")
-CLOCK: Final = "select clock_timestamp()"
+LIVE_MATCHING: Final = """
+select * from notifyq.count_live_matching(
+  conditions => $1, quantity => $2, position_id => $3, budget => $4, states => $5)
+"""
 RELATIVES: Final = "select * from notifyq.message_relatives(id => $1)"
 RETENTION: Final = "select * from messages.retention_info()"
 ARCHIVE_DAYS: Final = "select * from messages.archive_info()"

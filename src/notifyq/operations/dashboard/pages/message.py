@@ -164,7 +164,7 @@ def _simple(verb: str, name: str, statement: str, done: str, lost: str) -> None:
 
 
 _simple(
-    "run_now", "run_message_now", statements.RUN_NOW, "Message {} is due now.",
+    "run_now", "run_message_now", sql.RUN_NOW, "Message {} is due now.",
     "Message {} is not scheduled any more. Nothing was changed.",
 )  # fmt: skip
 _simple(

@@ -5,11 +5,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
+from notifyq.operations.dashboard.matching import FREE, act_on_matching
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import Conditions, Found, Page, search
+from notifyq.operations.monitor import Act, Conditions, Found, Page, search
 
 section = Section("messages", "Messages", key="m")
 
@@ -61,11 +62,36 @@ async def messages(view: View) -> Response:
         found=[(it, _details(view, it)) for it in page.messages],
         fields=fields,
         is_dead=conditions.state in _DEAD,
+        acts_on_live=conditions.state in ("live", *FREE) and not given["like"],
         position=page.position,
         following=view.here(position=str(page.position)) if page.position else "",
         # Slow searches are not repeated automatically.
         is_live=not problem and not position and fields.keys() <= {"state", "queue"},
     )
+
+
+@section.action("/messages/cancel", "cancel_messages")
+async def cancel(view: View) -> Response:
+    """Cancel all live messages that match."""
+    return await act_on_matching(view, Act.CANCEL)
+
+
+@section.action("/messages/run-now", "run_messages_now")
+async def run_now(view: View) -> Response:
+    """Make all scheduled messages that match due."""
+    return await act_on_matching(view, Act.RUN_NOW)
+
+
+@section.action("/messages/move", "move_messages")
+async def move(view: View) -> Response:
+    """Move all live messages that match to another queue."""
+    return await act_on_matching(view, Act.MOVE)
+
+
+@section.action("/messages/amend", "amend_messages")
+async def amend(view: View) -> Response:
+    """Set the priority of all live messages that match."""
+    return await act_on_matching(view, Act.AMEND)
 
 
 def _details(view: View, message: Found) -> str:
