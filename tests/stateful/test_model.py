@@ -67,7 +67,7 @@ MUTANTS = {
     ),
     "cancel ends what is locked": (
         "queue/change.sql",
-        "and (cancel.running or m.state <> 'locked')\n",
+        "and (cancel_all.running or m.state <> 'locked')\n",
         "\n",
     ),
     "extend needs no token": (
