@@ -29,6 +29,14 @@ begin
     v_taken := array(
       select m from messages.message as m where m.id = any (v_ids) order by m.id
     );
+  elsif v_queue.aging is not null then
+    v_ids := coalesce(
+      notifyq.find_aging(v_queue, take.quantity, null, true),
+      notifyq.find_messages(v_queue.name, take.quantity, null, true)
+    );
+    v_taken := array(
+      select m from messages.message as m where m.id = any (v_ids) order by m.id
+    );
   else
     perform notifyq.stage_queue(v_queue.name, v_now, 10 * take.quantity);
     v_taken := array(
@@ -47,7 +55,15 @@ begin
     array(select 'success'::messages.message_status from unnest(v_taken)),
     state => 'waiting'
   );
-  return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+  if v_queue.aging is null then
+    return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+    return;
+  end if;
+  return query
+  select t.*
+  from unnest(v_ids) with ordinality as u (id, ordinal)
+  join unnest(v_taken) as t on t.id = u.id
+  order by u.ordinal;
 end;
 $$;
 comment on function messages.take is
