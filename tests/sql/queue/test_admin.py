@@ -109,7 +109,7 @@ BAD_POLICIES: list[dict[str, Any]] = [
     {"notify": "sometimes"},
     {"retention": timedelta(0)},
     {"aging": timedelta(seconds=-1)},
-    {"aging": timedelta(days=366_000)},
+    {"aging": timedelta(days=366_001)},
     *(
         {"aging": timedelta(minutes=1), limit: value}
         for limit, value in {

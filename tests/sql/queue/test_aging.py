@@ -107,7 +107,9 @@ async def test_it_follows_the_priority_and_the_due_time_of_a_message(aging: Conn
     await value(aging, "release", **held["m4"], delay=MINUTE)
     await value(aging, "retry", **held["m1"], delay=MINUTE * 60)
     assert await claimed(aging, 9) == ["m3", "m5", "m2"]
-    await aging.execute("update messages.message set available_at = now() where state = 'scheduled'")
+    await aging.execute(
+        "update messages.message set available_at = now() where state = 'scheduled'"
+    )
     assert await claimed(aging, 9) == ["m1", "m4"]
 
 
