@@ -35,7 +35,12 @@ begin
       notifyq.find_messages(v_queue.name, take.quantity, null, true)
     );
     v_taken := array(
-      select m from messages.message as m where m.id = any (v_ids) order by m.id
+      select f.row
+      from unnest(v_ids) with ordinality as u (id, ordinal)
+      cross join lateral (
+        select m as row from messages.message as m where m.id = u.id offset 0
+      ) as f
+      order by u.ordinal
     );
   else
     perform notifyq.stage_queue(v_queue.name, v_now, 10 * take.quantity);
@@ -59,11 +64,8 @@ begin
     return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
     return;
   end if;
-  return query
-  select t.*
-  from unnest(v_ids) with ordinality as u (id, ordinal)
-  join unnest(v_taken) as t on t.id = u.id
-  order by u.ordinal;
+  -- Rows of a function keep their order.
+  return query select t.* from unnest(v_taken) as t;
 end;
 $$;
 comment on function messages.take is
