@@ -19,13 +19,6 @@ declare
   );
   -- As it stands in a definition.
   v_literal text := format('''%s''', replace(v_aging::text, '''', ''''''));
-  -- Both only with functions of the server: an index is kept with the rights of those who insert.
-  v_rank text := format(
-    '(date_part(''epoch'', available_at at time zone ''UTC'') '
-    '- priority * (%L::jsonb ->> queue)::double precision)',
-    coalesce(v_aging, '{}')
-  );
-  v_condition text := format('state = ''waiting'' and %L::jsonb ? queue', coalesce(v_aging, '{}'));
   v_table record;
 begin
   if to_regclass('notifyq.aging_message') is not null and (
@@ -42,19 +35,28 @@ begin
   -- At once the strongest lock that is needed, and that of the table before those of its child and
   -- its view, see rebuild_queue_triggers().
   lock table messages.message, notifyq.message_unlogged in access exclusive mode;
+  -- Only functions of the server: an index is kept with the rights of those who insert. The view
+  -- and the indexes have the same expressions, else the indexes would not serve the view.
   execute format(
     'create or replace view notifyq.aging_message as '
-    'select id, queue, message, %s as rank, m as row from messages.message as m where %s',
-    v_rank, v_condition
+    'select id, queue, message, (date_part(''epoch'', available_at at time zone ''UTC'') '
+    '- priority * (%L::jsonb ->> queue)::double precision) as rank, m as row '
+    'from messages.message as m where state = ''waiting'' and %L::jsonb ? queue',
+    coalesce(v_aging, '{}'), coalesce(v_aging, '{}')
   );
-  for v_table in values ('messages', 'message'), ('notifyq', 'message_unlogged') loop
-    if to_regclass(format('%s.%s_aging_idx', v_table.column1, v_table.column2)) is not null then
-      execute format('drop index %s.%s_aging_idx', v_table.column1, v_table.column2);
+  for v_table in
+    values ('messages', 'message', 'message_aging_idx'),
+      ('notifyq', 'message_unlogged', 'message_unlogged_aging_idx')
+  loop
+    if to_regclass(format('%I.%I', v_table.column1, v_table.column3)) is not null then
+      execute format('drop index %I.%I', v_table.column1, v_table.column3);
     end if;
     if v_aging is not null then
       execute format(
-        'create index %2$s_aging_idx on %1$s.%2$s (queue, %3$s, id) where %4$s',
-        v_table.column1, v_table.column2, v_rank, v_condition
+        'create index %I on %I.%I (queue, (date_part(''epoch'', available_at at time zone ''UTC'') '
+        '- priority * (%L::jsonb ->> queue)::double precision), id) '
+        'where state = ''waiting'' and %L::jsonb ? queue',
+        v_table.column3, v_table.column1, v_table.column2, v_aging, v_aging
       );
     end if;
   end loop;
@@ -129,7 +131,7 @@ declare
   v_is_full boolean := full_scan
     or (v_now_ms between v_position[1]::bigint and v_position[1]::bigint + v_position[2]::bigint)
       is not true;
-  v_after_rank double precision := '-infinity';
+  v_after_rank double precision := double precision '-infinity';
   v_after bigint := -9223372036854775807;
   v_work bigint;
   v_ids bigint[];
@@ -142,8 +144,8 @@ begin
     return null;
   end if;
   if not v_is_full then
-    v_after_rank := v_position[3];
-    v_after := v_position[4];
+    v_after_rank := v_position[3]::double precision;
+    v_after := v_position[4]::bigint;
   elsif exists (
     select from messages.message as m
     where m.queue = v_name
@@ -188,15 +190,15 @@ begin
       end if;
       return v_ids;
     end if;
-    v_position[1] := v_now_ms;
-    v_position[2] := 10 * (notifyq.epoch_ms(clock_timestamp()) - v_now_ms);
+    v_position[1] := v_now_ms::text;
+    v_position[2] := (10 * (notifyq.epoch_ms(clock_timestamp()) - v_now_ms))::text;
     -- If only dead rows were found: before what is published from now on, with priority 0.
-    v_position[3] := extract(epoch from v_now)::double precision;
-    v_position[4] := 0;
+    v_position[3] := extract(epoch from v_now)::text;
+    v_position[4] := '0';
   end if;
   if v_ids <> '{}' then
-    v_position[3] := v_last;
-    v_position[4] := v_ids[cardinality(v_ids)];
+    v_position[3] := v_last::text;
+    v_position[4] := v_ids[cardinality(v_ids)]::text;
   end if;
   if v_is_full or v_ids <> '{}' then
     perform set_config(v_setting, v_position::text, false);

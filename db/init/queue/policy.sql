@@ -15,8 +15,8 @@ as $$
   ));
 $$;
 
--- A queue with some options changed, checked. Null leaves an option as it is; 0 stands for no limit,
--- for no retention_dead and no aging, the type - for no type and the schema {} for no schema.
+-- A queue with some options changed, checked. Null leaves an option as it is; 0 stands for no
+-- limit, no retention_dead and no aging, the type - for no type and the schema {} for no schema.
 create or replace function notifyq.set_options(queue messages.queue, options jsonb)
   returns messages.queue language plpgsql
 as $$
