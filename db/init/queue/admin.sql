@@ -158,13 +158,14 @@ begin
 end;
 $$;
 comment on function messages.alter_queue is
-  'Change options of a queue, see create_queue(), and return it. Null leaves an option as it is; '
-  '0 removes a limit, retention_dead or aging, the type - and the schema {} remove theirs. Live '
+  'Change options of a queue, see create_queue(), and return it. Null leaves an option as it is; 0 '
+  'removes a limit, retention_dead or aging, the type - and the schema {} remove theirs. Live '
   'messages follow the new options from their next claim or settlement on, but for a type or '
-  'schema; the archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if durable '
-  'would change and it has messages, and NQ009 if transactions that publish or claim stay open while it '
-  'gets, loses or changes aging, gets or loses a capacity, a type, a schema or durability, or gets '
-  'a concurrency or an order, or if one that changes a queue stays open for 5 seconds.';
+  'schema; the archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if '
+  'durable would change and it has messages, and NQ009 if transactions that publish or claim stay '
+  'open while it gets, loses or changes aging, gets or loses a capacity, a type, a schema or '
+  'durability, or gets a concurrency or an order, or if one that changes a queue stays open for 5 '
+  'seconds.';
 
 -- Wait for drop_queue(), as a publisher that finds the advisory key taken. Any role of the database
 -- can take that key; a real drop deletes the row, which only the owner can lock.
