@@ -6,6 +6,7 @@
 \ir queue/publish_unique.sql
 \ir queue/typed.sql
 \ir queue/find.sql
+\ir queue/aging.sql
 \ir queue/claim.sql
 \ir queue/settle.sql
 \ir queue/locks.sql

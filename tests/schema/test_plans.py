@@ -348,6 +348,37 @@ async def test_claiming_ten_of_a_backlog_reads_about_ten(
                 assert plan.most("Sort", "on message m") <= 10, plan.text
 
 
+AGING = """
+    select messages.create_queue('aging');
+    insert into messages.message (queue, message, priority, available_at)
+    select 'aging', to_jsonb(n), n % 7, now() - interval '1 second' * (n * 7919 % 50000)
+    from generate_series(0, 49999) as n;
+    select messages.alter_queue('aging', aging => '1 minute');
+"""
+
+
+# Its index is made in the transaction that fills it: nobody can analyse the table meanwhile.
+@pytest.mark.parametrize("analysed", ["never", "when it was empty", "now"], indirect=True)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "select * from messages.claim('{aging}', 10)",
+        "select * from messages.claim('{aging}', 10, full_scan => true)",
+        "select * from messages.claim('{aging}', 10, filter => '$ >= 0')",
+        "select * from messages.take('aging', 10)",
+    ],
+)
+async def test_claiming_ten_of_a_queue_with_aging_reads_about_ten(
+    filled: Filled, call: str, analysed: str
+) -> None:
+    async with filled.explained(AGING, analysed) as explained:
+        for _ in range(TIMES):
+            plans = await explained.plans(call)
+            assert any("message_aging_idx" in plan.text for plan in plans)
+            for plan in plans:
+                assert plan.most("Sort", "on message m") <= 10, plan.text
+
+
 # What a claim of ten may read at most: where keys are gone through, about a thousand of them, or of
 # messages without one.
 LIMITS = {

@@ -16,6 +16,7 @@ declare
   );
   v_trigger record;
 begin
+  perform notifyq.rebuild_aging();
   for v_trigger in
     with named as (
       select array_agg(q.name order by q.name) filter (where not q.durable) as unlogged,

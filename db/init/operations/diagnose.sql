@@ -37,9 +37,13 @@ begin
       values ('messages.message_waiting_idx'), ('messages.message_scheduled_idx'),
         ('messages.message_locked_idx'), ('messages.message_dedup_key_uq'),
         ('messages.message_key_waiting_idx'), ('messages.message_key_idx'),
-        ('messages.message_archive_xid_idx'), ('notifyq.redrive_archive_id_pk')
+        ('messages.message_archive_xid_idx'), ('notifyq.redrive_archive_id_pk'),
+        (
+          case when exists (select from messages.queue as q where q.aging is not null)
+            then 'messages.message_aging_idx' end
+        )
     ) as i (name)
-    where not exists (
+    where i.name is not null and not exists (
       select from pg_index as x
       where x.indexrelid = to_regclass(i.name) and x.indisvalid
     )

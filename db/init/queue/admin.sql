@@ -41,7 +41,8 @@ create or replace function messages.create_queue(
   durable boolean default null,
   payload_type regtype default null,
   payload_schema jsonb default null,
-  retention_dead interval default null
+  retention_dead interval default null,
+  aging interval default null
 )
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -60,7 +61,7 @@ begin
         retention, retention_dead, max_bytes, concurrency, key_concurrency, rate, rate_period,
         rate_burst, key_rate, key_rate_period, key_rate_burst, ordered, fair, capacity, overflow,
         durable, coalesce(notifyq.type_name(payload_type), payload_type::text) as payload_type,
-        payload_schema::text as payload_schema
+        payload_schema::text as payload_schema, aging
     ) as o
   ));
   perform notifyq.await_queue_changes();
@@ -93,7 +94,9 @@ comment on function messages.create_queue is
   'and drop_oldest archives the oldest as rejected. Null is no limit. durable => false: a crash '
   'of the server loses the messages; those that succeed or are dropped are counted, not archived. '
   'payload_type: messages are values of it, see enqueue(); payload_schema: they satisfy this JSON '
-  'Schema. Raises NQ009 if a transaction that changes a queue stays open for 5 seconds.';
+  'Schema. aging: a waiting message gains one level of priority in this time, and parts of a level '
+  'in parts of it; not with limits, order or shares. Raises NQ009 if a transaction that changes a '
+  'queue stays open for 5 seconds, or, with aging, one that publishes or claims for 2 seconds.';
 
 create or replace function messages.alter_queue(
   name text,
@@ -119,7 +122,8 @@ create or replace function messages.alter_queue(
   durable boolean default null,
   payload_type regtype default null,
   payload_schema jsonb default null,
-  retention_dead interval default null
+  retention_dead interval default null,
+  aging interval default null
 )
   returns messages.queue language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -137,7 +141,7 @@ begin
         max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
         key_rate_period, key_rate_burst, ordered, fair, capacity, overflow, durable,
         coalesce(notifyq.type_name(payload_type), payload_type::text) as payload_type,
-        payload_schema::text as payload_schema
+        payload_schema::text as payload_schema, aging
     ) as o
   ));
   if v_old.concurrency is null and v_queue.concurrency is not null
@@ -154,13 +158,14 @@ begin
 end;
 $$;
 comment on function messages.alter_queue is
-  'Change options of a queue, see create_queue(), and return it. Null leaves an option as it is; '
-  '0 removes a limit or retention_dead, the type - and the schema {} remove theirs. Live messages '
-  'follow the new options from their next claim or settlement on, but for a type or schema; the '
-  'archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if durable would '
-  'change and it has messages, and NQ009 if transactions that publish or claim stay open while it '
-  'gets or loses a capacity, a type, a schema or durability, or gets a concurrency or an order, '
-  'or if one that changes a queue stays open for 5 seconds.';
+  'Change options of a queue, see create_queue(), and return it. Null leaves an option as it is; 0 '
+  'removes a limit, retention_dead or aging, the type - and the schema {} remove theirs. Live '
+  'messages follow the new options from their next claim or settlement on, but for a type or '
+  'schema; the archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if '
+  'durable would change and it has messages, and NQ009 if transactions that publish or claim stay '
+  'open while it gets, loses or changes aging, gets or loses a capacity, a type, a schema or '
+  'durability, or gets a concurrency or an order, or if one that changes a queue stays open for 5 '
+  'seconds.';
 
 -- Wait for drop_queue(), as a publisher that finds the advisory key taken. Any role of the database
 -- can take that key; a real drop deletes the row, which only the owner can lock.

@@ -152,6 +152,17 @@ begin
       );
       continue when v_queue.name <> all (v_turns);
       v_ids := notifyq.find_limited(v_queue, v_left, claim.filter, claim.full_scan);
+    elsif v_queue.aging is not null then
+      return query
+      select a.*
+      from notifyq.claim_aging(
+        v_queue, v_left, claim.lock_duration, claim.worker, claim.filter, claim.full_scan,
+        v_attempts
+      ) as a;
+      get diagnostics v_count = row_count;
+      v_left := v_left - v_count;
+      exit when v_left = 0;
+      continue;
     else
       v_ids := notifyq.find_messages(v_queue.name, v_left, claim.filter, claim.full_scan);
     end if;

@@ -15,8 +15,8 @@ as $$
   ));
 $$;
 
--- A queue with some options changed, checked. Null leaves an option as it is; 0 stands for no limit
--- and for no retention_dead, the type - for no type and the schema {} for no schema.
+-- A queue with some options changed, checked. Null leaves an option as it is; 0 stands for no
+-- limit, no retention_dead and no aging, the type - for no type and the schema {} for no schema.
 create or replace function notifyq.set_options(queue messages.queue, options jsonb)
   returns messages.queue language plpgsql
 as $$
@@ -31,6 +31,7 @@ begin
   v_queue.key_rate_burst := nullif(v_queue.key_rate_burst, 0);
   v_queue.capacity := nullif(v_queue.capacity, 0);
   v_queue.retention_dead := nullif(v_queue.retention_dead, interval '0');
+  v_queue.aging := nullif(v_queue.aging, interval '0');
   v_queue.payload_type := nullif(v_queue.payload_type, '-');
   v_queue.payload_schema := notifyq.schema_text(v_queue.payload_schema::jsonb);
   perform notifyq.check_policy(v_queue);
@@ -55,7 +56,7 @@ begin
     key_rate_period = queue.key_rate_period, key_rate_burst = queue.key_rate_burst,
     ordered = queue.ordered, fair = queue.fair, capacity = queue.capacity,
     overflow = queue.overflow, durable = queue.durable, payload_type = queue.payload_type,
-    payload_schema = queue.payload_schema
+    payload_schema = queue.payload_schema, aging = queue.aging
   where q.name = save_options.queue.name
   returning * into v_queue;
   perform notifyq.keep_limit_rows(v_queue);
@@ -133,6 +134,16 @@ begin
   perform notifyq.check_rate(
     'key_rate', queue.key_rate, queue.key_rate_period, queue.key_rate_burst
   );
+  perform notifyq.check_positive('aging', queue.aging);
+  if queue.aging is not null and (
+    queue.ordered or queue.fair
+    or num_nonnulls(queue.concurrency, queue.key_concurrency, queue.rate, queue.key_rate) > 0
+  ) then
+    perform notifyq.raise_invalid(
+      'aging excludes concurrency, key_concurrency, rate, key_rate, ordered and fair',
+      'the order of such a queue follows its limits: remove them, or aging'
+    );
+  end if;
   perform notifyq.check_payload_policy(queue.payload_type, queue.payload_schema::jsonb);
 end;
 $$;

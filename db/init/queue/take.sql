@@ -29,6 +29,19 @@ begin
     v_taken := array(
       select m from messages.message as m where m.id = any (v_ids) order by m.id
     );
+  elsif v_queue.aging is not null then
+    v_ids := coalesce(
+      notifyq.find_aging(v_queue, take.quantity, null, true),
+      notifyq.find_messages(v_queue.name, take.quantity, null, true)
+    );
+    v_taken := array(
+      select f.row
+      from unnest(v_ids) with ordinality as u (id, ordinal)
+      cross join lateral (
+        select m as row from messages.message as m where m.id = u.id offset 0
+      ) as f
+      order by u.ordinal
+    );
   else
     perform notifyq.stage_queue(v_queue.name, v_now, 10 * take.quantity);
     v_taken := array(
@@ -47,7 +60,12 @@ begin
     array(select 'success'::messages.message_status from unnest(v_taken)),
     state => 'waiting'
   );
-  return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+  if v_queue.aging is null then
+    return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
+    return;
+  end if;
+  -- Rows of a function keep their order.
+  return query select t.* from unnest(v_taken) as t;
 end;
 $$;
 comment on function messages.take is

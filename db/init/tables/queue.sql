@@ -33,6 +33,7 @@ create table if not exists messages.queue (
   retention_dead interval,
   resumes_at timestamptz,
   has_key_limits boolean not null default false,
+  aging interval,
   constraint queue_name_pk primary key (name),
   -- A notification has less than 8000 bytes, the name of its queue among them.
   constraint queue_name_ck check (
@@ -68,7 +69,8 @@ create table if not exists messages.queue (
   constraint queue_payload_schema_ck check (
     jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')
   ),
-  constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest'))
+  constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest')),
+  constraint queue_aging_ck check (aging is null or aging > interval '0' and not is_limited)
 );
 
 comment on table messages.queue is 'Registry of queues; change it with the queue functions.';
@@ -130,6 +132,8 @@ comment on column messages.queue.payload_schema is
   'The JSON Schema that its messages must satisfy, as text; null: any JSON.';
 comment on column messages.queue.durable is
   'Whether its messages survive a crash of the server; else they are in notifyq.message_unlogged.';
+comment on column messages.queue.aging is
+  'How long a message waits to gain one level of priority; null: it gains none.';
 
 insert into messages.queue (name)
 values ('default')

@@ -21,7 +21,7 @@ begin
       ordered boolean, fair boolean, capacity integer, overflow text, blocked bigint,
       durable boolean, payload_type text, payload_schema jsonb,
       finished bigint, dropped bigint, retention_dead interval, resumes_at timestamptz,
-      parked bigint
+      parked bigint, aging interval
     );
   end if;
   if to_regtype('messages.summary_report') is null then

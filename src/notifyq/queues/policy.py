@@ -106,6 +106,11 @@ class Policy(PolicyBase):
     retention_dead: timedelta | float | None = option(
         "How long the archive keeps messages that did not succeed.", "Other", none="as the others"
     )
+    aging: timedelta | float | None = option(
+        "Waiting for this long raises a message by one level of priority.",
+        "Other",
+        none="it is not raised",
+    )
 
     def differences(self, queue: Mapping[str, Any]) -> list[str]:
         """What a queue, a row of `queue_info`, has other than this policy."""

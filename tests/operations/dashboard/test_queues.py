@@ -98,19 +98,21 @@ async def test_every_option_can_be_changed_and_reset(
     await connection.execute("select messages.create_queue('mail')")
     schema = '{\r\n  "type": "object"\r\n}'  # with the ends of lines that browsers send
     for changes in ({"payload_schema": schema}, {"payload_type": "integer", "payload_schema": ""}):
-        await policy(writer, retention_dead="90d", durable="", **changes)
+        await policy(writer, retention_dead="90d", aging="10m", durable="", **changes)
         row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
         assert row is not None
         assert (row["retention_dead"], row["durable"]) == (timedelta(days=90), False)
+        assert row["aging"] == timedelta(minutes=10)
         assert row["payload_type"] == changes.get("payload_type")
         assert (row["payload_schema"] is None) == (not changes["payload_schema"])
     # Sent as it is shown, nothing changes.
     page = await writer.get((await policy(writer, payload_type="integer")).headers["location"])
     assert "Nothing was changed." in page.text
-    await policy(writer, retention_dead="", payload_type="", durable="yes")
+    await policy(writer, retention_dead="", aging="", payload_type="", durable="yes")
     row = await connection.fetchrow("select * from notifyq.queue_list('mail')")
     assert row is not None
     assert (row["retention_dead"], row["payload_type"], row["durable"]) == (None, None, True)
+    assert row["aging"] is None
 
 
 async def test_an_invalid_policy_keeps_the_input_and_shows_an_error(

@@ -61,6 +61,7 @@ async def test_queue_info_counts_messages_by_state(connection: Connection) -> No
         "parked": 0,
         "dropped": None,
         "retention_dead": None,
+        "aging": None,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

@@ -108,6 +108,19 @@ BAD_POLICIES: list[dict[str, Any]] = [
     {"backoff": timedelta(seconds=10), "backoff_max": timedelta(seconds=9)},
     {"notify": "sometimes"},
     {"retention": timedelta(0)},
+    {"aging": timedelta(seconds=-1)},
+    {"aging": timedelta(days=366_001)},
+    *(
+        {"aging": timedelta(minutes=1), limit: value}
+        for limit, value in {
+            "concurrency": 1,
+            "key_concurrency": 1,
+            "rate": 1,
+            "key_rate": 1,
+            "ordered": True,
+            "fair": True,
+        }.items()
+    ),
 ]
 
 
