@@ -159,7 +159,8 @@ begin
     return array(
       select m.id
       from unnest(v_ids) with ordinality as f (id, ordinal)
-      join messages.message as m on m.id = f.id and (m.state = 'waiting') is true
+      join messages.message as m on m.id = f.id
+        and (m.state = 'waiting' and m.queue = v_name) is true
       where m.id = any (v_ids)
       order by f.ordinal
       limit quantity
