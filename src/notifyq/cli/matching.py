@@ -25,7 +25,7 @@ from notifyq.cli.output import err, out, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import Database
 from notifyq.operations import monitor
-from notifyq.operations.monitor import Act, Conditions
+from notifyq.operations.monitor import FREE, Act, Conditions
 from notifyq.printable import printable
 
 _STEP, _COUNTED = 1000, 10_000
@@ -33,9 +33,6 @@ _STEP, _COUNTED = 1000, 10_000
 _SAMPLE, _REASONS = 5, 20
 """Messages of a preview, and most reasons that are printed."""
 _COLUMNS = ("id", "queue", "state", "attempts", "available_at", "message")
-
-FREE = ("waiting", "scheduled", "blocked")
-"""The states of live messages that no worker has locked."""
 
 
 @dataclass

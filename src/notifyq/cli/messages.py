@@ -10,7 +10,7 @@ import typer
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.cli.command import actor, noting, open_database
 from notifyq.cli.hints import empty_list, require_known
-from notifyq.cli.matching import FREE, Selection, change_matching, selecting
+from notifyq.cli.matching import Selection, change_matching, selecting
 from notifyq.cli.options import (
     DsnOption,
     HeaderOption,
@@ -37,7 +37,7 @@ from notifyq.models.message import (
     Status,
 )
 from notifyq.models.payload import encode
-from notifyq.operations.monitor import Act
+from notifyq.operations.monitor import FREE, Act
 from notifyq.operations.texts import span
 from notifyq.printable import printable
 

@@ -10,15 +10,13 @@ from starlette.responses import Response
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of
 from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import Act, Conditions, clock, masked_details, search, step
+from notifyq.operations.monitor import FREE, Act, Conditions, clock, masked_details, search, step
 
 _MOST_COUNTED = 10_000
 _STEP = 500
 _SECONDS = 3.0
 """How long one request continues with steps before it shows its progress."""
 _DEAD = ("dead", "failed", "rejected", "lock_expired")
-FREE = ("waiting", "scheduled", "blocked")
-"""The states of live messages that no worker has locked."""
 
 _TEXTS = {
     Act.RETRY: (

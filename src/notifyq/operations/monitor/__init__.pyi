@@ -34,6 +34,7 @@ from .reading import (
     workers as workers,
 )
 from .search import (
+    FREE as FREE,
     Act as Act,
     Conditions as Conditions,
     DeadGroup as DeadGroup,

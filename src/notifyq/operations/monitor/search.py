@@ -152,6 +152,10 @@ class DeadGroups:
     """Where to continue; None: all were scanned."""
 
 
+FREE = ("waiting", "scheduled", "blocked")
+"""The states of live messages that no worker has locked."""
+
+
 class Act(Enum):
     """An action on all dead, or all live, messages that match."""
 

@@ -5,12 +5,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
-from notifyq.operations.dashboard.matching import FREE, act_on_matching
+from notifyq.operations.dashboard.matching import act_on_matching
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import Act, Conditions, Found, Page, search
+from notifyq.operations.monitor import FREE, Act, Conditions, Found, Page, search
 
 section = Section("messages", "Messages", key="m")
 
