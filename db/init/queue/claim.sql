@@ -191,23 +191,23 @@ begin
 end;
 $$;
 comment on function messages.claim is
-  'Lock up to quantity (at most 10000) waiting messages and return them: queues in the order '
-  'given (null: all), in a queue by priority, larger first, then by id. Each lock lasts for '
-  'lock_duration (null: that of the queue); before that the message must be finished, released, '
-  'retried or extended with its lock_token. filter is a JSON path predicate over the payload, as '
-  'in $.n < 3, and has $headers, $id, $type, $key, $priority, $attempts and $created_at; filters '
-  'has one for each of queues (null: none), and a queue may then be listed more than once. '
-  'Returns no row at once if no message is free. If very many dead rows lie before the first '
-  'message, a session goes on after the last message that it claimed. It still finds at once what '
-  'is published after that, or by a transaction that was open. Messages before that position that '
-  'come back, become due or have a larger priority are found by a full scan, a second later, or '
-  'ten times the duration of a full scan; full_scan makes one now. A session that finds nothing '
-  'puts back messages of ended sessions, at most once a second, see wait(). max_attempts has for '
-  'each of queues how many attempts the handler of this worker allows, null: as set by the queue; '
-  'the number of a message takes precedence. From a queue with limits it returns what they allow, '
-  'and waits up to half a second for other claims of that queue. Raises NQ001 for an unknown '
-  'queue, NQ003 for invalid filters, and NQ007 for a queue from which the caller may not consume; '
-  'with null those queues are left out.';
+  'Lock up to quantity (at most 10000) waiting messages and return them: queues in the order given '
+  '(null: all), in a queue by priority (with its aging), larger first, then by id. Each lock lasts '
+  'for lock_duration (null: that of the queue); before that the message must be finished, '
+  'released, retried or extended with its lock_token. filter is a JSON path predicate over the '
+  'payload, as in $.n < 3, and has $headers, $id, $type, $key, $priority, $attempts and '
+  '$created_at; filters has one for each of queues (null: none), and a queue may then be listed '
+  'more than once. Returns no row at once if no message is free. If very many dead rows lie before '
+  'the first message, a session goes on after the last message that it claimed. It still finds at '
+  'once what is published after that, or by a transaction that was open. Messages before that '
+  'position that come back, become due or have a larger priority are found by a full scan, a '
+  'second later, or ten times the duration of a full scan; full_scan makes one now. A session that '
+  'finds nothing puts back messages of ended sessions, at most once a second, see wait(). '
+  'max_attempts has for each of queues how many attempts the handler of this worker allows, null: '
+  'as set by the queue; the number of a message takes precedence. From a queue with limits it '
+  'returns what they allow, and waits up to half a second for other claims of that queue. Raises '
+  'NQ001 for an unknown queue, NQ003 for invalid filters, and NQ007 for a queue from which the '
+  'caller may not consume; with null those queues are left out.';
 
 create or replace function messages.claim_id(
   id bigint, lock_duration interval default null, worker text default null
