@@ -178,6 +178,13 @@ def test_a_queue_that_does_not_exist(notifyq: Notifyq, folder: Path) -> None:
     assert "there is no queue 'hoks': did you mean 'hooks'? `notifyq queues create hoks" in line
 
 
+def test_messages_of_an_unlogged_queue_cannot_wait_for_a_callback(notifyq: Notifyq) -> None:
+    notifyq.good("queues", "create", "unlogged", "--unlogged")
+    args = ("--http", "unlogged=https://shop.example", *CALLBACK, "--log-level", "error")
+    line = notifyq.refused("worker", *args, env=SECRET)
+    assert "--http-callback: messages of 'unlogged', an unlogged queue, cannot wait for it" in line
+
+
 def test_a_secret_is_needed_and_only_its_owner_may_read_it(notifyq: Notifyq, folder: Path) -> None:
     args = ("--http", "hooks=https://shop.example")
     line = notifyq.refused("worker", *args, folder=folder)

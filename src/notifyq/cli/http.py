@@ -123,12 +123,16 @@ class HttpOptions:
 
     async def _check(self, app: App) -> None:
         await app.admin.check_schema()
-        known = [row["queue"] for row in await app.admin.queue_info()]
+        is_durable = {row["queue"]: row["durable"] for row in await app.admin.queue_info()}
         for queue in self.urls:
-            if queue not in known:  # of a wrong name nothing would ever be delivered
+            if queue not in is_durable:  # of a wrong name nothing would ever be delivered
                 hint = f"`notifyq queues create {shlex.quote(queue)} --max-attempts 8` creates it"
                 raise ConfigurationError(
-                    f"--http: there is no queue {queue!r}{meant(queue, known) or ':'} {hint}"
+                    f"--http: there is no queue {queue!r}{meant(queue, is_durable) or ':'} {hint}"
+                )
+            if self.callback and not is_durable[queue]:
+                raise ConfigurationError(
+                    f"--http-callback: messages of {queue!r}, an unlogged queue, cannot wait for it"
                 )
 
 
