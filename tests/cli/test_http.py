@@ -78,6 +78,7 @@ async def test_without_an_app_and_with_a_callback(
     assert ended.code == 0
     assert "s3cr3t" not in ended.err
     assert "t0ken" not in ended.err
+    assert path not in ended.err
     assert request.headers["authorization"].startswith("Basic ")
     assert len(request.headers["webhook-signature"].split()) == 2
 
