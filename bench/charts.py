@@ -21,7 +21,7 @@ _FAR = 10
 
 def draw(results: Results, folder: Path) -> list[Path]:
     """Draw into the folder and return the files; raises ConfigurationError without matplotlib."""
-    _prepare()
+    prepare()
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for case in results.names("case"):
@@ -33,7 +33,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 def draw_rates(rates: Mapping[str, float], title: str, path: Path) -> None:
     """Draw a bar of rows a second for each way; raises ConfigurationError without matplotlib."""
-    _prepare()
+    prepare()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(rates)))
@@ -54,7 +54,7 @@ def draw_lines(
     path: Path,
 ) -> None:
     """Draw a line for each name, on a logarithmic scale; raises ConfigurationError as draw does."""
-    _prepare()
+    prepare()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5))
@@ -70,12 +70,13 @@ def draw_lines(
     path.write_bytes(as_png(figure, dpi=150))
 
 
-def _prepare() -> None:
+def prepare() -> None:
+    """Choose a backend without a screen; raises ConfigurationError without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise ConfigurationError("charts need matplotlib: pip install 'notifyq[bench]'") from error
-    mpl.use("Agg")  # works without a screen
+    mpl.use("Agg")
 
 
 def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bench.hardbyte import harness, run
+from bench.hardbyte import harness, picture, run
 from bench.results import Results, Sample
 from notifyq import __version__
 from notifyq.errors import ConfigurationError, NotifyqError
@@ -314,3 +314,13 @@ async def test_a_run_keeps_each_sample_and_why_others_are_missing(
         "notifyq, round 2": "it has failed",
     }
     assert Results.read(tmp_path / "results.json") == results
+
+
+def test_figures_of_several_runs_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    samples = [
+        Sample("hardbyte", "clean", "notifyq", number, {"depth": number}) for number in (1, 3)
+    ]
+    Results("", {}, {}, {}, samples=samples).write(tmp_path / "results.json")
+    picture.draw([(tmp_path, "depth", "Depth"), (tmp_path, "depth", "Again")], tmp_path / "it.png")
+    assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
