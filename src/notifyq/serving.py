@@ -19,7 +19,7 @@ class _Requests(WSGIRequestHandler):
     timeout = 10  # or a client that sends nothing would keep a thread
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log without the path: whoever has that of a callback can use it."""
+        """Log without the path: that of a callback is a secret."""
         log.debug("%s: %s", self.command, code)
 
     def log_message(self, format: str, *args: Any) -> None:
