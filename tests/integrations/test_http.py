@@ -197,7 +197,7 @@ async def test_410_rejects(delivering: App, receiver: Receiver, events: Events) 
         (503, "3600", 3600, 3600),
         (429, "3600", 3600, 3600),
         (429, "99999999999999999999", 86_400, 86_400),
-        (503, format_datetime(datetime.now(UTC) + timedelta(hours=5)), 3 * 3600, 6 * 3600),
+        (503, "in five hours", 3 * 3600, 6 * 3600),
         (503, "0", 0, 60),
         (503, "soon", 0, 60),
         (500, "3600", 0, 60),
@@ -213,6 +213,8 @@ async def test_the_next_attempt_is_when_the_receiver_wants_it(
     most: int,
 ) -> None:
     await delivering.create_queues()
+    if text == "in five hours":
+        text = format_datetime(datetime.now(UTC) + timedelta(hours=5))
     receiver.in_turn(Answer(status, headers={"retry-after": text}), Answer())
     handle = await delivering.publish("hooks", 1)
     async with working(delivering, events):
