@@ -200,6 +200,28 @@ comment on function messages.amend_matching is
   'One step of setting the priority of live messages, as amend() does: other arguments and the '
   'result as in cancel_matching(). Raises NQ003.';
 
+-- Why a queue does not take a message of another one; null: it does, if a publisher's would pass.
+create or replace function notifyq.why_not_moved(message messages.message, target messages.queue)
+  returns text language plpgsql
+as $$
+begin
+  return case
+    when message.root_id is not null then 'it has recorded steps'
+    when exists (
+      select from notifyq.dedup as d
+      where d.queue = target.name
+        and d.dedup_key = message.dedup_key
+        and d.id <> message.id
+        and d.expires_at > clock_timestamp()
+    ) then 'its dedup_key was published there, and the dedup_window is not over'
+    -- It would run after a message with its key that waits for it, see check_awaited().
+    when target.ordered and message.key is not null and exists (
+      select from notifyq.end_wait as w where w.after_id = message.id and w.status is null
+    ) then 'a message waits for its end, perhaps with the same key in that ordered queue'
+  end;
+end;
+$$;
+
 -- Rows stay and change their queue: what waits for a message, or is about to wake it, finds it by
 -- its id. No insert trigger runs, so all that it checks of a publisher is checked here.
 create or replace function messages.move_matching(
@@ -257,21 +279,8 @@ begin
     -- Publishers insert keys in this order, see publish_all().
     order by m.dedup_key, m.id
   loop
-    v_why := case
-      when v_message.root_id is not null then 'it has recorded steps'
-      when v_room <= 0 then format('queue %L is full', v_target.name)
-      when exists (
-        select from notifyq.dedup as d
-        where d.queue = v_target.name
-          and d.dedup_key = v_message.dedup_key
-          and d.id <> v_message.id
-          and d.expires_at > clock_timestamp()
-      ) then 'its dedup_key was published there, and the dedup_window is not over'
-      -- It would run after a message with its key that waits for it, see check_awaited().
-      when v_target.ordered and v_message.key is not null and exists (
-        select from notifyq.end_wait as w where w.after_id = v_message.id and w.status is null
-      ) then 'a message waits for its end, perhaps with the same key in that ordered queue'
-    end;
+    v_why := case when v_room <= 0 then format('queue %L is full', v_target.name)
+      else notifyq.why_not_moved(v_message, v_target) end;
     if v_why is null then
       begin
         perform notifyq.check_payload(

@@ -19,6 +19,12 @@ declare
   );
   -- As it stands in a definition.
   v_literal text := format('''%s''', replace(v_aging::text, '''', ''''''));
+  -- Only functions of the server: an index is kept with the rights of those who insert.
+  v_rank text := format(
+    'date_part(''epoch'', available_at at time zone ''UTC'') '
+    '- priority * (%L::jsonb ->> queue)::double precision', coalesce(v_aging, '{}')
+  );
+  v_condition text := format('state = ''waiting'' and %L::jsonb ? queue', coalesce(v_aging, '{}'));
   v_table record;
 begin
   if to_regclass('notifyq.aging_message') is not null and (
@@ -35,14 +41,10 @@ begin
   -- At once the strongest lock that is needed, and that of the table before those of its child and
   -- its view, see rebuild_queue_triggers().
   lock table messages.message, notifyq.message_unlogged in access exclusive mode;
-  -- Only functions of the server: an index is kept with the rights of those who insert. The view
-  -- and the indexes have the same expressions, else the indexes would not serve the view.
   execute format(
     'create or replace view notifyq.aging_message as '
-    'select id, queue, message, (date_part(''epoch'', available_at at time zone ''UTC'') '
-    '- priority * (%L::jsonb ->> queue)::double precision) as rank, m as row '
-    'from messages.message as m where state = ''waiting'' and %L::jsonb ? queue',
-    coalesce(v_aging, '{}'), coalesce(v_aging, '{}')
+    'select id, queue, message, %s as rank, m as row from messages.message as m where %s',
+    v_rank, v_condition
   );
   for v_table in
     values ('messages', 'message', 'message_aging_idx'),
@@ -53,10 +55,8 @@ begin
     end if;
     if v_aging is not null then
       execute format(
-        'create index %I on %I.%I (queue, (date_part(''epoch'', available_at at time zone ''UTC'') '
-        '- priority * (%L::jsonb ->> queue)::double precision), id) '
-        'where state = ''waiting'' and %L::jsonb ? queue',
-        v_table.column3, v_table.column1, v_table.column2, v_aging, v_aging
+        'create index %I on %I.%I (queue, (%s), id) where %s',
+        v_table.column3, v_table.column1, v_table.column2, v_rank, v_condition
       );
     end if;
   end loop;
@@ -109,7 +109,7 @@ begin
 end;
 $$;
 
--- As find_messages(), for a queue with aging; null if it has lost it meanwhile. Where full scans
+-- As find_messages(), for a queue that has aging or had it until a moment ago. Where full scans
 -- are much work, because of dead rows, the session remembers a position here as well, in the
 -- setting notifyq.rank_<hash>: the time of the last full scan (ms since 1970), for how many ms none
 -- is needed, and the rank and id of the last message claimed. What comes before that, of a larger
@@ -141,7 +141,7 @@ begin
   -- Before the view, as in rebuild_aging(). From here on the view is that of the queue.
   lock table only messages.message in row share mode;
   if not exists (select from messages.queue as q where q.name = v_name and q.aging is not null) then
-    return null;
+    return notifyq.find_messages(v_name, quantity, filter, full_scan);
   end if;
   if not v_is_full then
     v_after_rank := v_position[3]::double precision;
@@ -216,10 +216,7 @@ create or replace function notifyq.claim_aging(
   returns setof messages.message language plpgsql
 as $$
 declare
-  v_ids bigint[] := coalesce(
-    notifyq.find_aging(queue, quantity, filter, full_scan),
-    notifyq.find_messages(queue.name, quantity, filter, full_scan)
-  );
+  v_ids bigint[] := notifyq.find_aging(queue, quantity, filter, full_scan);
 begin
   return query
   select l.*

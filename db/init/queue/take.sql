@@ -27,13 +27,13 @@ begin
     end if;
     v_ids := notifyq.find_limited(v_queue, take.quantity, null, true);
     v_taken := array(
-      select m from messages.message as m where m.id = any (v_ids) order by m.id
+      select m
+      from messages.message as m
+      where m.id = any (v_ids)
+      order by m.priority desc, m.id
     );
   elsif v_queue.aging is not null then
-    v_ids := coalesce(
-      notifyq.find_aging(v_queue, take.quantity, null, true),
-      notifyq.find_messages(v_queue.name, take.quantity, null, true)
-    );
+    v_ids := notifyq.find_aging(v_queue, take.quantity, null, true);
     v_taken := array(
       select f.row
       from unnest(v_ids) with ordinality as u (id, ordinal)
@@ -60,10 +60,6 @@ begin
     array(select 'success'::messages.message_status from unnest(v_taken)),
     state => 'waiting'
   );
-  if v_queue.aging is null then
-    return query select t.* from unnest(v_taken) as t order by t.priority desc, t.id;
-    return;
-  end if;
   -- Rows of a function keep their order.
   return query select t.* from unnest(v_taken) as t;
 end;

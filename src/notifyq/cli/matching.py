@@ -172,8 +172,7 @@ async def run_steps(
     """Act on messages that match, in steps with one audit row, until `limit` are changed."""
     total = Total()
     action = f"{'message' if act.is_live else 'dead'}.{act.name.lower()}"
-    given = monitor.masked_details(conditions.values(), masks_of())
-    given.pop("payload", None)  # never in the audit
+    given = monitor.audited_conditions(conditions.values(), masks_of())
     position = entry = None
     while limit is None or total.done < limit:
         quantity = _STEP if limit is None else min(_STEP, limit - total.done)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of
 from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import FREE, Act, Conditions, clock, masked_details, search, step
+from notifyq.operations.monitor import FREE, Act, Conditions, audited_conditions, clock, search, step
 
 _MOST_COUNTED = 10_000
 _STEP = 500
@@ -74,8 +74,7 @@ async def _run(
     )
     why = view.form.get("why", "")
     position = position_of(view, view.form.get("position", ""))
-    given = {name: text for name, text in fields.items() if name != "payload"}
-    details = {"until": conditions.until, **masked_details(given, view.masks), **more}
+    details = {"until": conditions.until, **audited_conditions(fields, view.masks), **more}
     subject = f"those like {fields['like']}" if fields.get("like") else "those found"
     action = f"{'message' if act.is_live else 'dead'}.{act.name.lower()}"
     fallback = "messages" if act.is_live else "dead"

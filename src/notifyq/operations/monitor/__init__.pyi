@@ -3,8 +3,8 @@ from .audit import (
     AuditEntry as AuditEntry,
     acting as acting,
     audit_entries as audit_entries,
+    audited_conditions as audited_conditions,
     login as login,
-    masked_details as masked_details,
     may_note as may_note,
     note as note,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -72,10 +72,10 @@ async def audit_entries(
     """
     rows = await source.fetch(AUDIT_LIST, before, actor, action, subject, most, since)
     found = [AuditEntry(**{**row, "details": readable(row["details"])}) for row in map(dict, rows)]
-    return [replace(it, details=masked_details(it.details, masks)) for it in found]
+    return [replace(it, details=_masked_details(it.details, masks)) for it in found]
 
 
-def masked_details(details: Any, masks: Masks) -> Any:
+def _masked_details(details: Any, masks: Masks) -> Any:
     """Details in which the masks hide parts of the errors by which messages were selected."""
     if masks.are_none or not isinstance(details, dict):
         return details
@@ -83,6 +83,13 @@ def masked_details(details: Any, masks: Masks) -> Any:
         name: redacted(it, masks, None) if name in _ERRORS and isinstance(it, str) else it
         for name, it in details.items()
     }
+
+
+def audited_conditions(given: Mapping[str, Any], masks: Masks) -> dict[str, Any]:
+    """What selected messages, as audit rows have it: masked, and never with a part of a payload."""
+    kept: dict[str, Any] = _masked_details(dict(given), masks)
+    kept.pop("payload", None)
+    return kept
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ async def retry_group(database: Database, fingerprint: str, masks: Masks) -> str
     """Retry dead messages with that fingerprint; return a notice."""
     done, position = 0, None
     conditions = Conditions(state="dead", fingerprint=fingerprint, until=await clock(database))
-    details = monitor.masked_details({"fingerprint": fingerprint}, masks)
+    details = monitor.audited_conditions({"fingerprint": fingerprint}, masks)
     while done < MOST_RETRIED:
         async with _acting(database, "dead.retry", "those found") as act:
             one = await step(
