@@ -113,7 +113,7 @@ async def test_behind_a_backlog_keys_have_what_their_tokens_pay(
 
 async def test_a_key_that_has_to_wait_does_not_lose_its_turn(connection: Connection) -> None:
     await limited(connection, fair=True, **each_minute(2, "rate"))
-    await put_costs(connection, *[2] * 8, keys="abababab")
+    await put_costs(connection, *[2] * 8, keys="aaaabbbb")
     seen = []
     for _ in range(4):
         seen += [it["key"] for it in await claim(connection)]
@@ -160,7 +160,7 @@ async def test_a_dead_message_keeps_its_cost(connection: Connection) -> None:
     assert await value(
         connection, "finish", id=published, lock_token=held[0]["lock_token"], status="failed"
     )
-    again = await value(connection, "dead_retry", id=published)
+    again = await connection.fetchval("select messages.dead_retry($1)", published)
     await rewind(connection, 60 * MINUTE)
     assert await ids(connection) == [again]
     wait = await value(connection, "notifyq.rate_limit_wait", queues=["q"])
