@@ -28,10 +28,10 @@ $$;
 create or replace function notifyq.count_payable(
   ids bigint[], tokens integer, out _quantity integer, out _cost bigint
 )
-  language plpgsql
+  language plpgsql stable
 as $$
 begin
-  select count(*), coalesce(sum(p.cost), 0) into _quantity, _cost
+  select count(*)::integer, coalesce(sum(p.cost), 0)::bigint into _quantity, _cost
   from (
     select c.cost, sum(c.cost) over (order by c.priority desc, c.id) - c.cost as before
     from (
