@@ -31,6 +31,12 @@ create or replace function notifyq.count_payable(
   language plpgsql stable
 as $$
 begin
+  select count(*)::integer, sum(notifyq.cost_of(m.headers)) into _quantity, _cost
+  from messages.message as m
+  where m.id = any (count_payable.ids);
+  if _cost <= tokens then
+    return;
+  end if;
   select count(*)::integer, coalesce(sum(p.cost), 0)::bigint into _quantity, _cost
   from (
     select c.cost, sum(c.cost) over (order by c.priority desc, c.id) - c.cost as before

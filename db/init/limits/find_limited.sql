@@ -45,9 +45,7 @@ begin
   return array(
     with candidates as materialized (
       select m.id, m.key, row_number() over k as ordinal,
-        sum(notifyq.cost_of(m.headers)) over (
-          k rows between unbounded preceding and 1 preceding
-        ) as before
+        sum(notifyq.cost_of(m.headers)) over k - notifyq.cost_of(m.headers) as before
       from messages.message as m
       where m.id = any (v_ids)
       window k as (partition by m.key order by m.priority desc, m.id)

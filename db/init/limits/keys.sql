@@ -60,6 +60,8 @@ begin
         queue.key_rate_period, queue.key_rate_burst
       ) - coalesce(h.new, 0), -2147483647)::integer
     end as tokens
+    -- A query of its own: the tokens are counted once.
+    offset 0
   ) as t;
 end;
 $$;
