@@ -1,5 +1,6 @@
 -- Limits: concurrency, rate, order, fairness and capacity.
 \ir limits/key_hash.sql
+\ir limits/cost.sql
 \ir limits/capacity.sql
 \ir limits/triggers.sql
 \ir limits/turns.sql

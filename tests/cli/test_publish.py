@@ -83,7 +83,7 @@ def test_digits_are_not_rounded(notifyq: Notifyq, queue: str) -> None:
 
 
 def test_options_are_those_of_the_message(notifyq: Notifyq, queue: str) -> None:
-    options = ["--priority", "-3", "--type", "t", "--at", "2030-01-31T12:00"]
+    options = ["--priority", "-3", "--type", "t", "--at", "2030-01-31T12:00", "--cost", "5"]
     options += ["--header", "a=1", "--header", "b=x=y", "--header", 'c="1"', "--header", "d="]
     id_ = notifyq.good(
         "publish", queue, "1", *options, "--dedup-key", "k", env={"TZ": "Asia/Tokyo"}
@@ -94,7 +94,7 @@ def test_options_are_those_of_the_message(notifyq: Notifyq, queue: str) -> None:
     for row in notifyq.good("ls", "-q", queue, "--json").data:
         assert (row["message"], row["priority"], row["type"]) == (1, -3, "t")
         assert row["available_at"] == "2030-01-31T03:00:00Z"
-        assert row["headers"] == {"a": 1, "b": "x=y", "c": "1", "d": ""}
+        assert row["headers"] == {"a": 1, "b": "x=y", "c": "1", "d": "", "cost": 5}
 
 
 def test_a_duplicate_is_reported(notifyq: Notifyq, queue: str) -> None:

@@ -46,6 +46,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"type": 1}, "type must be a text, not 1"),
     ({"headers": [1]}, r"headers must be a mapping, not \[1\]"),
     ({"max_attempts": "2"}, "max_attempts must be an integer, not '2'"),
+    ({"cost": 1.5}, "cost must be an integer, not 1.5"),
     ({"after": 17}, r"after must be a sequence of ids, as in \[17\]"),
     ({"key": 5}, "key must be a text, not 5"),
     ({"dedup_key": 5}, "dedup_key must be a text, not 5"),
@@ -99,6 +100,14 @@ async def test_keys_and_attempts_reach_the_messages(app: App) -> None:
         (message.payload(), message.key, message.max_attempts)
         for message in sorted(await app.archive.live(), key=lambda it: it.id)
     ] == [(0, "zero", 4), (1, "k1", 2), (2, "k2", 2), (3, None, None)]
+
+
+async def test_a_cost_is_published_with_the_message(app: App) -> None:
+    await app.publish("default", 0, cost=5, headers={"a": 1})
+    await app.publish_many("default", [1], cost=6)
+    assert [
+        message.headers for message in sorted(await app.archive.live(), key=lambda it: it.id)
+    ] == [{"a": 1, "cost": 5}, {"cost": 6}]
 
 
 async def test_a_group_calls_back_with_its_results(app: App) -> None:

@@ -51,11 +51,12 @@ begin
 end;
 $$;
 
--- Take the turn of messages claimed before it: tokens has their number for each of keys, most is
--- the largest. Raises lock_not_available if the limits may not allow all of them.
+-- Take the turn of messages claimed before it: quantities has their number for each of keys, most
+-- is the largest; costs has their cost for each, cost is that of all. Raises lock_not_available if
+-- the limits may not allow all of them.
 create or replace function notifyq.take_turn(
-  queue messages.queue, picked notifyq.limit_state, ids bigint[], keys text[], tokens integer[],
-  most integer
+  queue messages.queue, picked notifyq.limit_state, ids bigint[], cost bigint, keys text[],
+  quantities integer[], costs integer[], most integer
 )
   returns void language plpgsql
 as $$
@@ -75,11 +76,11 @@ begin
   v_state := v_before;
   if queue.concurrency is not null or queue.key_concurrency is not null then
     v_state := notifyq.count_running(
-      queue, cardinality(ids), v_before, ids, keys, tokens, most
+      queue, cardinality(ids), v_before, ids, keys, quantities, most
     );
   end if;
   if cardinality(ids) > queue.concurrency - cardinality(v_state.running)
-    or queue.rate is not null and cardinality(ids) > notifyq.count_tokens(
+    or queue.rate is not null and cost > notifyq.count_tokens(
       v_state.paid_at, clock_timestamp(), queue.rate, queue.rate_period, queue.rate_burst
     )
     -- If fewer run in all than a key may have, no key has too many.
@@ -88,17 +89,19 @@ begin
   then
     raise lock_not_available;
   end if;
-  if queue.key_rate is not null and not notifyq.is_far_from_limits(queue, v_state, most) then
+  if queue.key_rate is not null and not notifyq.is_far_from_limits(
+    queue, v_state, (select coalesce(max(c.cost), 0) from unnest(costs) as c (cost))
+  ) then
     v_state := notifyq.pay_charges(v_state);
     if exists (
       select from notifyq.room_of_keys(queue, keys, '{}', '{}') as r
-      join unnest(keys, tokens) as k (key, quantity) on k.key = r._key
-      where k.quantity > r._room
+      join unnest(keys, quantities, costs) as k (key, quantity, cost) on k.key = r._key
+      where k.quantity > r._room or k.cost > r._tokens
     ) then
       raise lock_not_available;
     end if;
   end if;
-  v_state := notifyq.charge_limits(queue, ids, v_state, most, keys, tokens);
+  v_state := notifyq.charge_limits(queue, ids, cost, v_state, most, keys, costs);
   -- The search was made before the turn, the counts in it.
   v_state.scan_size := picked.scan_size;
   v_state.after_key_hash := picked.after_key_hash;
@@ -164,11 +167,18 @@ begin
   -- In the same statement: the claimed messages need not be read again.
   turn as materialized (
     select notifyq.take_turn(
-      queue, v_selection.state, v_selection.ids, coalesce(array_agg(k.key), '{}'),
-      coalesce(array_agg(k.quantity), '{}'), coalesce(max(k.quantity), 0)
+      queue, v_selection.state, v_selection.ids,
+      case when queue.rate is not null then
+        (select sum(notifyq.cost_of(c.headers)) from claimed as c)
+      end,
+      coalesce(array_agg(k.key), '{}'), coalesce(array_agg(k.quantity), '{}'),
+      coalesce(array_agg(k.cost), '{}'), coalesce(max(k.quantity), 0)
     )
     from (
-      select c.key, count(*)::integer as quantity
+      select c.key, count(*)::integer as quantity,
+        least(
+          sum(case when queue.key_rate is not null then notifyq.cost_of(c.headers) end), 2147483647
+        )::integer as cost
       from claimed as c
       -- Evaluated for each row: all are claimed before the turn, in which claims wait for each
       -- other.

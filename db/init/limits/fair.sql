@@ -238,6 +238,10 @@ begin
       end
     ) as f (id)
   );
+  if queue.key_rate is not null then
+    -- Tokens may pay for fewer than that, by their costs.
+    _ids := notifyq.fit_keys(queue, _ids, state.running, given);
+  end if;
   _is_end := v_is_all and _ids = '{}';
 end;
 $$;

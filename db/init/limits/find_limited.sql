@@ -5,8 +5,11 @@
 --
 -- raises: NQ003 invalid argument
 
--- Those messages of `seen`, found in queue order, that their keys have room for.
-create or replace function notifyq.fit_keys(queue messages.queue, seen bigint[], running bigint[])
+-- Those messages of `seen`, found in queue order, that their keys have room and tokens for, beside
+-- running ones and those in given.
+create or replace function notifyq.fit_keys(
+  queue messages.queue, seen bigint[], running bigint[], given bigint[]
+)
   returns bigint[] language plpgsql
 as $$
 declare
@@ -41,18 +44,19 @@ begin
   end if;
   return array(
     with candidates as materialized (
-      select m.id, m.key,
-        row_number() over (partition by m.key order by m.priority desc, m.id) as ordinal
+      select m.id, m.key, row_number() over k as ordinal,
+        sum(notifyq.cost_of(m.headers)) over k - notifyq.cost_of(m.headers) as before
       from messages.message as m
       where m.id = any (v_ids)
+      window k as (partition by m.key order by m.priority desc, m.id)
     )
     select c.id
     from candidates as c
     left join notifyq.room_of_keys(
       queue, array(select d.key from candidates as d where d.key is not null and d.ordinal = 1),
-      running, '{}'
+      running, given
     ) as r on r._key = c.key
-    where c.key is null or c.ordinal <= r._room
+    where c.key is null or c.ordinal <= r._room and (c.before < r._tokens) is not false
   );
 end;
 $$;
@@ -87,11 +91,13 @@ declare
   v_state notifyq.limit_state;
   v_room integer;
   v_tokens integer := quantity;
+  v_wanted integer;
+  v_cost bigint;
   v_selection notifyq.limit_selection;
   v_is_blocked boolean := false;
   v_ids bigint[] := array[]::bigint[];
   v_keys text[];
-  v_quantities integer[];
+  v_costs integer[];
 begin
   if v_before is null then
     return v_ids;
@@ -107,15 +113,22 @@ begin
     );
   end if;
   if least(v_room, v_tokens) > 0 then
-    v_selection := notifyq.select_limited(
-      queue, least(v_room, v_tokens), filter, full_scan, v_state
-    );
-    v_ids := v_selection.ids;
+    v_wanted := least(v_room, v_tokens);
+    loop
+      v_selection := notifyq.select_limited(queue, v_wanted, filter, full_scan, v_state);
+      v_ids := v_selection.ids;
+      exit when queue.rate is null;
+      select p._quantity, p._cost into v_wanted, v_cost
+      from notifyq.count_payable(v_ids, v_tokens) as p;
+      exit when v_wanted = cardinality(v_ids);
+      -- Again for fewer: neither a turn of a key nor a position may pass one that has to wait.
+      full_scan := true;
+    end loop;
     v_is_blocked := v_selection.is_blocked;
     if queue.key_rate is not null then
-      select array_agg(k.key), array_agg(k.quantity) into v_keys, v_quantities
+      select array_agg(k.key), array_agg(k.cost) into v_keys, v_costs
       from (
-        select m.key, count(*)::integer as quantity
+        select m.key, least(sum(notifyq.cost_of(m.headers)), 2147483647)::integer as cost
         from messages.message as m
         where m.id = any (v_ids)
         group by m.key
@@ -123,7 +136,9 @@ begin
         having count(m.key) > 0
       ) as k;
     end if;
-    v_state := notifyq.charge_limits(queue, v_ids, v_selection.state, null, v_keys, v_quantities);
+    v_state := notifyq.charge_limits(
+      queue, v_ids, v_cost, v_selection.state, null, v_keys, v_costs
+    );
   end if;
   perform notifyq.save_limit_state(v_before, v_state, true);
   -- A finish does not help messages that wait for a token only, see rate_limit_wait().
@@ -157,7 +172,7 @@ begin
     select b.id
     from (
       with rooms as materialized (
-        select r._key, r._room, notifyq.key_hash(queue.name, r._key) as key_hash
+        select r._key, r._room, r._tokens, notifyq.key_hash(queue.name, r._key) as key_hash
         from notifyq.room_of_keys(queue, keys, running, given) as r
         where r._room > 0
       )
@@ -166,20 +181,29 @@ begin
       cross join lateral (
         -- A range of one key hash: with an equality the planner would use another index in the same
         -- order, and read the waiting messages of all keys.
-        (
-          select m.id, m.priority
-          from messages.message as m
-          where not queue.ordered
-            and m.queue = find_of_keys.queue.name
-            and notifyq.key_hash(m.queue, m.key) >= r.key_hash
-            and notifyq.key_hash(m.queue, m.key) <= r.key_hash
-            and m.key = r._key
-            and m.state = 'waiting'
-            and m.id <> all (find_of_keys.given)
-            and (find_of_keys.filter is null or notifyq.matches(m, find_of_keys.filter))
-          order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
-          limit least(r._room, find_of_keys.quantity)
-        )
+        select p.id, p.priority
+        from (
+          select w.id, w.priority,
+            -- In the order of the rows below: a sort is forbidden here.
+            sum(notifyq.cost_of(w.headers)) over (
+              rows between unbounded preceding and 1 preceding
+            ) as before
+          from (
+            select m.id, m.priority, m.headers
+            from messages.message as m
+            where not queue.ordered
+              and m.queue = find_of_keys.queue.name
+              and notifyq.key_hash(m.queue, m.key) >= r.key_hash
+              and notifyq.key_hash(m.queue, m.key) <= r.key_hash
+              and m.key = r._key
+              and m.state = 'waiting'
+              and m.id <> all (find_of_keys.given)
+              and (find_of_keys.filter is null or notifyq.matches(m, find_of_keys.filter))
+            order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
+            limit least(r._room, find_of_keys.quantity)
+          ) as w
+        ) as p
+        where (p.before < r._tokens) is not false
         union all
         select h.id, h.priority
         from (
@@ -229,7 +253,7 @@ declare
   v_is_around boolean := state.after_key_hash is null;
 begin
   v_found := notifyq.find_messages(queue.name, v_wanted, filter, full_scan);
-  v_ids := notifyq.fit_keys(queue, v_found, state.running);
+  v_ids := notifyq.fit_keys(queue, v_found, state.running, '{}');
   v_is_blocked := cardinality(v_ids) < cardinality(v_found);
   if not v_is_blocked and cardinality(v_ids) = v_wanted then
     v_state.scan_size := greatest(state.scan_size, least(2 * v_wanted, 10000));

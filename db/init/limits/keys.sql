@@ -1,10 +1,11 @@
 -- Keys: keys with waiting messages, and the tokens that keys have spent.
 
--- How many more messages each key may have, beside running ones and those in given. Unbooked
--- charges are missing: a claim before its turn may get too large a number.
+-- How many more messages each key may have, beside running ones and those in given, and how many
+-- tokens are left for them; null: its queue has no rate of keys. Unbooked charges are missing: a
+-- claim before its turn may get too large a number.
 create or replace function notifyq.room_of_keys(
   queue messages.queue, keys text[], running bigint[], given bigint[], out _key text,
-  out _room integer
+  out _room integer, out _tokens integer
 )
   returns setof record language plpgsql
 as $$
@@ -21,7 +22,7 @@ begin
   return query
   with held as (
     select m.key, count(*)::integer as every,
-      (count(*) filter (where m.id = any (room_of_keys.given)))::integer as new
+      sum(notifyq.cost_of(m.headers)) filter (where m.id = any (room_of_keys.given)) as new
     from messages.message as m
     where m.id = any (
       case when queue.key_concurrency is null then room_of_keys.given
@@ -35,13 +36,9 @@ begin
       case when queue.key_concurrency is not null then
         coalesce(o.concurrency, v_concurrency) - coalesce(h.every, 0)
       end,
-      case when queue.key_rate is not null then
-        notifyq.count_tokens(
-          coalesce(f.paid_at, '-infinity'), v_now, coalesce(o.rate, queue.key_rate),
-          queue.key_rate_period, queue.key_rate_burst
-        ) - coalesce(h.new, 0)
-      end
-    )
+      t.tokens
+    ),
+    t.tokens
   from unnest(room_of_keys.keys) as k (key)
   left join held as h on h.key = k.key
   left join lateral (
@@ -54,7 +51,18 @@ begin
     limit 1
   ) as f on true
   left join messages.queue_limit as o on queue.has_key_limits
-    and o.queue = room_of_keys.queue.name and o.key = k.key;
+    and o.queue = room_of_keys.queue.name and o.key = k.key
+  cross join lateral (
+    select case when queue.key_rate is not null then
+      -- What is given may leave less than none.
+      greatest(notifyq.count_tokens(
+        coalesce(f.paid_at, '-infinity'), v_now, coalesce(o.rate, queue.key_rate),
+        queue.key_rate_period, queue.key_rate_burst
+      ) - coalesce(h.new, 0), -2147483647)::integer
+    end as tokens
+    -- A query of its own: the tokens are counted once.
+    offset 0
+  ) as t;
 end;
 $$;
 
@@ -246,7 +254,7 @@ begin
     return v_state;
   end if;
   with charges as (
-    select u.key, c.charged_at, sum(u.tokens * c.each) over (
+    select u.key, c.charged_at, sum(notifyq.refill_seconds(u.tokens, c.each)) over (
       partition by u.key order by c.number desc
     ) as seconds
     from notifyq.limit_charge as c
@@ -301,7 +309,7 @@ begin
 end;
 $$;
 
--- Charge keys for claimed messages, tokens has their number for each.
+-- Charge keys for claimed messages, tokens has their cost for each.
 create or replace function notifyq.charge_keys(
   queue messages.queue, state notifyq.limit_state, keys text[], tokens integer[]
 )

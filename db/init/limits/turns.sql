@@ -74,6 +74,14 @@ begin
 end;
 $$;
 
+-- How long a bucket fills up for tokens, where each takes so many seconds: at most 1000 years, so
+-- that any cost leads to an instant.
+create or replace function notifyq.refill_seconds(tokens bigint, each double precision)
+  returns double precision language sql immutable
+as $$
+  select least(tokens * each, 31557600000.0);
+$$;
+
 create or replace function notifyq.pay_tokens(
   paid_at timestamptz, instant timestamptz, tokens bigint, rate integer, period interval
 )
@@ -81,7 +89,9 @@ create or replace function notifyq.pay_tokens(
 as $$
 begin
   return greatest(paid_at, instant)
-    + make_interval(secs => tokens * extract(epoch from period)::double precision / rate);
+    + make_interval(secs => notifyq.refill_seconds(
+      tokens, extract(epoch from period)::double precision / rate
+    ));
 end;
 $$;
 
@@ -266,11 +276,11 @@ begin
 end;
 $$;
 
--- Charge the queue and its keys for messages; most is the largest number of one key, null if
--- unknown.
+-- Charge the queue for messages that cost so much together, and its keys, tokens has the cost of
+-- each; most is the largest number of messages of one key, null if unknown.
 create or replace function notifyq.charge_limits(
-  queue messages.queue, ids bigint[], state notifyq.limit_state, most integer, keys text[],
-  tokens integer[]
+  queue messages.queue, ids bigint[], cost bigint, state notifyq.limit_state, most integer,
+  keys text[], tokens integer[]
 )
   returns notifyq.limit_state language plpgsql
 as $$
@@ -290,7 +300,7 @@ begin
   end if;
   if queue.rate is not null then
     v_state.paid_at := notifyq.pay_tokens(
-      state.paid_at, clock_timestamp(), cardinality(ids), queue.rate, queue.rate_period
+      state.paid_at, clock_timestamp(), cost, queue.rate, queue.rate_period
     );
   end if;
   if queue.key_rate is not null then

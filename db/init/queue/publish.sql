@@ -19,7 +19,8 @@ create or replace function messages.publish(
   on_duplicate text default 'keep',
   after bigint[] default null,
   on_failure text default 'cancel',
-  expires_in interval default null
+  expires_in interval default null,
+  cost integer default null
 )
   returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -32,6 +33,9 @@ declare
   v_room integer;
   v_text text;
 begin
+  if publish.cost is not null then
+    publish.headers := notifyq.with_cost(publish.headers, publish.cost);
+  end if;
   -- Most publishers pay the price of a single event, and each function that a condition names is
   -- resolved once per transaction, called or not: an event that needs no further checks is written
   -- here, as publish_events() would, and the functions for other cases stand apart.
@@ -153,8 +157,10 @@ comment on function messages.publish is
   'succeed. cancel archives this message, and those that wait for it, as rejected; run lets it '
   'run; hold keeps it until unblock() or cancel(), or until the dead message was published again '
   'and succeeded. expires_in: a new message that nobody has claimed by then is archived as '
-  'rejected, with the details `expired`. Raises NQ001 for an unknown queue, NQ002 for an unknown '
-  'message in after, and NQ003 for options that exclude each other.';
+  'rejected, with the details `expired`. cost (1 to 1000000000, null: 1): how many tokens each '
+  'attempt takes from the rates of its queue and key; it is the header `cost`. Raises NQ001 for an '
+  'unknown queue, NQ002 for an unknown message in after, and NQ003 for options that exclude each '
+  'other.';
 
 create or replace function notifyq.check_keys(name text, keys text[], messages jsonb[])
   returns void language plpgsql
@@ -185,7 +191,8 @@ create or replace function messages.publish_many(
   on_duplicate text default 'keep',
   after bigint[] default null,
   on_failure text default 'cancel',
-  expires_in interval default null
+  expires_in interval default null,
+  cost integer default null
 )
   returns setof bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -198,6 +205,9 @@ declare
   v_scope text;
   template messages.message;
 begin
+  if publish_many.cost is not null then
+    publish_many.headers := notifyq.with_cost(publish_many.headers, publish_many.cost);
+  end if;
   v_scope := notifyq.check_unique(
     publish_many.dedup_keys, publish_many.dedup_scope, publish_many.dedup_window,
     publish_many.on_duplicate, v_due > now()
@@ -276,7 +286,7 @@ comment on function messages.publish_many is
   'Publish an array of messages with one statement and one notification; return their ids in the '
   'order of the array. keys has a key, or null, for each; so has dedup_keys, and for a message '
   'whose key is taken the id of the existing one is returned. max_attempts, dedup_scope, '
-  'dedup_window, on_duplicate, after, on_failure and expires_in are for all, as in publish(). Of '
-  'several messages in the array with one dedup_key the first is published, with replace and '
-  'debounce the last. Raises NQ001 for an unknown queue, NQ002 for an unknown message in after, '
-  'and NQ003 where the arrays differ in length; then nothing is published.';
+  'dedup_window, on_duplicate, after, on_failure, expires_in and cost are for all, as in '
+  'publish(). Of several messages in the array with one dedup_key the first is published, with '
+  'replace and debounce the last. Raises NQ001 for an unknown queue, NQ002 for an unknown message '
+  'in after, and NQ003 where the arrays differ in length; then nothing is published.';

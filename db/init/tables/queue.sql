@@ -265,7 +265,7 @@ create table if not exists notifyq.limit_charge (
   charged_at timestamptz not null,  -- when the messages were claimed
   each double precision not null,  -- seconds in which a bucket gained one token
   keys text[] not null,
-  tokens integer[] not null,  -- messages of each of keys
+  tokens integer[] not null,  -- what each of keys has spent
   constraint limit_charge_queue_number_pk primary key (queue, number)
 );
 comment on table notifyq.limit_charge is

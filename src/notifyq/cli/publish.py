@@ -74,6 +74,11 @@ async def publish(
     expires_in: timedelta | None = duration_option(
         "Reject the message, unless it is a duplicate, if no worker claims it within this time."
     ),
+    cost: int | None = option(
+        "Tokens that each attempt takes from the rates of its queue and key; by default one.",
+        min=1,
+        max=1_000_000_000,
+    ),
     follow: bool = option("Publish lines of stdin as they come.", "--follow", "-f", default=False),
     dsn: DsnOption = None,
     as_json: bool = flag("--json", "Print the id, or how many, as JSON."),
@@ -101,6 +106,7 @@ async def publish(
         "after": after or None,
         "on_failure": on_failure or "cancel",
         "expires_in": expires_in,
+        "cost": cost,
     }
     if message == "-":
         if dedup_key is not None:

@@ -16,7 +16,7 @@ from messages.publish(
   queue => $1, message => $2::text::jsonb, priority => $3, delay => $4, available_at => $5,
   type => $6, headers => $7::text::jsonb, dedup_key => $8, key => $9, max_attempts => $10,
   dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
-  on_failure => $15, expires_in => $16) as p (id)
+  on_failure => $15, expires_in => $16, cost => $17) as p (id)
 """
 # A transaction may wait for the source of its stream: it is not a forgotten one.
 NO_IDLE_TIMEOUT = "set local idle_in_transaction_session_timeout = 0"
@@ -40,7 +40,7 @@ from (
     queue => $1, messages => $2::text[]::jsonb[], priority => $3, delay => $4, available_at => $5,
     type => $6, headers => $7::text::jsonb, dedup_keys => $8, keys => $9, max_attempts => $10,
     dedup_scope => $11, dedup_window => $12, on_duplicate => $13, after => $14,
-    on_failure => $15, expires_in => $16)) as ids
+    on_failure => $15, expires_in => $16, cost => $17)) as ids
   offset 0
 ) as p
 """

@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     """What happens if one of them fails permanently; by default this one is cancelled."""
     expires_in: timedelta | float | None
     """A new message that nobody has claimed by then is archived as rejected."""
+    cost: int | None
+    """Tokens that each attempt takes from the rates of its queue and key; None: one."""
 
 
 class MessageOptions(Options, total=False):
@@ -87,6 +89,7 @@ def after_keys(options: Options) -> tuple[Any, ...]:
     for name in options.keys() - Options.__annotations__.keys():
         raise TypeError(f"a message has no option {name!r}{meant(name, known)}")
     most, after = options.get("max_attempts"), options.get("after")
+    cost = options.get("cost")
     if isinstance(after, int):
         raise TypeError(f"after must be a sequence of ids, as in [{int(after)}]")
     return (
@@ -97,6 +100,7 @@ def after_keys(options: Options) -> tuple[Any, ...]:
         None if after is None else [integer("an id in after", it, 2**63) for it in after],
         text("on_failure", options.get("on_failure", "cancel")),
         _duration("expires_in", options.get("expires_in")),
+        None if cost is None else integer("cost", cost),
     )
 
 
