@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 from markupsafe import escape
 
 from notifyq.operations.dashboard import Masks
@@ -464,7 +465,7 @@ async def test_the_page_of_parked_messages_sends_signals(
     assert "No message is parked." in page
     [entry] = await connection.fetch("select * from messages.audit")
     assert (entry["action"], entry["subject"]) == ("signal.send", HOSTILE)
-    assert "secret" not in entry["details"]
+    assert "secret" not in str(entry["details"])
 
 
 async def test_progress_and_output_are_shown_and_masked(
@@ -494,36 +495,23 @@ async def test_progress_and_output_are_shown_and_masked(
     assert 'rel="next"' not in page
 
 
+@pytest.mark.parametrize("children", [True, False])
 async def test_a_stop_may_include_what_the_message_has_published(
-    writer: Browser, connection: Connection
+    writer: Browser, connection: Connection, *, children: bool
 ) -> None:
     (id_,) = await publish(connection, 1)
     row = await claim_one(connection)
     (child,) = await publish(connection, 1)
     await connection.execute(
-        "select notifyq.record_step($1, $2, 'child', to_jsonb($3::bigint), child_id => $3)",
+        "select from notifyq.record_step($1, $2, 'child', to_jsonb($3::bigint), child_id => $3)",
         id_, row["lock_token"], child,
     )  # fmt: skip
     question = await writer.send("/message/stop", id=str(id_))
     assert 'type="checkbox" name="children"' in question.text
-    await writer.act("/message/stop", id=str(id_), confirmed="yes", children="yes")
-    for it in (id_, child):
-        assert [row["status"] for row in await archived(connection, it)] == ["rejected"]
-
-
-async def test_a_stop_leaves_what_the_message_has_published(
-    writer: Browser, connection: Connection
-) -> None:
-    (id_,) = await publish(connection, 1)
-    row = await claim_one(connection)
-    (child,) = await publish(connection, 1)
-    await connection.execute(
-        "select notifyq.record_step($1, $2, 'child', to_jsonb($3::bigint), child_id => $3)",
-        id_, row["lock_token"], child,
-    )  # fmt: skip
-    await writer.act("/message/stop", id=str(id_), confirmed="yes")
-    assert await archived(connection, id_)
-    assert await live(connection, child) is not None
+    ticked = {"children": "yes"} if children else {}
+    await writer.act("/message/stop", id=str(id_), confirmed="yes", **ticked)
+    assert [it["status"] for it in await archived(connection, id_)] == ["rejected"]
+    assert (await live(connection, child) is None) == children
 
 
 async def test_a_dead_message_is_retried_from_a_step(
@@ -545,5 +533,5 @@ async def test_a_dead_message_is_retried_from_a_step(
     assert [row["name"] for row in await rows(connection, "steps", id=again)] == ["one"]
     [entry] = await connection.fetch("select action, details from messages.audit")
     assert entry["action"] == "dead.retry"
-    assert '"from": "two <b>"' in entry["details"]
+    assert entry["details"]["from"] == "two <b>"
     assert "Retry from here" not in await writer.text(f"/messages/{id_}")
