@@ -129,7 +129,8 @@ def _timeline(
         if it.happened_at is not None and it.kind in _OF_RELATIVES
     ]
     if row["available_at"] > row["created_at"] and not attempts and wait is None:
-        found.append(_Moment(row["available_at"], "Due"))
+        was_parked = any(it.kind != "step" for it in steps)
+        found.append(_Moment(row["available_at"], "Woken" if was_parked else "Due"))
     for one in attempts:
         kind = "bad" if one.retry_at is None else "warn"
         ended = f"Attempt {one.number}: {one.status.replace('_', ' ')}"
