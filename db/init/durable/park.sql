@@ -148,5 +148,5 @@ $$;
 comment on function messages.parked(text, integer, bigint) is
   'What parked messages wait for, those that are parked longest first: the name and kind of the '
   'step (sleep, signal or end), the signals or the ids of the messages, since when, and until when '
-  'at the latest (null: for good). Of all queues, of one, or of the message id. Raises NQ001 for an '
-  'unknown queue.';
+  'at the latest (null: for good). Of all queues, of one, or of the message id. Raises NQ001 for '
+  'an unknown queue.';
