@@ -197,8 +197,9 @@ comment on function messages.backlog is
   'the latest 2000 of all queues); since when the oldest message waits and the oldest lock is '
   'expired, when the next scheduled message is due, and whether messages have waited for a minute '
   'and no worker serves the queue; how many are parked, which are not in scheduled. Cheap enough '
-  'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; beyond that is_exact is false '
-  'and the number is the larger of the count and an estimate of the server. Raises NQ003.';
+  'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; '
+  'beyond that is_exact is false and the number is the larger of the count and an estimate of the '
+  'server. Raises NQ003.';
 
 -- Until when the roll-up of a lake has all that was archived. No row: there is none, or more than
 -- one.
