@@ -54,6 +54,7 @@ from .errors import (
     StepKindError as StepKindError,
     StepNameError as StepNameError,
     StepNestedError as StepNestedError,
+    StepValueError as StepValueError,
     StreamInUseError as StreamInUseError,
     StreamNotFoundError as StreamNotFoundError,
     StreamPausedError as StreamPausedError,

@@ -14,6 +14,7 @@ NotifyqError
 │  ├─ StepNameError
 │  ├─ StepNestedError
 │  ├─ StepClosedError
+│  ├─ StepValueError
 │  └─ WaitError
 ├─ InvalidResultError (ValueError)     the result is not of the requested type
 ├─ DeadMessageError                 the awaited message failed permanently
@@ -84,7 +85,7 @@ class StepFailedError(StepError):
 
 
 class StepNameError(StepError):
-    """The name of a step is used twice in one call of the handler, or has no function."""
+    """The name of a step is too long, used twice in one call, or has no function."""
 
 
 class StepNestedError(StepError):
@@ -93,6 +94,10 @@ class StepNestedError(StepError):
 
 class StepClosedError(StepError):
     """A step is called after its handler has returned."""
+
+
+class StepValueError(StepError):
+    """What a step returned cannot be written as JSON, or PostgreSQL cannot store it."""
 
 
 class WaitError(StepError):

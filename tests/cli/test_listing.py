@@ -407,6 +407,56 @@ async def test_show_has_each_attempt_that_did_not_succeed(
     assert row["attempts"] == 2
 
 
+async def test_show_has_progress_and_what_a_message_waits_for(
+    notifyq: Notifyq, queue: str, shared_database: str
+) -> None:
+    id_ = publish(notifyq, queue, 1)
+    async with session(shared_database) as connection:
+        claim = "select id, lock_token from messages.claim(array[$1])"
+        [lock] = await connection.fetch(claim, queue)
+        report = "select messages.progress($1, $2, 0.25, '[bold]half')"
+        await connection.execute(report, *lock)
+        wait = "select messages.await_signal($1, $2, 'approval', 'approved:1', '1 day')"
+        await connection.execute(wait, *lock)
+    shown = notifyq.good("show", id_).out
+    assert re.search(r"\nprogress +25 % at [-\d: +]+: \[bold\]half\n", shown)
+    waits = r"\nparked +approval: signal approved:1, until [-\d: +]+\n"
+    assert re.search(waits, shown)
+    [row] = notifyq.good("show", id_, "--json").data
+    assert (row["progress"]["fraction"], row["progress"]["note"]) == (0.25, "[bold]half")
+    assert [it["waits_for"] for it in row["parked"]] == ["approved:1"]
+    notifyq.good("cancel", id_)
+    [row] = notifyq.good("show", id_, "--json").data
+    assert (row["progress"], row["parked"]) == (None, [])
+
+
+async def test_a_dead_message_is_retried_from_a_step(
+    notifyq: Notifyq, queue: str, shared_database: str
+) -> None:
+    id_ = publish(notifyq, queue, 1)
+    async with session(shared_database) as connection:
+        claim = "select id, lock_token from messages.claim(array[$1])"
+        [lock] = await connection.fetch(claim, queue)
+        for name in ("one", "two", "three"):
+            await connection.execute("select messages.step($1, $2, $3)", *lock, name)
+        await connection.execute("select messages.finish($1, $2, 'failed')", *lock)
+    retry = ("dead", "retry")
+    for options in (("--all",), (id_, id_ + 1)):
+        refused = notifyq.refused(*retry, *options, "--from", "two", code=2)
+        assert "give its id alone" in refused
+    assert "has no recorded step 'four'" in notifyq.refused(*retry, id_, "--from", "four")
+    [again] = notifyq.good(*retry, id_, "--from", "two", "--json").data[0]["ids"]
+    [row] = notifyq.good("show", again, "--json").data
+    assert [step["name"] for step in row["steps"]] == ["one"]
+    result = notifyq(*retry, id_, "--from", "two")
+    assert (result.code, result.out) == (1, "0 published again\n")
+    assert "not dead, or were retried before" in result.err
+    async with session(shared_database) as connection:
+        of_it = "select details ->> 'from' from messages.audit where subject = $1"
+        noted = await connection.fetch(of_it, str(id_))
+    assert [row[0] for row in noted] == ["two", "two"]
+
+
 def test_a_key_gets_a_share_and_loses_it(notifyq: Notifyq, queue: str) -> None:
     notifyq.good("queues", "alter", queue, "--fair")
     assert notifyq.good("queues", "shares", queue).out == "every key has the weight 1\n"

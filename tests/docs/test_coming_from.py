@@ -36,7 +36,7 @@ def test_every_numbered_row_has_a_test(page: str) -> None:
 NEIGHBOURS = sorted(
     path
     for path in (ROOT / "docs/coming-from").glob("*.md")
-    if path.stem not in {*COMPATIBLE, "comparison", "index"}
+    if path.stem not in {*COMPATIBLE, "comparison", "index", "workflow-engines"}
 )
 
 

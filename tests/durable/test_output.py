@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from notifyq import App, LockLostError, StepError, emit, progress
+from notifyq import App, LockLostError, MessageNotFoundError, StepError, emit, progress
 from support.database import Connection, until
 from support.running import Events, working
 
@@ -31,15 +31,23 @@ async def test_output_is_read_while_the_handler_runs_and_after_it(
         rows = await connection.fetch("select * from messages.progress($1)", handle_)
         return [(row["fraction"], row["note"]) for row in rows] == [(0.5, "half")]
 
+    assert await handle_.progress() is None
+
     async with working(app, events, maintenance=0.1):
         chunks = []
         async for chunk in handle_.output():
             chunks.append((chunk.number, chunk.attempt, chunk.value))
             if chunk.number == 2:
                 await until(is_reported, "the handler reports its progress")
+                for report in (await handle_.progress(), await app.archive.progress(handle_)):
+                    assert report is not None
+                    assert (report.fraction, report.note) == (0.5, "half")
                 goes_on.set()
         assert chunks == [(1, 1, {"text": "a"}), (2, 2, {"text": "a"}), (3, 2, "b")]
         assert await handle_.result(20) == "done"
+    assert await handle_.progress() is None
+    with pytest.raises(MessageNotFoundError):
+        await app.archive.progress(2**62)
     assert [chunk.number async for chunk in handle_.output(after=2)] == [3]
 
 

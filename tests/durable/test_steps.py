@@ -21,6 +21,7 @@ from notifyq import (
     StepNestedError,
     Steps,
     StepTransaction,
+    StepValueError,
     Transaction,
     WaitError,
 )
@@ -351,6 +352,38 @@ async def test_except_exception_does_not_catch_parking(app: App, events: Events)
     assert len(closed) == 2
 
 
+async def test_a_value_that_is_not_json_is_an_error_and_is_not_recorded(
+    app: App, events: Events, connection: Connection
+) -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    values = [object(), cycle, "a\0b", float("nan"), "\ud800"]
+
+    @app.handler("q", max_attempts=1)
+    async def handle(_: int, steps: Steps) -> str:
+        def give(number: int) -> Any:
+            return values[number]
+
+        async def give_in(tx: Transaction, number: int) -> Any:
+            await tx.execute("insert into effect values ($1)", number)
+            return values[number]
+
+        for number in range(len(values)):
+            with pytest.raises(StepValueError, match=f"step 'plain#{number}'"):
+                await steps.run("plain", give, number, key=number)
+            with pytest.raises(StepValueError, match=f"step 'inside#{number}'"):
+                await steps.transaction("inside", give_in, number, key=number)
+        return await steps.run("good", str)
+
+    await connection.execute("create table effect (number integer)")
+    await app.create_queues()
+    handle_ = await app.publish("q", 1)
+    async with working(app, events):
+        assert await handle_.result(20) == ""
+    assert [step.name for step in await app.archive.steps(handle_)] == ["good"]
+    assert await connection.fetch("select from effect") == []
+
+
 async def test_wrong_use_is_an_error_with_its_own_class(app: App, events: Events) -> None:
     kept: list[Steps] = []
 
@@ -366,6 +399,11 @@ async def test_wrong_use_is_an_error_with_its_own_class(app: App, events: Events
         await steps.run("name", str)
         with pytest.raises(StepNameError, match="'name' is used twice"):
             await steps.run("name", str)
+        for name in ("", "é" * 101, "a\0b"):
+            with pytest.raises(StepNameError, match="1 to 200 bytes"):
+                await steps.run(name, str)
+        with pytest.raises(StepNameError, match="1 to 200 bytes"):
+            await steps.sleep("x" * 199, 1, key=10)
         with pytest.raises(StepNameError, match="no function"):
             await steps.transaction("empty")
         waits = [steps.wait_for(name, signal=name) for name in ("one", "two")]

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from execution.in_processes import app as processes
-from notifyq import App, ConfigurationError, Message, Reject, Transaction
+from notifyq import App, ConfigurationError, Message, Reject, StepFailedError, Steps, Transaction
 from notifyq.telemetry import BatchFinished, MessageFinished
 from support.database import Connection
 from support.running import Events, working
@@ -288,3 +288,55 @@ def test_tracing_takes_only_a_provider_or_a_boolean() -> None:
     with pytest.raises(ConfigurationError, match="TracerProvider"):
         App(tracing="yes")  # type: ignore[arg-type]
     App(tracing=True)
+
+
+async def test_a_step_is_a_span_once_and_a_wait_is_an_event(
+    app: App, spans: Spans, events: Events
+) -> None:
+    class DeclinedError(Exception):
+        pass
+
+    def charge() -> str:
+        with spans.tracer.start_as_current_span("inside"):
+            return "receipt"
+
+    def decline() -> None:
+        raise DeclinedError
+
+    def crash() -> None:
+        raise OSError("secret")
+
+    attempts = []
+
+    @app.handler("q", max_attempts=2, backoff=0.01)
+    async def handle(n: int, steps: Steps) -> None:
+        attempts.append(n)
+        await steps.run("charge", charge, key=n)
+        with pytest.raises(StepFailedError):
+            await steps.run("pay", decline, errors=(DeclinedError,))
+        await steps.sleep("nap", 0.05)
+        if spans.all("step crash") == []:
+            await steps.run("crash", crash)
+
+    async with working(app, events, maintenance=0.1):
+        number = await handle.publish(7)
+        await number.result(20)
+    assert len(attempts) == 3
+    step, pay, failed = (spans.one(f"step {name}") for name in ("charge", "pay", "crash"))
+    assert attributes(step)["notifyq.step.name"] == "charge#7"
+    assert attributes(step)["messaging.message.id"] == str(int(number))
+    assert attributes(step)["notifyq.step.state"] == "done"
+    assert attributes(pay)["notifyq.step.state"] == "failed"
+    assert failed.status.status_code is StatusCode.ERROR
+    first, *_ = process = spans.all("process q")
+    assert step.parent is not None
+    assert step.parent.span_id == first.context.span_id
+    inside = spans.one("inside").parent
+    assert inside is not None
+    assert inside.span_id == step.context.span_id
+    noted = [(it.name, dict(it.attributes or {})["notifyq.step.name"]) for it in first.events]
+    assert noted == [("parked", "nap")]
+    # Parking is no error; the crash is one.
+    codes = [span.status.status_code for span in process]
+    assert codes.count(StatusCode.ERROR) == 1
+    assert codes[0] is StatusCode.UNSET

@@ -7,6 +7,7 @@ window. Needs Debian's chromium, and the dependencies of development.
 from __future__ import annotations
 
 import asyncio
+import runpy
 import shutil
 import sys
 from datetime import UTC, datetime, timedelta
@@ -24,12 +25,14 @@ from notifyq.operations.report import gather, picture
 from notifyq.operations.report.picture import shrink
 from notifyq.schema import install
 from notifyq.server import debian_binaries, wheel_binaries
+from notifyq.testing import Sandbox
 from notifyq.testing.plugin import private_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-ASSETS = Path(__file__).parents[2] / "docs/assets"
+ROOT = Path(__file__).parents[2]
+ASSETS = ROOT / "docs/assets"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 FILL = """
@@ -104,6 +107,7 @@ PICTURES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "dashboard-queues": ("/queues", 474, {}),
     "dashboard-dead": ("/dead", 640, {}),
     "dashboard-health": ("/health", 720, {}),
+    "dashboard-steps": ("", 500, {}),
 }
 """File, page, how many pixels of its height are shown, and how the browser is."""
 
@@ -125,6 +129,19 @@ async def fill(dsn: str, rows: int = 60_000) -> None:
     await install(connection)
     await connection.execute(FILL.replace("{rows}", str(rows)))
     await connection.close()
+
+
+async def run_agent(dsn: str) -> int:
+    """Have the agent of `workers/agent.py` wait for a person, and answer; return its message."""
+    agent = runpy.run_path(str(ROOT / "workers/agent.py"), run_name="agent")
+    async with Sandbox(agent["app"], dsn) as sandbox:
+        prompt = agent["Prompt"](question="What is the weather in Rome?")
+        handle = await agent["answer"].publish(prompt)
+        await sandbox.drain("agent")
+        await asyncio.sleep(3)  # the person thinks, as the timeline shows
+        await sandbox.signal(f"approved:{handle}", {"by": "ann"})
+        await sandbox.drain("agent")
+    return int(handle)
 
 
 async def make(dsn: str, folder: Path) -> None:
@@ -151,7 +168,10 @@ async def make(dsn: str, folder: Path) -> None:
                     }
                 )
                 page = await context.new_page()
-                await page.goto(base + path)
+                if name == "dashboard-steps":  # last: the pages before are without its queue
+                    await page.goto(f"{base}/messages/{await run_agent(dsn)}")
+                else:
+                    await page.goto(base + path)
                 await page.wait_for_selector("#live:not([hidden])")
                 (folder / f"{name}.png").write_bytes(shrink(await page.screenshot()))
                 await context.close()

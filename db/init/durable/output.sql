@@ -63,6 +63,8 @@ begin
   return query
   select p.fraction, p.note, p.updated_at
   from notifyq.message_progress as p
+  -- Maintenance deletes that of ended messages later.
+  join messages.message as m on m.id = p.message_id
   where p.message_id = progress.id;
 end;
 $$;

@@ -105,7 +105,8 @@ comment on function messages.sleep(bigint, bigint, text, timestamptz, interval) 
 
 create or replace function messages.parked(
   queue text default null,
-  quantity integer default 100
+  quantity integer default 100,
+  id bigint default null
 )
   returns setof messages.parked_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -138,12 +139,14 @@ begin
   ) as s
   where m.parked_at is not null
     and (parked.queue is null or m.queue = parked.queue)
+    and (parked.id is null or m.id = parked.id)
     and m.queue <> all (v_barred)
   order by m.parked_at, m.id
   limit parked.quantity;
 end;
 $$;
-comment on function messages.parked(text, integer) is
+comment on function messages.parked(text, integer, bigint) is
   'What parked messages wait for, those that are parked longest first: the name and kind of the '
   'step (sleep, signal or end), the signals or the ids of the messages, since when, and until when '
-  'at the latest (null: for good). Raises NQ001 for an unknown queue.';
+  'at the latest (null: for good). Of all queues, of one, or of the message id. Raises NQ001 for '
+  'an unknown queue.';

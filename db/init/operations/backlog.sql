@@ -131,7 +131,7 @@ begin
     where not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
     group by d.name
   ), counted as materialized (
-    select u.name, w.waiting, s.scheduled, s.next_at
+    select u.name, w.waiting, s.scheduled, s.next_at, p.parked
     from unnest(v_queues) as u (name)
     cross join lateral (
       select count(*) as waiting
@@ -151,6 +151,15 @@ begin
         limit v_most
       ) as l
     ) as s
+    cross join lateral (
+      select count(*) as parked
+      from (
+        select from notifyq.step as o
+        join messages.message as m on m.id = o.message_id and m.parked_at is not null
+        where o.queue = u.name and o.state is null
+        limit v_most
+      ) as l
+    ) as p
   ), beyond as materialized (
     select g.*
     from (values ('waiting'), ('scheduled')) as t (state)
@@ -171,7 +180,7 @@ begin
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
     notifyq.waits_since(q.name), l.oldest_at, c.next_at,
-    q.name = any (u.names)
+    q.name = any (u.names), c.parked
   from counted as c
   join messages.queue as q on q.name = c.name
   cross join unserved as u
@@ -187,9 +196,10 @@ comment on function messages.backlog is
   'of their lock (expired); how many failed permanently within a day and were not redriven (among '
   'the latest 2000 of all queues); since when the oldest message waits and the oldest lock is '
   'expired, when the next scheduled message is due, and whether messages have waited for a minute '
-  'and no worker serves the queue. Cheap enough for frequent calls: up to '
-  'most are counted in each queue, fewer with more than 20 queues; beyond that is_exact is false '
-  'and the number is the larger of the count and an estimate of the server. Raises NQ003.';
+  'and no worker serves the queue; how many are parked, which are not in scheduled. Cheap enough '
+  'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; '
+  'beyond that is_exact is false and the number is the larger of the count and an estimate of the '
+  'server. Raises NQ003.';
 
 -- Until when the roll-up of a lake has all that was archived. No row: there is none, or more than
 -- one.

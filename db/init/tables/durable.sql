@@ -22,6 +22,8 @@ create table if not exists notifyq.step (
 create index if not exists step_child_id_idx on notifyq.step (child_id)
   where child_id is not null;
 
+create index if not exists step_open_idx on notifyq.step (queue) where state is null;
+
 comment on table notifyq.step is
   'Steps of live messages: what a handler has done, and what it waits for. They move to '
   'step_archive with their message.';

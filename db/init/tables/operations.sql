@@ -103,7 +103,8 @@ begin
       oldest_waiting_at timestamptz,
       oldest_expired_at timestamptz,
       next_due_at timestamptz,
-      is_unserved boolean
+      is_unserved boolean,
+      parked bigint
     );
   end if;
   if to_regtype('messages.throughput_report') is null then

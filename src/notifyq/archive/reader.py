@@ -21,6 +21,7 @@ from notifyq.models.message import (
     Dependency,
     Message,
     ParkedMessage,
+    Progress,
     RecordedStep,
 )
 from notifyq.models.payload import encode
@@ -99,9 +100,23 @@ class Archive:
         rows = await self._database.fetch(sql.STEPS, message_id)
         return [RecordedStep.from_row(row) for row in rows]
 
-    async def parked(self, queue: str | None = None, quantity: int = 100) -> list[ParkedMessage]:
-        """Messages that wait for a sleep, a signal or other messages, the longest first."""
-        rows = await self._database.fetch(sql.PARKED, queue, quantity)
+    async def progress(self, message_id: int) -> Progress | None:
+        """How far the handler of a message was when it last reported.
+
+        None: it has not reported, or the message ended. Raises MessageNotFoundError for an unknown
+        message.
+        """
+        rows = await self._database.fetch(sql.PROGRESS, message_id)
+        return Progress.from_row(rows[0]) if rows else None
+
+    async def parked(
+        self, queue: str | None = None, quantity: int = 100, *, message_id: int | None = None
+    ) -> list[ParkedMessage]:
+        """Messages that wait for a sleep, a signal or other messages, the longest first.
+
+        All, those of one queue, or only this message.
+        """
+        rows = await self._database.fetch(sql.PARKED, queue, quantity, message_id)
         return [ParkedMessage.from_row(row) for row in rows]
 
     async def dependencies(self, message_id: int) -> list[Dependency]:
@@ -187,6 +202,15 @@ class Archive:
         A dead event keeps its id and is delivered again to its subscriber only.
         """
         return [row[0] for row in await self._database.fetch(sql.DEAD_RETRY, ids)]
+
+    async def dead_retry_from(self, message_id: int, step: str | None = None) -> int | None:
+        """As `dead_retry` for one message, without this step and what was recorded after it.
+
+        None as step: without any. Return the new id; None: it was published again before, or is not
+        dead. Raises InvalidArgumentError for a step that it has not recorded.
+        """
+        again = await self._database.value(sql.DEAD_RETRY_FROM, message_id, step)
+        return None if again is None else int(again)
 
     async def dead_delete(self, ids: Sequence[int]) -> int:
         """Delete dead messages; return how many were deleted."""

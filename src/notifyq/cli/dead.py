@@ -144,17 +144,23 @@ async def retry(
     since: datetime | None = instant_option("Archived then or later."),
     until: datetime | None = instant_option("Archived before then."),
     everything: bool = flag("--all", "All dead messages."),
+    from_step: str | None = option(
+        "With one id: without this recorded step and those after it.", "--from", metavar="STEP"
+    ),
     limit: Annotated[int, limit_option(100_000)] = 1000,
     dsn: DsnOption = None,
     as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
     """Publish dead messages again, by id or by filter; each only once.
 
-    A dead event is delivered again to its subscriber alone.
+    A dead event is delivered again to its subscriber alone. A message with recorded steps goes on
+    behind the last one, or with --from at the one that is named.
     """
     given = (queue, subscriber, status, fingerprint, since, until)
     if bool(ids) == (everything or any(value is not None for value in given)):
         raise typer.BadParameter("give ids, or a filter, or --all")
+    if from_step is not None and (ids is None or len(ids) != 1):
+        raise typer.BadParameter("--from is for one message: give its id alone")
     if fingerprint is not None:
         conditions = Conditions(
             queue=queue, subscriber=subscriber, state=status, fingerprint=fingerprint,
@@ -164,12 +170,16 @@ async def retry(
         _print_retried(published, as_json)
         return
     filters = {"status": status, "since": since, "until": until}
+    facts = {} if from_step is None else {"from": from_step}
     subject = _subject(ids, queue)
     left: list[int] = []
-    async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **filters) as act:
+    async with acting(dsn, "dead.retry", subject, subscriber=subscriber, **filters, **facts) as act:
         if ids:
             left = await _left_out(act, ids, retried=True)
-            found = await act.fetch(sql.DEAD_RETRY, ids)
+            if from_step is None:
+                found = await act.fetch(sql.DEAD_RETRY, ids)
+            else:
+                found = [] if left else await act.fetch(sql.DEAD_RETRY_FROM, ids[0], from_step)
         else:
             found = await act.fetch(sql.REDRIVE_IDS, queue, *filters.values(), limit, subscriber)
         again = [row[0] for row in found]

@@ -32,13 +32,15 @@ from notifyq.models.message import (
     Attempt,
     Dependency,
     Message,
+    ParkedMessage,
+    Progress,
     RecordedStep,
     State,
     Status,
 )
 from notifyq.models.payload import encode
 from notifyq.operations.monitor import FREE, Act
-from notifyq.operations.texts import span
+from notifyq.operations.texts import percent, span
 from notifyq.printable import printable
 
 
@@ -87,13 +89,17 @@ async def show(
         attempts = await archive.attempts(message_id)
         steps = await archive.steps(message_id)
         after = await archive.dependencies(message_id)
+        is_live = isinstance(message, Message)
+        progress = await archive.progress(message_id) if is_live else None
+        waits = await archive.parked(message_id=message_id) if is_live else []
     if message is None:
         err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
         raise typer.Exit(1)
     if as_json:
-        typer.echo(row_json(message, history=attempts, after=after, steps=steps))
+        more = {"history": attempts, "after": after, "steps": steps}
+        typer.echo(row_json(message, **more, progress=progress, parked=waits))
         return
-    _show(message, after, steps, attempts)
+    _show(message, after, steps, attempts, progress, waits)
 
 
 def _show(
@@ -101,6 +107,8 @@ def _show(
     after: Sequence[Dependency],
     steps: Sequence[RecordedStep],
     attempts: Sequence[Attempt],
+    progress: Progress | None,
+    waits: Sequence[ParkedMessage],
 ) -> None:
     for name in message.__dataclass_fields__:
         value = getattr(message, name)
@@ -108,6 +116,14 @@ def _show(
             out.print(f"{name:<16}{_whole(value)}")
     for number, other in enumerate(after):
         out.print(f"{'' if number else 'after':<16}{_other(other)}")
+    if progress is not None:
+        note = f": {printable(progress.note)}" if progress.note else ""
+        at = when(progress.updated_at, full=True)
+        out.print(f"{'progress':<16}{percent(progress.fraction)} at {at}{note}")
+    for wait in waits:
+        what = f"{wait.kind} {wait.waits_for}" if wait.waits_for else wait.kind
+        until = f", until {when(wait.until, full=True)}" if wait.until else ""
+        out.print(f"{'parked':<16}{printable(f'{wait.name}: {what}')}{until}")
     if steps:
         out.print()
         print_rows([asdict(step) for step in steps], as_json=False, empty="")

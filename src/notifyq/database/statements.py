@@ -159,12 +159,13 @@ WAIT_FOR_ENDS = """
 select w.state, w.ends::text as ends
 from notifyq.wait_for_ends(id => $1, lock_token => $2, name => $3, ids => $4, timeout => $5) as w"""
 SIGNAL = "select messages.signal(name => $1, payload => $2::text::jsonb, id => $3)"
-PARKED = "select p.* from messages.parked(queue => $1, quantity => $2) as p"
+PARKED = "select p.* from messages.parked(queue => $1, quantity => $2, id => $3) as p"
 STEPS = """
 select s.name, s.value::text as value, s.attempt, s.created_at, s.kind, s.state
 from messages.steps(id => $1) as s"""
 REPORT_PROGRESS = """
 select messages.progress(id => $1, lock_token => $2, fraction => $3::float8::real, note => $4)"""
+PROGRESS = "select p.* from messages.progress(id => $1) as p"
 EMIT = "select messages.emit(id => $1, lock_token => $2, chunk => $3::text::jsonb)"
 OUTPUT = """
 select o.number, o.chunk::text as chunk, o.created_at, o.attempt
@@ -196,6 +197,7 @@ CANCELLED_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4,
 DEAD_COUNT = "select messages.dead_count(queue => $1, subscriber => $2)"
 CANCELLED_COUNT = "select messages.dead_count(queue => $1, subscriber => $2, cancelled => true)"
 DEAD_RETRY = "select messages.dead_retry(variadic ids => $1::bigint[])"
+DEAD_RETRY_FROM = "select messages.dead_retry_from(id => $1, step => $2)"
 DEAD_AMONG = """
 select a.id from unnest($1::bigint[]) as u (id), messages.archive_find(u.id) as a
 where a.status <> 'success' and not ($2::boolean and (

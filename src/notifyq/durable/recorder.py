@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 
 import asyncpg
 from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
 from notifyq.durable.control import LockLostError, Parked
@@ -23,6 +24,7 @@ from notifyq.errors import (
     StepKindError,
     StepNameError,
     StepNestedError,
+    StepValueError,
     WaitError,
 )
 from notifyq.models.annotations import hints
@@ -33,10 +35,13 @@ if TYPE_CHECKING:
     from notifyq.models.message import Message
     from notifyq.queues.publisher import PublishOptions
     from notifyq.queues.results import Handle, Results
+    from notifyq.telemetry.tracing import Tracing
 
 _STEP: ContextVar[str | None] = ContextVar("notifyq_step", default=None)
 """The step that the running code is of."""
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_LONGEST = 200
+"""Most bytes of the name of a step, with its key."""
 
 
 class Work(Protocol):
@@ -45,6 +50,8 @@ class Work(Protocol):
     database: Database
     crashes: bool
     """Whether a call ends after each new step, as by a crash: for tests."""
+    tracing: Tracing | None
+    """Makes spans of steps."""
 
     @property
     def publisher(self) -> Publisher:
@@ -122,6 +129,12 @@ class Recorder:
     def begin(self, kind: str, name: str, key: object) -> str:
         """Return the full name of a step, after the checks that need no database."""
         step = step_name(name, key)
+        length = len(step.encode(errors="replace"))
+        if not 1 <= length <= _LONGEST or "\0" in step:
+            raise StepNameError(
+                f"the name of a step has 1 to {_LONGEST} bytes, not {length}, and no zero byte: "
+                f"{step[:50]!r}"
+            )
         if self._is_over:
             raise StepClosedError(
                 f"step {step!r} of message {self.message.id} is called after its handler returned"
@@ -156,8 +169,15 @@ class Recorder:
         self._idle.clear()
         token = _STEP.set(step)
         is_new = step not in self.recorded
+        tracing = self.work.tracing if is_new else None
         try:
-            yield
+            if tracing is None:
+                yield
+            else:
+                with tracing.step(self.message.queue, self.message.id, step) as span:
+                    yield
+                    if step in self.recorded:
+                        span.set_attribute("notifyq.step.state", str(self.recorded[step].state))
         finally:
             _STEP.reset(token)
             self._running -= 1
@@ -185,6 +205,8 @@ class Recorder:
 
     def decide(self, step: str, kind: str, state: str, value: str | None = None) -> None:
         """Take what a wait has brought: raise Parked, or record it."""
+        if self.work.tracing is not None:
+            self.work.tracing.decided(step, kind, state)
         if state == "parked":
             self.ended = Parked(f"message {self.message.id} is parked in {step!r}")
             raise self.ended
@@ -205,7 +227,8 @@ class Recorder:
 
     async def record(self, step: str, value: str, *, failed: bool = False) -> None:
         """Record a step; the first record of a name wins."""
-        [row] = await self.call(sql.RECORD_STEP, step, value, failed)
+        with _storing(step):
+            [row] = await self.call(sql.RECORD_STEP, step, value, failed)
         self.recorded[step] = Recorded("step", row["state"], row["stored"])
 
     async def record_in(
@@ -213,7 +236,8 @@ class Recorder:
     ) -> None:
         """Record a step in the transaction of its effect; roll that back where it was recorded."""
         try:
-            [row] = await tx.fetch(sql.RECORD_STEP_IN, *self._lock, step, value, child_id)
+            with _storing(step):
+                [row] = await tx.fetch(sql.RECORD_STEP_IN, *self._lock, step, value, child_id)
         except LockNotHeldError as error:
             self.ended = LockLostError(str(error))
             raise self.ended from error
@@ -263,9 +287,28 @@ def _returned(function: Callable[..., Any]) -> TypeAdapter[Any]:
     return TypeAdapter(annotation) if annotation is not Any else _ANYTHING
 
 
-def dumped(function: Callable[..., Any], value: Any) -> str:
-    """What a function returned, as JSON by its annotation."""
-    return encode(_returned(function).dump_python(value, mode="json", warnings=False))
+def dumped(step: str, function: Callable[..., Any], value: Any) -> str:
+    """What the function of a step returned, as JSON by its annotation."""
+    try:
+        kind = _returned(function)
+        if kind is not _ANYTHING:  # which would write NaN as null
+            value = kind.dump_python(value, mode="json", warnings=False)
+        return encode(value)
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise StepValueError(
+            f"the value of step {step!r} cannot be written as JSON: {error.__cause__ or error}"
+        ) from error
+
+
+@contextmanager
+def _storing(step: str) -> Iterator[None]:
+    """Explain why PostgreSQL does not store the value of a step."""
+    try:
+        yield
+    except asyncpg.DataError as error:
+        raise StepValueError(
+            f"PostgreSQL cannot store the value of step {step!r}: {error}"
+        ) from error
 
 
 def described(error: BaseException) -> str:

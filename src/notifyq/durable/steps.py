@@ -142,7 +142,7 @@ class Steps:
                 except errors as error:
                     await self.record.record(step, described(error), failed=True)
                 else:
-                    await self.record.record(step, dumped(function, value))
+                    await self.record.record(step, dumped(step, function, value))
         return self.record.value(step, function)
 
     @overload
@@ -357,7 +357,7 @@ class StepTransaction(Generic[T]):
                 try:
                     async with record.transaction(step) as tx:
                         value = await call(tx)
-                        await record.record_in(tx, step, dumped(self._function, value))
+                        await record.record_in(tx, step, dumped(step, self._function, value))
                 except self._errors as error:
                     await record.record(step, described(error), failed=True)
         return cast("T", record.value(step, self._function))

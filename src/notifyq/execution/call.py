@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
     from notifyq.execution.runtime import Runtime
-    from notifyq.handlers.handler import Handler, Middleware, Publishing
+    from notifyq.handlers.handler import Handler, Middleware
 
 T = TypeVar("T")
 M = TypeVar("M", bound="HandlerCall")
@@ -238,7 +238,7 @@ class HandlerCall:
             payload = list(payloads.values())
         slots = {"payload": payload, "message": message, "transaction": transaction}
         if handler.takes_steps:
-            slots["steps"] = steps = Steps(self.message, _Work(handler.publisher, runtime))
+            slots["steps"] = steps = Steps(self.message, _Work(handler, runtime))
             self.steps = steps.record
         if runtime.database is not None and handler.is_async:
             CURRENT.set((self.message, runtime.database))
@@ -452,10 +452,11 @@ def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
 class _Work:
     """What the steps of a handler use of its worker."""
 
-    def __init__(self, publisher: Publishing, runtime: Runtime) -> None:
+    def __init__(self, handler: Handler[Any], runtime: Runtime) -> None:
         if runtime.database is None or runtime.transactions is None:
             raise ConfigurationError("only a worker runs handlers with steps")
-        self.publisher = publisher
+        self.publisher = handler.publisher
+        self.tracing = handler.tracing
         self.database = runtime.database
         self.in_thread = runtime.threads.run
         self.transaction = runtime.transactions.open

@@ -281,6 +281,16 @@ class ParkedMessage(Columns):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress(Columns):
+    """How far a handler was when it last reported; see `notifyq.progress`."""
+
+    fraction: float
+    """From 0 to 1."""
+    note: str | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Retried:
     """What follows a failed attempt whose lock was held."""
 

@@ -27,7 +27,7 @@ from notifyq.errors import (
     MessageRejectedError,
     ResultTimeoutError,
 )
-from notifyq.models.message import Status
+from notifyq.models.message import Progress, Status
 from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most
@@ -106,6 +106,13 @@ class Handle(Published, Generic[R]):
         async for chunk in self._results.output(self, after):
             yield chunk
 
+    async def progress(self) -> Progress | None:
+        """How far the handler was when it last reported; None: it has not, or the message ended.
+
+        Raises MessageNotFoundError for an unknown message.
+        """
+        return await self._results.progress(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -176,6 +183,11 @@ class Results:
         # Not repeated after a lost answer: a message receives each signal of its own.
         [[woken]] = await calls.fetch(sql.SIGNAL, name, encode(payload), message_id)
         return int(woken)
+
+    async def progress(self, message_id: int) -> Progress | None:
+        """Read the last report of a handler; see `Handle.progress`."""
+        rows = await self._database.persist(sql.PROGRESS, int(message_id))
+        return Progress.from_row(rows[0]) if rows else None
 
     async def output(self, message_id: int, after: int) -> AsyncIterator[Chunk]:
         """Yield the chunks of a message; see `Handle.output`."""

@@ -85,6 +85,20 @@ class Tracing:
         ):
             yield
 
+    @contextmanager
+    def step(self, queue: str, message_id: int, step: str) -> Iterator[Span]:
+        """Make a span around a step that is done now; recorded ones have none."""
+        attributes = self._attributes(queue, "process", None)
+        attributes |= {"messaging.message.id": str(message_id), "notifyq.step.name": step}
+        # Without the number of a loop: backends group spans by name.
+        with self._span(f"step {step.partition('#')[0]}", attributes=attributes) as span:
+            yield span
+
+    def decided(self, step: str, kind: str, state: str) -> None:
+        """Add an event to the current span: what came of a sleep or a wait."""
+        attributes = {"notifyq.step.name": step, "notifyq.step.kind": kind}
+        self._trace.get_current_span().add_event(state.replace("_", " "), attributes)
+
     def carried(self) -> dict[str, str]:
         """Return the trace context of the current span as headers."""
         carried: dict[str, str] = {}
@@ -141,6 +155,8 @@ class Tracing:
             try:
                 yield span
             except BaseException as error:
+                if getattr(error, "ends_well", False):  # parked: an event of the span
+                    raise
                 outcome = getattr(error, "outcome", None)
                 if outcome is not None:  # of a handler process: it sends a text, no exception
                     kind = type(outcome).__name__.lower()

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 from markupsafe import escape
 
 from notifyq.operations.dashboard import Masks
 from operations.dashboard.conftest import Browser, Open, make_dead
-from support.database import Connection, archived, claim_one, live, make_due, publish, rows, value
+from support.database import (
+    Connection,
+    archived,
+    claim_one,
+    live,
+    lock_of,
+    make_due,
+    publish,
+    rows,
+    value,
+)
 
 HOSTILE = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>"
 SECRET = {"user": {"name": "ann", "password": "hunter22"}, "card": {"number": "4000123"}}
@@ -369,3 +381,157 @@ async def test_the_steps_of_a_message_are_listed(reader: Browser, connection: Co
     assert "charge &lt;1&gt;" in page
     assert '"x"' not in page
     assert "done" in page
+
+
+async def test_steps_waits_and_attempts_are_one_timeline(
+    reader: Browser, writer: Browser, connection: Connection
+) -> None:
+    await value(connection, "create_queue", name="q", max_attempts=2)
+    (id_,) = await publish(connection, 1, "q")
+
+    async def call() -> dict[str, Any]:
+        return lock_of(await claim_one(connection, "host-1"))
+
+    lock = await call()
+    await value(connection, "step", **lock, name="charge", value={"password": "x"})
+    await value(connection, "sleep", **lock, name="nap", delay=timedelta(milliseconds=0))
+    await rows(connection, "retry", **lock, delay=timedelta(0), details="no luck")
+    lock = await call()
+    await value(connection, "step", **lock, name="book <b>", value="full", failed=True)
+    await rows(connection, "await_signal", **lock, name="approval", signal="approved/1")
+    page = await reader.text(f"/messages/{id_}")
+    timeline = page.partition('class="timeline"')[2].partition("</ol>")[0]
+    expected = [
+        "Published", "Step &#39;charge&#39;: done", "Sleep &#39;nap&#39;: done",
+        "Attempt 1: failed", "Step &#39;book &lt;b&gt;&#39;: failed",
+        "Parked in &#39;approval&#39;",
+    ]  # fmt: skip
+    found = [timeline.find(text) for text in expected]
+    assert -1 not in found, timeline
+    assert found == sorted(found)
+    assert "waits for signal approved/1" in page
+    assert "Send …" not in page
+
+    page = await writer.text(f"/messages/{id_}")
+    send = re.search(r'href="([^"]+)#send"', page)
+    assert send is not None
+    form = await writer.text(send[1].replace("&amp;", "&"))
+    assert 'name="signal" value="approved/1"' in form
+    assert f'name="id" value="{id_}"' in form
+
+    lock = await signalled(writer, connection, id_)
+    await rows(connection, "await_signal", **lock, name="approval", signal="approved/1")
+    page = await reader.text(f"/messages/{id_}")
+    assert "Wait for a signal &#39;approval&#39;: received" in page
+    assert "Attempt 2 went on" in page
+    assert "Parked in" not in page
+
+
+async def signalled(writer: Browser, connection: Connection, id_: int) -> dict[str, Any]:
+    """Send the signal that a message waits for with the form, and claim the message."""
+    page = await writer.act(
+        "/signals/send", signal="approved/1", payload='{"by": "ann"}', id=str(id_)
+    )
+    assert "Sent signal approved/1: 1 parked message woken." in page
+    return lock_of(await claim_one(connection))
+
+
+async def test_the_page_of_parked_messages_sends_signals(
+    reader: Browser, writer: Browser, connection: Connection
+) -> None:
+    assert "No message is parked." in await reader.text("/parked")
+    (id_,) = await publish(connection, 1)
+    lock = lock_of(await claim_one(connection))
+    await rows(connection, "await_signal", **lock, name="approval", signal=HOSTILE)
+    page = await reader.text("/parked?queue=default")
+    assert f'<a href="/messages/{id_}">' in page
+    assert "&lt;script&gt;alert" in page
+    assert "<script>alert" not in page
+    assert '<form method="post" action="/signals' not in page
+    await reader.text("/parked?queue=none", 404)
+
+    assert (await reader.send("/signals/send", signal=HOSTILE)).status_code == 403
+    for fields, problem in (
+        ({"signal": HOSTILE, "payload": "{"}, "The payload is not JSON"),
+        ({"signal": ""}, "has 1 to 200 bytes"),
+        ({"signal": HOSTILE, "id": "777"}, "no live message 777"),
+    ):
+        assert problem in await writer.act("/signals/send", back="/parked", **fields)
+    assert not await connection.fetchval("select count(*) from notifyq.signal")
+    assert not await connection.fetchval("select count(*) from messages.audit")
+
+    page = await writer.act("/signals/send", signal=HOSTILE, payload='"secret"', back="/parked")
+    assert "1 parked message woken" in page
+    assert "No message is parked." in page
+    [entry] = await connection.fetch("select * from messages.audit")
+    assert (entry["action"], entry["subject"]) == ("signal.send", HOSTILE)
+    assert "secret" not in str(entry["details"])
+
+
+async def test_progress_and_output_are_shown_and_masked(
+    open_dashboard: Open, connection: Connection
+) -> None:
+    browser = await open_dashboard(masks=Masks.parse("password"))
+    (id_,) = await publish(connection, 1)
+    lock = lock_of(await claim_one(connection))
+    assert "<h2>Output</h2>" not in await browser.text(f"/messages/{id_}")
+    await value(connection, "progress", **lock, fraction=0.25, note="page <1>")
+    await value(connection, "emit", **lock, chunk={"password": "hunter22"})
+    await value(connection, "emit", **lock, chunk="x" * 600_000)
+    for number in range(120):
+        await value(connection, "emit", **lock, chunk=f"word {number}")
+    page = await browser.text(f"/messages/{id_}")
+    assert "25 %" in page
+    assert "page &lt;1&gt;" in page
+    assert "hunter22" not in page
+    assert "Too long for this page." in page
+    assert "word 97" in page
+    assert "word 98" not in page
+    following = re.search(r'href="([^"]+)" rel="next"', page)
+    assert following is not None
+    page = await browser.text(following[1].replace("&amp;", "&"))
+    assert "word 97" not in page
+    assert "word 119" in page
+    assert 'rel="next"' not in page
+
+
+@pytest.mark.parametrize("children", [True, False])
+async def test_a_stop_may_include_what_the_message_has_published(
+    writer: Browser, connection: Connection, *, children: bool
+) -> None:
+    (id_,) = await publish(connection, 1)
+    row = await claim_one(connection)
+    (child,) = await publish(connection, 1)
+    await connection.execute(
+        "select from notifyq.record_step($1, $2, 'child', to_jsonb($3::bigint), child_id => $3)",
+        id_, row["lock_token"], child,
+    )  # fmt: skip
+    question = await writer.send("/message/stop", id=str(id_))
+    assert 'type="checkbox" name="children"' in question.text
+    ticked = {"children": "yes"} if children else {}
+    await writer.act("/message/stop", id=str(id_), confirmed="yes", **ticked)
+    assert [it["status"] for it in await archived(connection, id_)] == ["rejected"]
+    assert (await live(connection, child) is None) == children
+
+
+async def test_a_dead_message_is_retried_from_a_step(
+    reader: Browser, writer: Browser, connection: Connection
+) -> None:
+    (id_,) = await publish(connection, 1)
+    lock = lock_of(await claim_one(connection))
+    for name in ("one", "two <b>", "three"):
+        await value(connection, "step", **lock, name=name)
+    assert "Retry from here" not in await writer.text(f"/messages/{id_}")
+    await value(connection, "finish", **lock, status="failed")
+    assert "Retry from here" not in await reader.text(f"/messages/{id_}")
+    page = await writer.text(f"/messages/{id_}")
+    assert 'name="step" value="two &lt;b&gt;"' in page
+    refused = await writer.act("/message/retry", id=str(id_), step="four", back="/dead")
+    assert "has no recorded step" in refused
+    await writer.act("/message/retry", id=str(id_), step="two <b>")
+    again = await connection.fetchval("select id from messages.message")
+    assert [row["name"] for row in await rows(connection, "steps", id=again)] == ["one"]
+    [entry] = await connection.fetch("select action, details from messages.audit")
+    assert entry["action"] == "dead.retry"
+    assert entry["details"]["from"] == "two <b>"
+    assert "Retry from here" not in await writer.text(f"/messages/{id_}")

@@ -21,14 +21,14 @@ READS = [
     "messages.stream_info", "messages.subscription_info", "notifyq.subscription_lags",
     "notifyq.search_live", "notifyq.search_archive", "notifyq.dead_groups", "notifyq.queue_list",
     "notifyq.error_fingerprint", "notifyq.message_relatives", "notifyq.open_batches",
-    "messages.forwards",
+    "messages.forwards", "messages.parked", "messages.progress", "messages.output",
 ]  # fmt: skip
 """What pages call."""
 ACTIONS = ["messages.pause_queue", "notifyq.note_audit"]
 CALLS = [*READS, *ACTIONS]
 PAGES = [
     "/", "/queues", "/queue?name=default", "/messages", "/messages?state=dead", "/dead",
-    "/streams", "/schedules", "/workers", "/health", "/audit",
+    "/streams", "/schedules", "/workers", "/parked", "/health", "/audit",
 ]  # fmt: skip
 TITLES = {
     **dict.fromkeys(["42501"], (403, "Not permitted")),
@@ -132,6 +132,9 @@ async def test_a_part_that_is_refused_hides_no_other_part(
         ("/streams", "notifyq.open_batches", "Open batches", ">reader"),
         (f"/messages/{waiting}", "messages.attempts", "Failed attempts", "<h2>Payload</h2>"),
         (f"/messages/{waiting}", "messages.steps", "<h2>Steps</h2>", "<h2>Payload</h2>"),
+        (f"/messages/{waiting}", "messages.parked", "Parked in", "<h2>Payload</h2>"),
+        (f"/messages/{waiting}", "messages.progress", "<h2>Output</h2>", "<h2>Payload</h2>"),
+        (f"/messages/{waiting}", "messages.output", "<h2>Output</h2>", "<h2>Payload</h2>"),
         (f"/messages/{waiting}", "notifyq.message_relatives", "Retried as", "<h2>Payload</h2>"),
     ]
     for page, function, hidden, shown in parts:

@@ -29,6 +29,9 @@ async def test_the_values_are_those_of_the_database(database: str, connection: C
         """
         select messages.create_queue('q'), messages.create_queue('p');
         select messages.pause_queue('p');
+        select messages.publish('q', '0');
+        select messages.sleep(id, lock_token, 'nap', delay => interval '1 hour')
+        from messages.claim('{q}', 1);
         select messages.publish_many('q', array['1', '2', '3']::jsonb[]);
         select messages.publish('q', '4', delay => interval '1 hour');
         select messages.finish(id, lock_token, 'rejected', 'no') from messages.claim('{q}', 1);
@@ -48,6 +51,7 @@ async def test_the_values_are_those_of_the_database(database: str, connection: C
     assert seen("notifyq_messages", queue="q", state="waiting") == 1
     assert seen("notifyq_messages", queue="q", state="scheduled") == 1
     assert seen("notifyq_messages", queue="q", state="locked") == 1
+    assert seen("notifyq_messages", queue="q", state="parked") == 1
     assert seen("notifyq_queue_expired", queue="q") == 1
     assert seen("notifyq_queue_oldest_expired_seconds", queue="q") > 3000
     assert 50 < seen("notifyq_queue_oldest_waiting_seconds", queue="q") < 300

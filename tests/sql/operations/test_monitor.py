@@ -15,6 +15,7 @@ from support.database import (
     Connection,
     claim_one,
     expire,
+    lock_of,
     one_row,
     publish,
     rows,
@@ -70,6 +71,18 @@ async def test_a_backlog_is_counted(connection: Connection) -> None:
     empty = found["default"]
     assert [empty[name] for name in names] == [False, 0, 0, 0, 0, 0, True]
     assert list(await backlog(connection, queue="busy")) == ["busy"]
+
+
+async def test_parked_messages_are_counted_apart(connection: Connection) -> None:
+    await publish(connection, 3)
+    for number in range(2):
+        lock = lock_of((await rows(connection, "claim", quantity=1))[0])
+        await rows(connection, "await_signal", **lock, name="wait", signal=f"s{number}")
+    row = (await backlog(connection))["default"]
+    assert (row["waiting"], row["scheduled"], row["parked"]) == (1, 0, 2)
+    await value(connection, "signal", name="s1")
+    row = (await backlog(connection))["default"]
+    assert (row["waiting"], row["scheduled"], row["parked"]) == (2, 0, 1)
 
 
 async def test_a_queue_without_a_worker_is_unserved_when_messages_wait_for_a_minute(

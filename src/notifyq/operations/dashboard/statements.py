@@ -41,4 +41,11 @@ select b.batch, b.stream, b.subscriber, b.member, b.opened_at, b.is_retry, b.fir
 from notifyq.open_batches(stream => $1) as b
 """
 CANCEL: Final = "select messages.cancel(id => $1, cancelled_by => $2)"
-STOP: Final = "select messages.cancel(id => $1, running => true, cancelled_by => $2)"
+STOP: Final = """
+select messages.cancel(id => $1, running => true, children => $2, cancelled_by => $3)
+"""
+OUTPUT: Final = """
+select m.number, m.attempt, m.created_at, {}
+from messages.output(id => $1, after => $2) as m
+limit $3
+""".format(_LONG.format("chunk"))

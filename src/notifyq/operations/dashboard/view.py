@@ -30,6 +30,7 @@ Form: TypeAlias = ImmutableMultiDict[str, str]
 NOTICE = "notice"
 _MOST_NOTICE = 1000
 _MOST_KEPT = 100
+_NO_CHOICES: Mapping[str, str] = {}
 
 
 class Cache:
@@ -217,13 +218,16 @@ class View:
 
     def confirm(
         self, title: str, lines: Sequence[str], *, button: str, fields: Mapping[str, Any],
-        is_dangerous: bool = True,
+        is_dangerous: bool = True, choices: Mapping[str, str] = _NO_CHOICES,
     ) -> Response:  # fmt: skip
-        """The page of a confirmation; its form repeats the action with `confirmed=yes`."""
+        """The page of a confirmation; its form repeats the action with `confirmed=yes`.
+
+        `choices` are fields and labels of boxes; a ticked one sends `yes`.
+        """
         return self.render(
             "confirm.html", title=title, lines=lines, button=button,
             fields={key: value for key, value in fields.items() if value is not None},
-            is_dangerous=is_dangerous,
+            is_dangerous=is_dangerous, choices=choices,
         )  # fmt: skip
 
     @property

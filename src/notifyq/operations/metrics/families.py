@@ -109,7 +109,7 @@ def _of_queues(backlog: list[Backlog], names: Names) -> Iterator[_Family]:
     # The busiest queues come first and get their own labels.
     for row in sorted(backlog, key=lambda it: -(it.waiting + it.locked + it.dead)):
         queue = names[row.queue]
-        for state in ("waiting", "scheduled", "locked"):
+        for state in ("waiting", "scheduled", "locked", "parked"):
             states[queue, state] += getattr(row, state)
         for what in ("paused", "expired", "dead"):
             values[what, queue] += getattr(row, what)

@@ -40,6 +40,8 @@ class Backlog:
     """When the next scheduled message is due; in the past: maintenance has not staged it."""
     is_unserved: bool
     """Messages have waited for a minute, and no worker serves the queue."""
+    parked: int
+    """Messages that wait in a step for a time, a signal or other messages; not in `scheduled`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ space               update now       q      quit
 waiting    available now; ~ is an estimate    locked  by a worker
 scheduled  not due yet                        oldest  waits for so long
 dead       within 24 h, not retried           rate    of the last minute
+parked     in a sleep or wait of a handler
 run95, wait95  95 % ran, or waited, no longer
 """
 

@@ -126,6 +126,7 @@ QUEUES = View(
         ),
         _rate("run95", "run_p95", lasting, 3),
         number("scheduled", "scheduled", 2, may_guess=True),
+        number("parked", "parked", 4),
         _rate("wait95", "wait_p95", lasting, 4),
     ),
     lambda seen: seen.backlog,

@@ -25,6 +25,7 @@ from notifyq.operations.dashboard.pages import (
     message,
     messages,
     overview,
+    parked,
     queues,
     schedules,
     streams,
@@ -33,6 +34,7 @@ from notifyq.operations.dashboard.pages import (
 from notifyq.operations.dashboard.section import Section
 
 _PAGES = (
-    overview, queues, messages, message, dead, streams, schedules, workers, health, audit, login,
+    overview, queues, messages, message, parked, dead, streams, schedules, workers, health, audit,
+    login,
 )  # fmt: skip
 SECTIONS: tuple[Section, ...] = tuple(page.section for page in _PAGES)

@@ -1,7 +1,7 @@
 """One message: its payload, its attempts, and the actions on it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
-from notifyq.models.message import Attempt, RecordedStep, columns
+from notifyq.models.message import Attempt, ParkedMessage, Progress, RecordedStep, columns
 from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import instant
@@ -24,6 +24,9 @@ section = Section("message")
 
 _SHOWN = 50_000
 """Characters of a payload that a page shows; the download has all."""
+_STEPS, _CHUNKS = 200, 100
+"""How many of the latest steps, and of the chunks of the output, a page shows."""
+_KINDS = {"step": "Step", "sleep": "Sleep", "signal": "Wait for a signal", "end": "Wait for an end"}
 _OF_RELATIVES = {
     "retry_of": ("Published as the retry of", "quiet"),
     "retried_as": ("Retried as", "good"),
@@ -46,13 +49,20 @@ async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
     row = await _find(view, id_)
-    part = view.parts.read
-    found, attempts, steps = await asyncio.gather(
+    part, fetch = view.parts.read, view.database.fetch
+    after = view.number("after") or 0
+    found, attempts, recorded, waits, reports, chunks = await asyncio.gather(
         part("relatives", relatives(view.database, id_), []),
-        part("attempts", view.database.fetch(sql.ATTEMPTS, id_), []),
-        part("steps", view.database.fetch(sql.STEPS, id_), []),
+        part("attempts", fetch(sql.ATTEMPTS, id_), []),
+        part("steps", fetch(sql.STEPS, id_), []),
+        part("waits", fetch(sql.PARKED, None, 1, id_), []),
+        part("progress", fetch(sql.PROGRESS, id_), []),
+        part("output", fetch(statements.OUTPUT, id_, after, _CHUNKS), []),
     )
     tries = [Attempt.from_row(it) for it in attempts]
+    steps = [RecordedStep.from_row(it) for it in recorded[-_STEPS:]]
+    wait = next((ParkedMessage.from_row(it) for it in waits), None)
+    progress = next((Progress.from_row(it) for it in reports), None)
 
     def error(text: str | None) -> str | None:
         return redacted(text, view.masks, row["message"], row["headers"])
@@ -70,9 +80,15 @@ async def message(view: View) -> Response:
         result=_shown(view, row["result"]),
         details=error(row["details"]),
         attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
-        steps=[(it, view.masks.text(it.value)) for it in map(RecordedStep.from_row, steps)],
+        steps=[(it, view.masks.text(it.value)) for it in steps],
+        earlier=len(recorded) - len(steps),
+        wait=wait,
+        progress=progress,
+        note=error(progress.note) if progress else None,
+        chunks=[(it, _shown(view, it["chunk"])) for it in chunks],
+        following=view.here(after=chunks[-1]["number"]) if len(chunks) == _CHUNKS else "",
         relatives=found,
-        events=_timeline(row, tries, found),
+        events=_timeline(row, tries, steps, wait, found),
     )
 
 
@@ -99,7 +115,11 @@ class _Moment:
 
 
 def _timeline(
-    row: Mapping[str, Any], attempts: Sequence[Attempt], relatives: Sequence[Relative]
+    row: Mapping[str, Any],
+    attempts: Sequence[Attempt],
+    steps: Sequence[RecordedStep],
+    wait: ParkedMessage | None,
+    relatives: Sequence[Relative],
 ) -> list[_Moment]:
     """Everything that is known about a message, in the order of time."""
     found = [_Moment(row["created_at"], "Published")]
@@ -108,17 +128,21 @@ def _timeline(
         for it in relatives
         if it.happened_at is not None and it.kind in _OF_RELATIVES
     ]
-    if row["available_at"] > row["created_at"] and not attempts:
-        found.append(_Moment(row["available_at"], "Due"))
+    if row["available_at"] > row["created_at"] and not attempts and wait is None:
+        was_parked = any(it.kind != "step" for it in steps)
+        found.append(_Moment(row["available_at"], "Woken" if was_parked else "Due"))
     for one in attempts:
         kind = "bad" if one.retry_at is None else "warn"
         ended = f"Attempt {one.number}: {one.status.replace('_', ' ')}"
-        found.append(_Moment(one.locked_at, f"Attempt {one.number} began", by=one.handled_by))
+        found.append(
+            _Moment(one.locked_at, _begun(steps, one.number, one.locked_at), by=one.handled_by)
+        )
         found.append(_Moment(one.ended_at, ended, kind, one.handled_by))
         if one.retry_at is not None:
             found.append(_Moment(max(one.retry_at, one.ended_at), "Due again"))
+    found += _of_steps(steps, wait)
     if row["locked_at"] not in {None, *(one.locked_at for one in attempts)}:
-        text = f"Attempt {row['attempts']} began"
+        text = _begun(steps, row["attempts"], row["locked_at"])
         found.append(_Moment(row["locked_at"], text, by=row["worker"]))
     if row["lock_expires_at"] is not None:
         found.append(_Moment(row["lock_expires_at"], "The lock expires, unless extended", "warn"))
@@ -130,6 +154,24 @@ def _timeline(
         found.append(_Moment(ended_at, text, kind, row["worker"]))
     # The sort is stable: moments at the same instant keep the order above.
     return sorted(found, key=lambda it: it.at)
+
+
+def _begun(steps: Sequence[RecordedStep], number: int, locked_at: datetime) -> str:
+    # Of an attempt that was parked, only the last call is known.
+    is_first = all(it.attempt != number or it.created_at > locked_at for it in steps)
+    return f"Attempt {number} {'began' if is_first else 'went on'}"
+
+
+def _of_steps(steps: Sequence[RecordedStep], wait: ParkedMessage | None) -> Iterator[_Moment]:
+    """What a message has recorded, and what it waits for."""
+    for it in steps:
+        text = f"{_KINDS[it.kind]} {it.name!r}: {it.state.replace('_', ' ')}"
+        kind = {"failed": "bad", "timed_out": "warn"}.get(it.state, "good")
+        yield _Moment(it.created_at, text, kind, f"attempt {it.attempt}")
+    if wait is not None:
+        yield _Moment(wait.since, f"Parked in {wait.name!r}", "warn")
+        if wait.until is not None:
+            yield _Moment(wait.until, "Goes on at the latest")
 
 
 @section.page("/messages/{id:id}/payload", "message_payload")
@@ -173,10 +215,10 @@ _simple(
 )  # fmt: skip
 
 
-async def _cancelled(view: View, statement: str, verb: str) -> Response:
+async def _cancelled(view: View, statement: str, verb: str, *args: Any) -> Response:
     """Cancel a message, or show why it cannot be cancelled."""
     id_ = _id(view)
-    if await view.change("message.cancel", id_, statement, id_, view.actor):
+    if await view.change("message.cancel", id_, statement, id_, *args, view.actor):
         return view.back(f"{verb} message {id_}.")
     why = obstacle(id_, await Archive(view.database).find(id_)) or "try again"
     return view.back(error=f"Message {id_} was not {verb.lower()}: {why}.")
@@ -190,7 +232,7 @@ async def cancel(view: View) -> Response:
 
 @section.action("/message/stop", "stop_message")
 async def stop(view: View) -> Response:
-    """Cancel a message that a worker handles."""
+    """Cancel a message also if a worker handles it, and perhaps what it has published."""
     id_ = _id(view)
     if not view.is_confirmed:
         return view.confirm(
@@ -201,8 +243,9 @@ async def stop(view: View) -> Response:
             ],
             button="Stop",
             fields={"id": id_},
+            choices={"children": "with what it has published by steps, all the way down"},
         )
-    return await _cancelled(view, statements.STOP, "Stopped")
+    return await _cancelled(view, statements.STOP, "Stopped", view.form.get("children") == "yes")
 
 
 @section.action("/message/amend", "amend_message")
@@ -257,10 +300,14 @@ async def release(view: View) -> Response:
 
 @section.action("/message/retry", "retry_message")
 async def retry(view: View) -> Response:
-    """Retry a dead message, once."""
-    id_ = _id(view)
-    async with view.acting("dead.retry", id_) as act:
-        again = await act.value(sql.DEAD_RETRY, [id_])
+    """Retry a dead message, once; with a step, without that one and those after it."""
+    id_, step = _id(view), view.form.get("step")
+    details = {} if step is None else {"from": step}
+    async with view.acting("dead.retry", id_, **details) as act:
+        if step is None:
+            again = await act.value(sql.DEAD_RETRY, [id_])
+        else:
+            again = await act.value(sql.DEAD_RETRY_FROM, id_, step)
         act.note(**{"as": again})
     if again is None:
         return view.back(error=f"Message {id_} was not retried: it is gone, or retried already.")
