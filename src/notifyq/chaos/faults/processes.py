@@ -50,11 +50,11 @@ from public.chaos_effect as e
 
 
 class StepsKill(WorkerKill):
-    """SIGKILL of workers whose handlers record steps, sleep, and wait for signals."""
+    """SIGKILL of workers whose handlers record steps, sleep, and wait for signals and children."""
 
     name = "steps-kill"
     mix = {"steps": 4, "quick": 1}
-    rate = 40
+    rate = 20
 
     async def inject(self, rig: Rig) -> None:
         async with rig.connection() as connection:
@@ -271,6 +271,16 @@ class ServerImmediate(BackendKill):
             await rig.server.stop(immediate=True)
             await rig.pause(0.0, 0.5)
             await rig.server.start()
+
+
+class StepsCrash(StepsKill):
+    """The handlers of steps-kill, while workers, backends and the server are killed in turn."""
+
+    name = "steps-crash"
+    between = BackendKill.between
+
+    async def strike(self, rig: Rig) -> None:
+        await rig.random.choice([WorkerKill, BackendKill, ServerImmediate])().strike(rig)
 
 
 class Failover(Fault):
