@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import asyncpg
-
 from chaos.clients import Client, Lock
 from notifyq.chaos.history import digest
 from support.database import value
 
 _RECORDED = "select * from notifyq.recorded_steps($1, $2)"
-_RECORD = "select notifyq.record_step($1, $2, $3, $4, child_id => $4::text::bigint)"
+_RECORD = """
+select state from notifyq.record_step($1, $2, $3, to_jsonb($4::bigint), child_id => $4)
+"""
 _NOW = timedelta(0)
 
 
@@ -39,20 +39,18 @@ class Call:
             await (self._child() if is_child else self._parent(self._lock.message["key"]))
         except EndedError:
             return False
-        except asyncpg.PostgresError:
-            return await self._client.retry(self._lock)
         return await self._client.finish(self._lock)
 
     async def _parent(self, key: str) -> None:
         if "charge" not in self._recorded:
             call = self._client.begin("step", id=self._lock.id, step="charge")
-            await self._session.execute(_RECORD, *self._held, "charge", None)
+            await self._session.execute(_RECORD, *self._held, "charge", 1)
             call.ok()
             raise EndedError
         if "child" not in self._recorded:
             await self._publish({"key": f"{key} child", "parent": self._lock.id, "name": key})
             raise EndedError
-        await self._wait("nap", "sleep($1, $2, $3, delay => '1 ms')")
+        await self._nap()
         await self._receive("first", [f"{key} go"])
         await self._receive("second", [f"{key} go"])
         await self._receive("all", [key])
@@ -62,6 +60,8 @@ class Call:
         await self._wait("end", "await_end($1, $2, $3, $4)", [self._recorded["child"]])
 
     async def _child(self) -> None:
+        if "nap" in self._recorded:
+            return
         name, parent = self._lock.message["name"], self._lock.message["parent"]
         signals = (
             ("first", f"{name} go", parent),
@@ -72,6 +72,11 @@ class Call:
             call = self._client.begin("signal", name=signal, to=to, payload=payload)
             await value(self._session, "signal", name=signal, payload=payload, id=to)
             call.ok()
+        # The parent, which is older, is claimed before: it waits for the end when that comes.
+        await self._nap()
+
+    async def _nap(self) -> None:
+        await self._wait("nap", "sleep($1, $2, $3, delay => '1 ms')")
 
     async def _publish(self, child: dict[str, Any]) -> None:
         call = self._client.begin(
