@@ -363,11 +363,10 @@ class _Checker(_Evidence):
             if len(found) > 1:
                 self._add("I11", f"wait {step!r} of message {id_} received {len(found)} signals")
         for sent in self.by_op["signal"]:
-            number = len(self.takers.get(_signal(sent), ()))
-            if sent.fields["to"] is not None and number > 1:
-                self._add(
-                    "I11", f"signal {_signal(sent)} to one message was received {number} times"
-                )
+            to, number = sent.fields["to"], len(self.takers.get(_signal(sent), ()))
+            if to is not None and number > 1:
+                name = sent.fields["name"]
+                self._add("I11", f"{number} waits received signal {name!r} to message {to}")
 
     def missed(self) -> None:
         """I11: a wait that is called after a signal was sent receives it, or another one."""

@@ -274,13 +274,13 @@ class ServerImmediate(BackendKill):
 
 
 class StepsCrash(StepsKill):
-    """The handlers of steps-kill, while workers, backends and the server are killed in turn."""
+    """The handlers of steps-kill; each time a worker, a backend and the server are killed."""
 
     name = "steps-crash"
-    between = BackendKill.between
 
     async def strike(self, rig: Rig) -> None:
-        await rig.random.choice([WorkerKill, BackendKill, ServerImmediate])().strike(rig)
+        for kind in rig.random.sample([WorkerKill, BackendKill, ServerImmediate], 3):
+            await kind().strike(rig)
 
 
 class Failover(Fault):
