@@ -155,10 +155,11 @@ class Stage:
         self.name += 1
         self.step, self.timeout = "wait", "null"
         [self.id] = await publish(self.admin, 1)
-        await publish(self.admin, 2, "child")
-        children = await rows(self.admin, "claim", queues=["child"], quantity=2)
-        self.children = [row["id"] for row in children]
-        self.tokens = [row["lock_token"] for row in children]
+        if "ends" in self.wait:
+            await publish(self.admin, 2, "child")
+            children = await rows(self.admin, "claim", queues=["child"], quantity=2)
+            self.children = [row["id"] for row in children]
+            self.tokens = [row["lock_token"] for row in children]
         await self.claim(self.admin)
         if race.before == "locked":
             return
