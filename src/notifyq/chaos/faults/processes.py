@@ -277,6 +277,7 @@ class StepsCrash(StepsKill):
     """The handlers of steps-kill; each time a worker, a backend and the server are killed."""
 
     name = "steps-crash"
+    between = BackendKill.between
 
     async def strike(self, rig: Rig) -> None:
         for kind in rig.random.sample([WorkerKill, BackendKill, ServerImmediate], 3):
