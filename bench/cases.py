@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .limits import measure_queue_limits
 from .processes import run_pgbench
 from .results import NOTIFYQ, percentiles
+from .steps import measure_steps
 from .streams import (
     has_streams,
     measure_stream_held,
@@ -235,5 +236,6 @@ CASES = {
         Case("stream-held", measure_stream_held, has_streams),
         Case("ceiling", measure_ceiling, lambda system: system.name == LIMIT),
         Case("limits", measure_queue_limits, lambda system: system.name == NOTIFYQ),
+        Case("steps", measure_steps, lambda system: system.name == NOTIFYQ),
     )
 }

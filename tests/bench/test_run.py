@@ -47,7 +47,7 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
     kept: list[Results] = []
     streams = ["stream-publish", "stream-read", "stream-idle", "stream-held"]
     cases, systems = choose(
-        ["publish", "drain", "steady", "idle", "held", *streams, "ceiling", "limits"],
+        ["publish", "drain", "steady", "idle", "held", *streams, "ceiling", "limits", "steps"],
         ["notifyq", "limit"],
     )
     results = await run(
@@ -61,7 +61,7 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
     assert not results.not_run
     assert not results.not_measured()
     assert kept == [results]
-    assert steps[-1] == "12 of 12: round 1 of 1, limits: notifyq"
+    assert steps[-1] == "13 of 13: round 1 of 1, steps: notifyq"
     assert {sample.case for sample in results.samples} == {case.name for case in cases}
     assert {sample.system for sample in results.samples if sample.case == "publish"} == {
         "notifyq", "notifyq publish()", "bare INSERT",
@@ -75,6 +75,7 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
         "1500 keys, 2 sessions",
     }
     assert all(sample.values["server_cpu"] > 0 for sample in limits)
+    assert len({it.system for it in results.samples if it.case == "steps"}) == 4
     for sample in results.samples:
         assert "left" not in sample.values, f"{sample} has messages that were not handled"
         assert sample.values.get("rate", 1) > 0

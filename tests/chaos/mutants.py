@@ -225,6 +225,92 @@ MUTANTS = (
         (Edit("maintenance/maintain.sql", "\n      and m.lock_expires_at <= v_now", ""),),
     ),
     Mutant(
+        "a handler does not learn what is recorded", "steps", "I10",
+        (
+            Edit(
+                "durable/steps.sql",
+                "left join notifyq.step as s on s.message_id = m.id",
+                "left join notifyq.step as s on false",
+            ),
+        ),
+    ),
+    Mutant(
+        "a child is published without its record", "steps", "I10",
+        (
+            Edit(
+                "durable/steps.sql",
+                "child_id := child_id;\n    perform notifyq.add_step(v_step);",
+                "child_id := child_id;\n"
+                "    if child_id is null then perform notifyq.add_step(v_step); end if;",
+            ),
+        ),
+    ),
+    Mutant(
+        "a wait does not record what it received", "steps", "I11",
+        (
+            Edit(
+                "durable/signals.sql",
+                "set state = wait_for_signal.state,\n    attempt = v_message.attempts,",
+                "set attempt = v_message.attempts,",
+            ),
+        ),
+    ),
+    Mutant(
+        "a signal wakes without a row", "steps", "I11",
+        (
+            Edit(
+                "durable/signals.sql",
+                "perform notifyq.mark_durable(signal.id);",
+                "delete from notifyq.signal as s where s.message_id = signal.id;",
+            ),
+        ),
+    ),
+    Mutant(
+        "a signal to a message stays for its next wait", "steps", "I11",
+        (
+            Edit(
+                "durable/signals.sql",
+                "where s.id = v_signal.id and s.message_id is not null",
+                "where false",
+            ),
+        ),
+    ),
+    Mutant(
+        "a deadline counts although the signal is there", "steps", "I11",
+        (
+            Edit(
+                "durable/signals.sql",
+                "  if v_signal.id is not null then\n    state := 'received';",
+                "  if v_signal.id is not null and v_step.due_at > clock_timestamp() then\n"
+                "    state := 'received';",
+            ),
+        ),
+    ),
+    Mutant(
+        "parking uses an attempt", "steps", "I6",
+        (
+            Edit(
+                "durable/park.sql",
+                "attempts = greatest(m.attempts, 1) - 1,",
+                "attempts = m.attempts,",
+            ),
+        ),
+    ),
+    Mutant(
+        "nothing parked is woken", "steps", "I9",
+        (
+            Edit(
+                "durable/park.sql",
+                "      and m.parked_at is not null\n    returning m.id",
+                "      and false\n    returning m.id",
+            ),
+        ),
+    ),
+    Mutant(
+        "the end of a child wakes nobody", "steps", "I9",
+        (Edit("durable/ends.sql", "if v_pending = 0 then", "if false then"),),
+    ),
+    Mutant(
         "a finish always returns true", "zombies", "false_acknowledgement",
         (
             Edit(

@@ -12,14 +12,17 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from chaos.clients import LONG, MAX_ATTEMPTS, SHORT, Client, Listener, Lock, Stage
+from chaos.durable import Call
 from chaos.mutants import GATE
-from support.database import until
+from support.database import rows, until
 
 Schedule: TypeAlias = "Callable[[Stage], Awaitable[None]]"
 
 _PUBLISHERS, _WORKERS = 2, 4
 _MESSAGES = 30
 """That each publisher publishes."""
+_CALLS = 40
+"""Of a handler with steps and its child; 20 are enough."""
 _MAINTENANCE_EVERY = 0.01
 """Seconds."""
 
@@ -146,9 +149,27 @@ async def old_transaction(stage: Stage) -> None:
         await old.finish(lock)
 
 
+async def steps(stage: Stage) -> None:
+    """A parent waits for signals and the end of its child; each new step kills its worker."""
+    worker = await stage.client("worker")
+    await stage.set_attempts(_CALLS)
+    await worker.publish()
+    for _ in range(_CALLS):
+        await worker.reap()
+        if not await rows(worker.session, "message_list"):
+            break
+        locks = await worker.claim(SHORT)
+        for lock in locks:
+            worker.execute(lock)
+            if not await Call(worker, lock).run():
+                await worker.outlive(lock)
+        if not locks:
+            await worker.dawdle()
+
+
 SCHEDULES: tuple[Schedule, ...] = (
     storm, zombies, finish_while_reaping, two_claimers, notifications_only, late_commit, poison,
-    old_transaction,
+    old_transaction, steps,
 )  # fmt: skip
 
 

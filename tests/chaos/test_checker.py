@@ -45,10 +45,12 @@ class Script:
         answer: dict[str, Any] = {"id": id_} if end == "ok" else {}
         self("publish", end, key=key or f"k{id_}", queue="q", digest=f"d{id_}", **answer)
 
-    def claim(self, token: int, at: int, until: int, *, id_: int = 1, by: str = "w") -> None:
+    def claim(
+        self, token: int, at: int, until: int, *, id_: int = 1, by: str = "w", attempts: int = 1
+    ) -> None:
         """Claim one message, locked from one second to another."""
         message = {
-            "id": id_, "lock_token": token, "attempts": 1,
+            "id": id_, "lock_token": token, "attempts": attempts,
             "locked_at": instant(at), "lock_expires_at": instant(until),
         }  # fmt: skip
         self("claim", messages=[message], by=by)
@@ -188,12 +190,53 @@ def execute(**fields: Any) -> Step:
     return lambda s: s.execute(1, **fields)
 
 
+def again(attempts: int) -> Step:
+    """Message 1 is released, and claimed as this attempt."""
+    released = settle("release", held=True)
+    return then(one, released, lambda s: s.claim(3, 20, 30, attempts=attempts))
+
+
+def charge(end: str | None = "ok") -> Step:
+    return lambda s: s("step", end, id=1, step="charge")
+
+
+def signal(end: str | None = "ok", to: int | None = None, payload: str = "p") -> Step:
+    return lambda s: s("signal", end, name="go", to=to, payload=payload)
+
+
+def wait(name: str = "wait", **found: Any) -> Step:
+    """A wait of message 1 parks it, or has found this."""
+    end, answer = ("fail", found) if found else ("ok", {"held": True})
+    lock: dict[str, Any] = {"id": 1, "lock_token": 1, "step": name, "signals": ["go"]}
+    return lambda s: s("release", end, **lock | answer)
+
+
+def child(number: int) -> Step:
+    """Message 1 has published a child without an answer; so many are found."""
+
+    def steps(s: Script) -> None:
+        one(s)
+        for _ in range(2):
+            s("publish", "unknown", key="k2", queue="q", digest="d2", parent=1)
+        for id_ in range(2, 2 + number):
+            s.claim(1, 0, 10, id_=id_)
+
+    return steps
+
+
+RECEIVED: dict[str, Any] = {"received": ["go", "p"]}
 one = claim(1, 0)
 UNKNOWN_CLAIM: Step = lambda s: s("claim", None)  # noqa: E731
 EXTENDED = settle("extend", held=True, lock_expires_at=instant(20))
 LAST = final(row(3))
 BOTH = final(row(), live=(row(status=None, state="locked"),))
+PARKED = final(row(), live=(row(1, id_=2, status=None, state="scheduled", is_parked=True),))
 WAITING = final(row(), live=(row(0, id_=2, status=None, state="waiting"),))
+ONE = final(row())
+CHILDREN = [
+    final(row(), *(row(id_=id_, key="k2", digest="d2") for id_ in range(2, 2 + number)))
+    for number in range(3)
+]
 CASES: dict[str, tuple[Step, Final, str]] = {
     "in both tables": (one, BOTH, "I1 unusable"),
     "two archived rows": (one, final(row(), row(status="lock_expired")), "I2"),
@@ -242,6 +285,36 @@ CASES: dict[str, tuple[Step, Final, str]] = {
     "it lost its key and changed": (one, final(row(key=None, digest="another")), "I7"),
     "a failed drain": (
         then(lambda s: s.publish(2), one, lambda s: s("drain", "fail")), WAITING, "I9 unusable",
+    ),
+    "parked after a failed drain": (
+        then(lambda s: s.publish(2), one, lambda s: s("drain", "fail")), PARKED, "I9 unusable",
+    ),
+    "a release uses no attempt": (again(1), LAST, ""),
+    "a release uses an attempt": (again(2), LAST, "I6"),
+    "a step again that is not recorded": (then(one, charge(None), charge()), ONE, ""),
+    "a step again that is recorded": (then(one, charge(), charge(None)), ONE, "I10"),
+    "a child without an answer": (child(1), CHILDREN[1], ""),
+    "two children of one step": (child(2), CHILDREN[2], "I10"),
+    "a wait misses a signal": (then(one, signal(), wait()), ONE, "I11"),
+    "a wait comes before a signal": (then(one, wait(), signal()), ONE, ""),
+    "a signal was perhaps not sent": (then(one, signal("unknown"), wait()), ONE, ""),
+    "a signal to another message": (then(one, signal(to=2), wait()), ONE, ""),
+    "a signal to it": (then(one, signal(to=1), wait()), ONE, "I11"),
+    "a signal to it that another wait has": (
+        then(one, signal(to=1), wait("other", **RECEIVED), wait()), ONE, "",
+    ),
+    "a signal was there at the deadline": (
+        then(one, signal(), wait(timed_out=True)), ONE, "I11",
+    ),
+    "a signal after the deadline": (then(one, signal(), wait(timed_out=False)), ONE, ""),
+    "a signal to it that two waits have": (
+        then(one, signal(to=1), wait("other", **RECEIVED), wait(**RECEIVED)), ONE, "I11",
+    ),
+    "a signal to all that two waits have": (
+        then(one, signal(), wait("other", **RECEIVED), wait(**RECEIVED)), ONE, "",
+    ),
+    "a wait that has two signals": (
+        then(one, wait(**RECEIVED), wait(received=["go", "q"])), ONE, "I11",
     ),
 }  # fmt: skip
 for op in ("release", "retry", "finish"):

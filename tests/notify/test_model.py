@@ -1,4 +1,4 @@
-"""The protocol of notifications, proved: spin visits all states of the models; every mutant fails.
+"""Notifications and wake-ups, proved: spin visits all states of the models; every mutant fails.
 
 It needs Debian's packages spin and gcc. With NOTIFYQ_REQUIRE_SPIN=1, as in .ci/run, it is an error
 that they are missing.
@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import pytest
 
-HERE = Path(__file__).parent
+MODELS = {path.stem: path for path in Path(__file__).parents[1].glob("*/*.pml")}
 NEEDED = ("spin", "gcc")
 MISSING = [program for program in NEEDED if not shutil.which(program)]
 if MISSING and os.environ.get("NOTIFYQ_REQUIRE_SPIN") == "1":
@@ -27,7 +27,7 @@ if MISSING and os.environ.get("NOTIFYQ_REQUIRE_SPIN") == "1":
 pytestmark = [
     pytest.mark.skipif(
         bool(MISSING),
-        reason=f"THE PROOF OF THE NOTIFICATIONS IS SKIPPED: install {' and '.join(NEEDED)}",
+        reason=f"THE PROOF OF THE WAKE-UPS IS SKIPPED: install {' and '.join(NEEDED)}",
     ),
     # The first test waits for the searches of all of them.
     pytest.mark.timeout(600),
@@ -44,10 +44,16 @@ PROTOCOLS = [
     "wake_slots SLOTS=2 MESSAGES=2",
     "wake_slots SLOTS=1 MESSAGES=1 WORKERS=4",
     "wake_slots SLOTS=1 MESSAGES=1 CRASH",
+    "wake_up KILLS=3 WAKES=2",
+    "wake_up MESSAGES=2 WAKES=0",
+    "wake_up WAITS=2",
+    "wake_up WAITS=2 TO_ONE",
 ]
 
 LOST = r"assertion violated .*waiting==0"
 HELD = r"assertion violated +!\(\(holder=="
+PARKED = r"assertion violated \(state\["
+TWICE = r"assertion violated \((receipts|received)\["
 ALL_ASLEEP = r"assertion violated .*asleep==0\)\|\|\(slot"
 
 MUTANTS = {
@@ -78,6 +84,16 @@ MUTANTS = {
     "wake_slots SLOTS=1 MESSAGES=2 SLOT_AFTER_POLL": LOST,
     "wake_slots SLOTS=1 MESSAGES=2 CLEAR_AFTER_SLOT": ALL_ASLEEP,
     "wake_slots SLOTS=1 MESSAGES=1 CRASH NO_POLL": ALL_ASLEEP,
+    "wake_up KILLS=0 WAKES=0 NO_ROW": PARKED,
+    "wake_up NO_RECORD": TWICE,
+    "wake_up TO_ONE NO_RECORD": PARKED,
+    "wake_up KILLS=0 WAKES=0 NO_CHECK_OF_SIGNALS": PARKED,
+    "wake_up KILLS=0 WAKES=0 NO_CHECK_OF_WAITS": PARKED,
+    "wake_up WAKES=0 CHECK_FORGOTTEN": PARKED,
+    "wake_up KILLS=0 NOT_NEW_AGAIN": PARKED,
+    "wake_up WAKES=0 PARK_BEFORE_WAIT": PARKED,
+    "wake_up ATTEMPT_COUNTED": r"assertion violated \(attempts\[",
+    "wake_up WAITS=2 TO_ONE NO_DELETE": TWICE,
 }
 
 
@@ -97,7 +113,7 @@ def verify(run: str, folder: Path) -> Search:
     """Search all states of a run, which is a model's name and what is defined for it."""
     model, *defines = run.split()
     folder.mkdir()
-    _call(folder, "spin", *(f"-D{define}" for define in defines), "-a", HERE / f"{model}.pml")
+    _call(folder, "spin", *(f"-D{define}" for define in defines), "-a", MODELS[model])
     # No warnings about generated code; -O2 takes longer to compile than it saves.
     _call(
         folder, "gcc", "-O1", "-w", "-DSAFETY", f"-DMEMLIM={MOST_MEGABYTES}", "-o", "pan", "pan.c"
@@ -148,9 +164,9 @@ def test_every_mutant_breaks_a_guarantee(searches: Searches, run: str) -> None:
     assert re.search(MUTANTS[run], search.text), search.text
 
 
-@pytest.mark.parametrize("model", ["suppression", "wake_slots"])
+@pytest.mark.parametrize("model", MODELS)
 def test_every_mutant_of_a_model_is_run(model: str) -> None:
-    text = (HERE / f"{model}.pml").read_text(encoding="utf-8")
+    text = MODELS[model].read_text(encoding="utf-8")
     known = set(re.findall(r"(?:#ifn?def |defined\()([A-Z_]+)", text))
     used = {word.partition("=")[0] for run in (*PROTOCOLS, *MUTANTS) for word in run.split()[1:]}
-    assert known - used <= {"PUBLISHERS", "WORKERS", "MESSAGES", "CAP", "SLOTS", "FEWER"}
+    assert known - used <= {"PUBLISHERS", "WORKERS", "MESSAGES", "CAP", "SLOTS", "FEWER", "WAITS"}

@@ -30,7 +30,7 @@ class Violation:
     """An invariant that does not hold, or `unusable`: the history proves nothing."""
 
     invariant: str
-    """I1 to I9, lost, unexpected, false_acknowledgement or unusable."""
+    """I1 to I11, lost, unexpected, false_acknowledgement or unusable."""
     message: str
 
 
@@ -80,6 +80,9 @@ def check(ops: Iterable[Op], final: Final) -> CheckResult:
     checker.locks()
     checker.fences()
     checker.attempts()
+    checker.steps()
+    checker.signals()
+    checker.missed()
     checker.payloads()
     checker.watchers()
     checker.deadlines()
@@ -174,6 +177,16 @@ class _Evidence:
             and step.began < second.seen
             for step in self.by_op["clock"]
         )
+
+    @cached_property
+    def takers(self) -> dict[tuple[str, str], set[tuple[int, str]]]:
+        """The waits that received each signal."""
+        found: defaultdict[tuple[str, str], set[tuple[int, str]]] = defaultdict(set)
+        for call in self.by_op["release"]:
+            if call.fields.get("signals") and "received" in call.fields:
+                name, payload = call.fields["received"]
+                found[name, payload].add(_wait(call))
+        return dict(found)
 
     @cached_property
     def _expiries(self) -> dict[tuple[int, int], datetime]:
@@ -315,6 +328,61 @@ class _Checker(_Evidence):
                     f"message {row.id} was claimed {used[row.id]} times and counts {counted} "
                     f"attempts, but queue {row.queue} allows {most}",
                 )
+        for call in self.held("release"):
+            id_, token = _lock(call)
+            attempts = {grant.token: grant.attempts for grant in self.grants.get(id_, ())}
+            # A release and a claim: nothing else has changed the token in between.
+            if attempts.get(token + 2, 0) > attempts.get(token, _NEVER):
+                self._add("I6", f"message {id_} used an attempt by its release under token {token}")
+
+    def steps(self) -> None:
+        """I10: a recorded step is not executed again, and its child is published once."""
+        recorded: dict[tuple[int, str], float] = {}
+        for call in self.by_op["step"]:
+            id_, step = key = call.fields["id"], call.fields["step"]
+            if call.began > recorded.get(key, _NEVER):
+                self._add("I10", f"step {step!r} of message {id_} was recorded and executed again")
+            if call.outcome == "ok" and call.ended is not None:
+                recorded[key] = min(call.ended, recorded.get(key, _NEVER))
+        parents = {
+            call.fields["key"]: call.fields["parent"]
+            for call in self.by_op["publish"]
+            if "parent" in call.fields
+        }
+        for child, number in Counter(row.key for row in self._rows if row.key in parents).items():
+            if number > 1:
+                self._add("I10", f"message {parents[child]} has published {number} times {child}")
+
+    def signals(self) -> None:
+        """I11: a wait receives one signal, and a signal to one message reaches one wait."""
+        received: defaultdict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
+        for signal, takers in self.takers.items():
+            for wait in takers:
+                received[wait].add(signal)
+        for (id_, step), found in received.items():
+            if len(found) > 1:
+                self._add("I11", f"wait {step!r} of message {id_} received {len(found)} signals")
+        for sent in self.by_op["signal"]:
+            to, number = sent.fields["to"], len(self.takers.get(_signal(sent), ()))
+            if to is not None and number > 1:
+                name = sent.fields["name"]
+                self._add("I11", f"{number} waits received signal {name!r} to message {to}")
+
+    def missed(self) -> None:
+        """I11: a wait that is called after a signal was sent receives it, or another one."""
+        waits: defaultdict[str, list[Call]] = defaultdict(list)
+        for call in self.by_op["release"]:
+            if call.outcome == "ok" or call.fields.get("timed_out"):
+                for name in call.fields.get("signals", ()):
+                    waits[name].append(call)
+        for sent in self.by_op["signal"]:
+            name, to = sent.fields["name"], sent.fields["to"]
+            takers = self.takers.get(_signal(sent), set())
+            for call in waits[name] if sent.outcome == "ok" else ():
+                is_there = to is None or (call.fields["id"] == to and takers <= {_wait(call)})
+                if is_there and (_NEVER if sent.ended is None else sent.ended) < call.began:
+                    id_, step = _wait(call)
+                    self._add("I11", f"wait {step!r} of message {id_} missed signal {name!r}")
 
     def payloads(self) -> None:
         """I7."""
@@ -358,6 +426,8 @@ class _Checker(_Evidence):
             for row in self._final.live:
                 if row.state == "waiting":
                     self._add("I9", f"message {row.id} waits, but no worker claims it")
+                if row.is_parked:
+                    self._add("I9", f"message {row.id} is parked, and nothing wakes it")
 
     def usability(self) -> None:
         """Whether the history could have shown a violation."""
@@ -391,6 +461,14 @@ def _may_have_held(call: Call) -> bool:
 
 def _lock(call: Call) -> tuple[int, int]:
     return call.fields["id"], call.fields["lock_token"]
+
+
+def _wait(call: Call) -> tuple[int, str]:
+    return call.fields["id"], call.fields["step"]
+
+
+def _signal(call: Call) -> tuple[str, str]:
+    return call.fields["name"], call.fields["payload"]
 
 
 def _grant(message: dict[str, Any], call: Call) -> _Grant:

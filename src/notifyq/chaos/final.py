@@ -15,7 +15,10 @@ from notifyq.database import statements as sql
 from notifyq.models.message import decode
 
 # Read from the tables: a function that hid a row from clients would hide it from the checker too.
-_LIVE = "select id, queue, lock_token, attempts, message, state from messages.message"
+_LIVE = """
+select id, queue, lock_token, attempts, message, state, parked_at is not null as is_parked
+from messages.message
+"""
 _ARCHIVED = """
 select id, queue, lock_token, attempts, message, status, cancelled_by is not null as is_cancelled
 from messages.message_archive
@@ -40,6 +43,7 @@ class Row:
     state: str | None = None
     """Its state while it is live; None in the archive."""
     is_cancelled: bool = False
+    is_parked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,13 @@ from notifyq.config import WorkerSettings
 from notifyq.database.pool import Database
 from notifyq.durable.control import Parked
 from notifyq.durable.steps import Steps
+from notifyq.errors import SignalTimeoutError
 from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.retries import Reject
 from notifyq.handlers.signature import Transaction
 from notifyq.models.message import Message
 from notifyq.models.outcome import Committed, Failed, Outcome, Released, Suspended
+from notifyq.queues.results import Handle
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted, log_events
 from notifyq.worker.fetch import Claims
 from notifyq.worker.settle import Answer, Settler
@@ -171,29 +174,96 @@ def block(payload: dict[str, Any], message: Message) -> None:
 
 @app.handler("steps", **_policy)
 async def stepped(payload: dict[str, Any], message: Message, steps: Steps) -> None:
-    """Write a row in a step, sleep, and wait for a signal that another step has sent."""
+    """Write a row, publish a child, sleep, and wait for signals of the child and for its end."""
+    key = payload["key"]
+    waits: list[tuple[str, list[str], float | None]] = [
+        ("first", [f"{key} go"], None),
+        ("second", [f"{key} go"], None),
+        ("all", [key], None),
+        ("any", [f"{key} no", f"{key} yes"], 1),
+    ]
     with app.executing(payload, message) as seconds:
-        await steps.transaction("write", _write, payload["key"])
-        await _parking(message, steps.sleep("nap", seconds))
-        await steps.run("send", app.signal, payload["key"])
-        await _parking(message, steps.wait_for("answer", signal=payload["key"], timeout=60))
+        await _once(message, "write", steps.transaction, _write, key)
+        child = await _published(payload, message, steps)
+        await _parking(steps, "nap", steps.sleep("nap", seconds))
+        for wait, signals, timeout in waits:
+            with contextlib.suppress(SignalTimeoutError):
+                waiting = steps.wait_for(wait, signal=signals, timeout=timeout)
+                await _parking(steps, wait, waiting, signals)
+        await _parking(steps, "end", steps.result("end", child))
+
+
+@app.handler("child", **_policy)
+async def signalling(payload: dict[str, Any], message: Message, steps: Steps) -> None:
+    """Send two signals to the parent alone, and one to all; for every other parent one more."""
+    key = payload["parent_key"]
+    with app.executing(payload, message) as seconds:
+        await asyncio.sleep(seconds)
+        for step in ("send", "send again"):
+            await _once(message, step, steps.run, _send, f"{key} go", payload["parent"])
+        await _once(message, "send to all", steps.run, _send, key)
+        if payload["milliseconds"] % 2:
+            await _once(message, "send any", steps.run, _send, f"{key} yes")
 
 
 async def _write(tx: Transaction, key: str) -> None:
     await tx.execute("insert into public.chaos_effect (key) values ($1)", key)
 
 
-async def _parking(message: Message, waiting: Awaitable[Any]) -> None:
-    """Record that the lock is given back where the message is parked."""
+async def _send(name: str, to: int | None = None) -> None:
+    """Send a signal with a payload of its own."""
+    payload = uuid.uuid4().hex
+    call = app.history.invoke("signal", name=name, to=to, payload=payload)
+    call.ok(woken=await app.results.signal(name, payload, to))
+
+
+async def _once(
+    message: Message, step: str, do: Callable[..., Awaitable[Any]], function: Any, *args: Any
+) -> None:
+    """Do a step; record each execution, and once it is recorded, its end."""
+    executions = []
+
+    async def execute(*given: Any) -> None:
+        executions.append(app.history.invoke("step", id=message.id, step=step))
+        await function(*given)
+
+    await do(step, execute, *args)
+    for execution in executions:
+        execution.ok()
+
+
+async def _published(payload: dict[str, Any], message: Message, steps: Steps) -> Handle[Any]:
+    """Publish the child; record it unless that was done before."""
+    key = payload["key"]
+    child = payload | {"key": f"{key} child", "parent": message.id, "parent_key": key}
+    if steps.done("child"):
+        return await steps.publish("child", "child", child)
     call = app.history.invoke(
-        "release", id=message.id, lock_token=message.lock_token, status="released"
+        "publish", key=child["key"], queue="child", digest=digest(child), parent=message.id
     )
+    published = await steps.publish("child", "child", child)
+    call.ok(id=int(published))
+    return published
+
+
+async def _parking(
+    steps: Steps, step: str, waiting: Awaitable[Any], signals: Sequence[str] = ()
+) -> None:
+    """Record that the lock is given back where the message is parked, else what has come."""
+    is_new, message = not steps.done(step), steps.message
+    call = app.history.invoke(
+        "release", id=message.id, lock_token=message.lock_token, status="released",
+        step=step, signals=signals,
+    )  # fmt: skip
     try:
-        await waiting
+        received = await waiting
     except Parked:
         call.ok(held=True)
+        raise
+    except SignalTimeoutError:
+        call.fail(error="no signal came in time", timed_out=is_new)
         raise
     except BaseException as error:
         call.unknown(error=repr(error))
         raise
-    call.fail(error="it goes on")
+    call.fail(error="it goes on", received=received)

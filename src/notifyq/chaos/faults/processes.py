@@ -50,11 +50,11 @@ from public.chaos_effect as e
 
 
 class StepsKill(WorkerKill):
-    """SIGKILL of workers whose handlers record steps, sleep, and wait for signals."""
+    """SIGKILL of workers whose handlers record steps, sleep, and wait for signals and children."""
 
     name = "steps-kill"
     mix = {"steps": 4, "quick": 1}
-    rate = 40
+    rate = 20
 
     async def inject(self, rig: Rig) -> None:
         async with rig.connection() as connection:
@@ -271,6 +271,17 @@ class ServerImmediate(BackendKill):
             await rig.server.stop(immediate=True)
             await rig.pause(0.0, 0.5)
             await rig.server.start()
+
+
+class StepsCrash(StepsKill):
+    """The handlers of steps-kill; each time a worker, a backend and the server are killed."""
+
+    name = "steps-crash"
+    between = BackendKill.between
+
+    async def strike(self, rig: Rig) -> None:
+        for kind in rig.random.sample([WorkerKill, BackendKill, ServerImmediate], 3):
+            await kind().strike(rig)
 
 
 class Failover(Fault):
