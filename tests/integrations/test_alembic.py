@@ -96,6 +96,18 @@ def test_a_revision_installs_the_schema(
     assert installed(empty_database) == INSTALLED
 
 
+def test_a_revision_upgrades_the_schema(config: Config, tmp_path: Path, database: str) -> None:
+    """Here from the newest version: functions are replaced, and what is lost comes back."""
+    (tmp_path / "notifyq.sql").write_text(schema.script(INSTALLED[0]))
+    engine = sa.create_engine(url(database, "psycopg"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("drop function messages.version()"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    engine.dispose()
+    assert installed(database) == INSTALLED
+
+
 async def test_a_revision_runs_on_an_async_engine(
     config: Config, tmp_path: Path, empty_database: str
 ) -> None:

@@ -256,6 +256,6 @@ async def test_the_lifespan_runs_another_one_inside(app: App) -> None:
     assert order == [(web, []), "closed"]
 
 
-def test_an_application_without_the_lifespan_says_so() -> None:
+def test_an_application_without_the_lifespan_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"lifespan=notifyq\.contrib\.starlette"):
         starlette.get_app(HTTPConnection({"type": "http"}))

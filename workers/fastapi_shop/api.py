@@ -49,7 +49,7 @@ Session = Annotated[AsyncSession, Depends(transaction, scope="function")]
 
 
 @web.post("/orders", status_code=202)
-async def place(order: Order, session: Session) -> dict[str, int]:
+async def store(order: Order, session: Session) -> dict[str, int]:
     """Store an order; its message exists if the order does."""
     await session.execute(text("insert into orders values (:name)"), {"name": order.customer})
     return {"message": await within.publish(session, pack, order)}

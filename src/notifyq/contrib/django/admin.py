@@ -17,15 +17,19 @@ class _ReadOnly(admin.ModelAdmin):
     """A page that changes nothing, of the database that has the messages."""
 
     def get_queryset(self, request: Any) -> Any:
+        """Read from the database that NOTIFYQ names."""
         return super().get_queryset(request).using(alias())
 
     def has_add_permission(self, request: Any) -> bool:
+        """Allow nobody to add a row."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Allow nobody to change a row."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        """Allow nobody to delete a row."""
         return False
 
 
@@ -38,21 +42,26 @@ class QueueAdmin(_ReadOnly):
     search_fields = ("name",)
 
     def waiting(self, queue: Any) -> int:
+        """Count the messages that can be claimed."""
         return int(queue.info["waiting"])
 
     def scheduled(self, queue: Any) -> int:
+        """Count the messages that are not due yet."""
         return int(queue.info["scheduled"])
 
     def locked(self, queue: Any) -> int:
+        """Count the messages that a worker handles."""
         return int(queue.info["locked"])
 
     @admin.display(description="waiting since")
     def oldest(self, queue: Any) -> str | None:
+        """Return when the oldest one that waits became available."""
         found: str | None = queue.info["oldest_waiting_at"]
         return found
 
     @admin.display(boolean=True)
     def paused(self, queue: Any) -> bool:
+        """Return whether it hands out nothing."""
         return bool(queue.info["paused"])
 
 
@@ -67,13 +76,16 @@ class DeadMessageAdmin(_ReadOnly):
 
     @admin.display(description="details")
     def reason(self, message: Any) -> str:
+        """Return the first line of the error."""
         return (message.details or "").partition("\n")[0][:200]
 
     def has_retry_permission(self, request: Any) -> bool:
+        """Return whether the user may publish dead messages again."""
         return bool(request.user.has_perm("notifyq.retry_deadmessage"))
 
     @admin.action(description="Publish selected messages again", permissions=["retry"])
     def retry(self, request: Any, queryset: Any) -> None:
+        """Publish dead messages again, each once, and note it in the audit."""
         ids = list(queryset.values_list("id", flat=True))
         try:
             with transaction.atomic(using=alias()):

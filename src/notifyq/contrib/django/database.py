@@ -55,7 +55,7 @@ def fetch(statement: str, *args: Any) -> list[Any]:
     """Run a statement on Django's connection, in its transaction; return rows by column."""
     order = [int(number) - 1 for number in re.findall(r"\$(\d+)", statement)]
     with connection().cursor() as cursor:
-        cursor.execute(re.sub(r"\$\d+", "%s", statement), [args[place] for place in order])
+        cursor.execute(re.sub(r"\$\d+", "%s", statement), [args[index] for index in order])
         names = [column[0] for column in cursor.description]
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
     return [dict(zip(names, row, strict=True)) for row in rows]
