@@ -89,7 +89,7 @@ def test_each_version_of_the_schema_has_a_migration() -> None:
 @pytest.mark.timeout(120)
 def test_the_tests_of_the_sample_pass(manage: Manage) -> None:
     """They run in the test database that Django makes, each in a transaction."""
-    assert "Ran 4 tests" in manage("test", "--noinput")
+    assert "Ran 5 tests" in manage("test", "--noinput")
 
 
 def test_every_command_runs_on_the_database_of_django(manage: Manage, migrated: str) -> None:

@@ -1,6 +1,6 @@
 """How to test a Django project that publishes messages: each test is rolled back."""
 
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import TestCase
 
@@ -49,10 +49,22 @@ class AdminTest(TestCase):
         self.assertNotContains(page, "_save")
         self.assertEqual(self.client.get("/admin/notifyq/schedule/").status_code, 200)
 
+    def test_only_a_user_with_the_permission_may_retry(self) -> None:
+        viewer = User.objects.create_user("bob", is_staff=True)
+        viewer.user_permissions.add(Permission.objects.get(codename="view_deadmessage"))
+        self.client.force_login(viewer)
+        action = {"action": "retry", "_selected_action": [self.dead]}
+        page = self.client.post("/admin/notifyq/deadmessage/", action, follow=True)
+        self.assertContains(page, "no such customer")
+        self.assertEqual(Queue.objects.get(name="cleanup").info["waiting"], 0)
+
     def test_a_dead_message_is_published_again_once(self) -> None:
         action = {"action": "retry", "_selected_action": [self.dead]}
         page = self.client.post("/admin/notifyq/deadmessage/", action, follow=True)
         self.assertContains(page, "1 published again")
+        with connection.cursor() as cursor:
+            cursor.execute("select actor, action, subject from messages.audit_list()")
+            self.assertEqual(cursor.fetchone(), ("ada", "dead.retry", str(self.dead)))
         self.assertEqual(Queue.objects.get(name="cleanup").info["waiting"], 1)
         page = self.client.post("/admin/notifyq/deadmessage/", action, follow=True)
         self.assertContains(page, "0 published again, 1 were retried before")
