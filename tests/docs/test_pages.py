@@ -63,7 +63,7 @@ def test_the_readme_is_short_and_has_both_commands() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_a_message_is_always_called_a_message(page: Path) -> None:
     text = prose(page)
-    if page.parent.name == "coming-from" or page.stem == "commands":
+    if page.parent.name == "coming-from" or page.stem in {"commands", "django"}:
         # Others' names for it, where they are names.
         text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
     found = re.findall(

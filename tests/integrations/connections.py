@@ -6,13 +6,24 @@ from contextlib import ExitStack
 from typing import Any
 
 import psycopg
-from django import setup  # type: ignore[import-untyped]  # Django has no types
-from django.conf import settings  # type: ignore[import-untyped]
-from django.db import connections  # type: ignore[import-untyped]
+from django import setup
+from django.conf import settings
+from django.db import connections
 from psycopg.rows import dict_row
 from sqlalchemy.engine import make_url
 
-settings.configure(USE_TZ=True)
+settings.configure(
+    USE_TZ=True,
+    INSTALLED_APPS=["notifyq.contrib.django"],
+    NOTIFYQ={"DATABASE": "other"},
+    TASKS={
+        "default": {
+            "BACKEND": "notifyq.contrib.django.tasks.NotifyqBackend",
+            "QUEUES": ["default", "mail"],
+            "OPTIONS": {"max_attempts": 2, "backoff": 60},
+        }
+    },
+)
 setup()
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
-from django.db import connections  # type: ignore[import-untyped]  # Django has no types
+from django.db import connections
 
 from integrations.connections import django
 from notifyq import App, Event, MessageFailedError, Steps

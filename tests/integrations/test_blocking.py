@@ -8,8 +8,8 @@ from typing import Any, assert_type
 
 import psycopg
 import pytest
-from django.db.transaction import atomic, set_rollback  # type: ignore[import-untyped]
-from django.db.utils import InternalError  # type: ignore[import-untyped]  # Django has no types
+from django.db.transaction import atomic, set_rollback
+from django.db.utils import InternalError
 from sqlalchemy.exc import DBAPIError
 
 from integrations.connections import Watcher, django

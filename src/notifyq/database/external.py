@@ -150,7 +150,7 @@ class _Django(_Sync):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        from django.db.transaction import atomic  # type: ignore[import-untyped]  # it has no types
+        from django.db.transaction import atomic
 
         with atomic(using=self._connection.alias):
             yield

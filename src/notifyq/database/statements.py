@@ -204,6 +204,7 @@ where a.status <> 'success' and not ($2::boolean and (
   exists (select from notifyq.message_relatives(id => a.id) as r where r.kind = 'retried_as')
   or (a.subscriber is not null and a.event_id is null)))
 """
+AUDIT = "select notifyq.note_audit($1, $2, $3, $4::jsonb, $5, id => $6)"
 DEAD_DELETE = "select messages.dead_delete(variadic ids => $1::bigint[])"
 REDRIVE_IDS = "select unnest(notifyq.redrive_ids($1, $2::messages.message_status, $3, $4, $5, $6))"
 REDRIVE = "select messages.redrive($1, $2::messages.message_status, $3, $4, $5, $6)"

@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from notifyq.database.pool import Database, InTransaction
+from notifyq.database.statements import AUDIT
 from notifyq.models.message import readable
 from notifyq.operations.masks import Masks, redacted
-from notifyq.operations.monitor.statements import AUDIT, AUDIT_LIST, MAY_AUDIT
+from notifyq.operations.monitor.statements import AUDIT_LIST, MAY_AUDIT
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection

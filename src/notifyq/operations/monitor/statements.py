@@ -13,7 +13,6 @@ ACTIVITY: Final = "select * from messages.activity(most => $1)"
 CRON_ENTRIES: Final = "select * from messages.cron_entries()"
 LAGS: Final = "select * from notifyq.subscription_lags(most => $1)"
 HEALTH: Final = "select * from messages.health()"
-AUDIT: Final = "select notifyq.note_audit($1, $2, $3, $4::jsonb, $5, id => $6)"
 MAY_AUDIT: Final = """
 select coalesce(has_function_privilege(
   to_regprocedure('notifyq.note_audit(text, text, text, jsonb, text, bigint)'), 'execute'), false)

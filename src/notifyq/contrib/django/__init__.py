@@ -1,0 +1,1 @@
+"""A Django app: the schema by `migrate`, `manage.py notifyq`, Django's tasks, and admin pages."""

@@ -1,0 +1,1 @@
+"""Migrations: one for each version of the schema."""
