@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notifyq.errors import NotifyqError
 
@@ -27,6 +27,8 @@ from .workspace import LOST, Measured, Sent, Sizes, Workspace, latencies, one_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    import asyncpg
 
     from .system import System
 
@@ -79,19 +81,25 @@ async def _published(
                 workspace.connect() as connection,
             ):
                 for load in chosen:
-                    measured = await _measured(workspace, sizes, load, beside)
-                    measured.values["backlog"] = await workspace.left(connection)
-                    yield measured
+                    yield await _measured(workspace, sizes, load, beside, connection)
                     await workspace.drained(connection, workers, sizes.patience)
 
 
-async def _measured(workspace: Workspace, sizes: Sizes, load: _Load, beside: str) -> Measured:
+async def _measured(
+    workspace: Workspace,
+    sizes: Sizes,
+    load: _Load,
+    beside: str,
+    connection: asyncpg.Connection[Any] | None = None,
+) -> Measured:
     before = await workspace.host.used()
     done = await run_pgbench(
         workspace.dsn, f"{load.script};", clients=load.clients, seconds=sizes.seconds
     )
+    # At once: the workers drain it.
+    backlog = {"backlog": await workspace.left(connection)} if connection else {}
     used = await workspace.host.per_message(before, done.transactions * load.messages)
-    values = {"rate": done.rate * load.messages, **used}
+    values = {"rate": done.rate * load.messages, **used, **backlog}
     return Measured(f"{load.variant}, {beside}", load.name, values)
 
 
@@ -263,8 +271,10 @@ async def measure_steady(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Me
     if lost := sum(n not in workers.begun for n in sent):
         used["left"] = lost
     for moment, found in latencies(workers, sent):
-        values = percentiles(found) | used
-        yield Measured(f"{sizes.rate}/s, {moment}", workspace.system.name, values, found)
+        yield Measured(
+            f"{sizes.rate}/s, {moment}", workspace.system.name, percentiles(found) | used, found
+        )
+        used = {}  # once for both
 
 
 async def measure_idle(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:

@@ -19,7 +19,7 @@ from bench.server import Host, private
 from bench.system import Statements
 from bench.systems import NotifyQ, every
 from bench.workspace import LOST, Sent, Sizes, Workspace, latencies
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, NotifyqError
 from support.database import session
 
 TINY = replace(
@@ -144,6 +144,23 @@ async def test_a_drain_ends_with_the_last_commit() -> None:
             ended, left = await workspace.drained(connection, Workers(), 10)
             assert left == 0
             assert ended == await connection.fetchval("select pg_xact_commit_timestamp($1)", xid)
+
+
+async def test_a_load_that_commits_nothing_runs_again_and_then_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs = [f"number of transactions actually processed: {n}\ntps = {n}.0" for n in (0, 7, 0, 0)]
+    lengths: list[str] = []
+
+    async def call(command: Command, timeout: None) -> str:
+        lengths.append(command.arguments[command.arguments.index("-T") + 1])
+        return outputs.pop(0)
+
+    monkeypatch.setattr("bench.processes.call", call)
+    found = await run_pgbench("postgresql://me@host/db", "select 1;", clients=64, seconds=1)
+    assert (found.transactions, lengths) == (7, ["1", "6"])
+    with pytest.raises(NotifyqError, match=r"^pgbench has committed nothing$"):
+        await run_pgbench("postgresql://me@host/db", "select 1;", clients=64, seconds=1)
 
 
 def test_a_handler_may_begin_before_its_publisher_has_the_reply() -> None:
