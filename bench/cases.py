@@ -66,12 +66,12 @@ async def _published(
     for load in loads:
         await workspace.clear()
         yield await _measured(workspace, sizes, load, "alone")
-    most = [load for load in loads if load.clients == max(clients)]
     for processes in sizes.beside:
-        chosen = loads if processes == sizes.beside[0] else most
+        is_first = processes == sizes.beside[0]
+        chosen = [load for load in loads if is_first or load.clients == max(clients)]
         beside = f"{processes} worker{'s' * (processes > 1)}"
         if workspace.system.processes == 0:
-            for load in most:  # what these publishers would reach without a queue
+            for load in chosen:  # what these publishers reach without a queue
                 await workspace.clear()
                 yield await _measured(workspace, sizes, load, beside)
         elif processes <= workspace.system.processes:
