@@ -107,7 +107,7 @@ def _draw_case(results: Results, case: str, name: str, folder: Path) -> Path | N
     axes.margins(x=0.1, y=0.01)
     label = f"{metric.label}, {metric.unit}"
     drawn_values = [value for values in bars.values() for value in values if value]
-    if max(drawn_values) > _FAR * min(drawn_values):
+    if max(drawn_values) > _FAR * min(drawn_values) > 0:
         axes.set_xscale("log")  # peers differ by factors of a hundred
         label += " (log scale)"
     axes.set_xlabel(label)

@@ -97,7 +97,7 @@ async def _drained(
         for each in connections:
             await connection.fetchval(_PUBLISH, _QUEUE, _QUANTITY, keys)
             await _claim_and_finish(each)
-        await connection.fetchval(_PUBLISH, _QUEUE, sizes.backlog, keys, timeout=60)
+        await connection.fetchval(_PUBLISH, _QUEUE, sizes.limited, keys, timeout=60)
         processes = [await each.fetchval("select pg_backend_pid()") for each in connections]
         cpu, before, begun = on_cpu(processes), await workspace.host.used(), time.monotonic()
         done = sum(await asyncio.gather(*map(_drain, connections)))
@@ -110,7 +110,7 @@ async def _drained(
     values.pop("server_cpu", None)
     if cpu is not None and ended is not None:
         values["server_cpu"] = (ended - cpu) / max(done, 1)
-    if left := sizes.backlog - done:
+    if left := sizes.limited - done:
         values["left"] = left
     sessions = "1 session" if len(connections) == 1 else f"{len(connections)} sessions"
     return Measured(f"{keys} keys, {sessions}", limit.name, values)

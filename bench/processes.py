@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TIE = Tie.thread if sys.platform == "linux" else Tie.pipe
 _LAST_LINES = 5
+_LONGER = 5.0
+"""Seconds that pgbench has more if it has committed nothing."""
 _GRACE = 3.0
 """Seconds that a process has after a signal."""
 
@@ -174,21 +176,32 @@ async def run_pgbench(
     transactions: int | None = None,
     protocol: str = "prepared",
 ) -> PgbenchResult:
-    """Run a script with so many clients, for a time or a total number of transactions."""
+    """Run a script with so many clients, for a time or a total number of transactions.
+
+    The time includes that of connecting: if nothing was committed in it, it runs again for longer.
+    """
     parts = urlsplit(dsn)
-    length = ["-T", f"{seconds:.0f}"] if seconds else ["-t", str((transactions or 1) // clients)]
     where = ["-h", parts.hostname or "", "-p", str(parts.port or 5432), "-U", parts.username or ""]
+    lengths = [["-t", str((transactions or 1) // clients)]]
+    if seconds:
+        lengths = [["-T", f"{each:.0f}"] for each in (seconds, seconds + _LONGER)]
     with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
         path = Path(folder) / "script.sql"
         path.write_text(script + "\n", encoding="utf-8")
-        threads = str(min(clients, 2))
-        load = ["-n", "-M", protocol, "-c", str(clients), "-j", threads, *length, "-f", str(path)]
-        command = Command(
-            [pgbench(), *where, *load, unquote(parts.path.lstrip("/"))],
-            Path(folder),
-            {"PGPASSWORD": unquote(parts.password or ""), "LC_ALL": "C"},
-        )
-        output = await call(command, timeout=None)
+        load = ["-n", "-M", protocol, "-c", str(clients), "-j", str(min(clients, 2))]
+        for length in lengths:
+            command = Command(
+                [pgbench(), *where, *load, *length, "-f", str(path), unquote(parts.path[1:])],
+                Path(folder),
+                {"PGPASSWORD": unquote(parts.password or ""), "LC_ALL": "C"},
+            )
+            result = _result(await call(command, timeout=None))
+            if result.transactions:
+                return result
+    raise NotifyqError("pgbench has committed nothing")
+
+
+def _result(output: str) -> PgbenchResult:
     number = re.search(r"^number of transactions actually processed: (\d+)", output, re.MULTILINE)
     rate = re.search(r"^tps = ([\d.]+)", output, re.MULTILINE)
     if not number:

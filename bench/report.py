@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from .cases import CASES
@@ -65,21 +66,36 @@ def _metrics(results: Results, case: str) -> list[str]:
 def _table(
     results: Results, case: str, title: str, heads: list[str], cells: list[tuple[str, str]]
 ) -> Table:
+    failed = results.failed(case)
     rows = [
         [system, *(cell(results, case, variant, system, metric) for variant, metric in cells)]
-        for system in results.names("system", case)
+        for system in dict.fromkeys([*results.names("system", case), *failed])
     ]
-    return Table(title, ["system", *heads], [row for row in rows if any(row[1:])])
+    for row in rows:
+        if count := failed.get(row[0]):
+            row[0] += f", failed in {count} of {results.options['rounds']} rounds"
+    if (baseline := _baseline(case)) != NOTIFYQ:
+        title += f", divided by {baseline}"
+    shown = [row for row in rows if any(row[1:]) or "failed" in row[0]]
+    return Table(title, ["system", *heads], shown)
+
+
+def _baseline(case: str) -> str:
+    return CASES[case].baseline if case in CASES else NOTIFYQ
 
 
 def cell(results: Results, case: str, variant: str, system: str, metric: str) -> str:
-    """Return the text of a median, with its ratio to notifyq's."""
-    value = results.median(case, variant, system, metric)
-    if value is None:
+    """Return the text of a median, the spread of its rounds, and its ratio to the baseline's."""
+    values = results.values(case, variant, system, metric)
+    if not values:
         return ""
-    ratio = results.ratio(case, variant, system, metric)
-    shown = number(METRICS[metric], value)
-    return shown if ratio is None or system == NOTIFYQ else f"{shown} ({ratio:.2f})"
+    shown = number(METRICS[metric], median(values))
+    if len(values) > 1:
+        least, most = (number(METRICS[metric], it(values)) for it in (min, max))
+        shown += f" [{least} to {most}]"
+    baseline = _baseline(case)
+    ratio = results.ratio(case, variant, system, metric, baseline)
+    return shown if ratio is None or system == baseline else f"{shown} ({ratio:.2f})"
 
 
 def number(metric: Metric, value: float) -> str:
@@ -96,6 +112,9 @@ def lists(results: Results) -> dict[str, list[str]]:
         "where a peer is better (divided by notifyq's)": list(_better(results)),
         "systems": [f"{name} {about}" for name, about in results.systems.items()],
         "not run": [f"{name}: {reason}" for name, reason in results.not_run.items()],
+        "failed": [
+            f"{it.system}, {it.case}, round {it.round + 1}: {it.reason}" for it in results.failures
+        ],
     }
     return {title: found for title, found in lines.items() if found}
 

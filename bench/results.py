@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
@@ -40,7 +41,12 @@ METRICS = {
     "p99": Metric("p99", "ms", 1000, is_headline=True),
     "server_cpu": Metric("server CPU", "µs/message", 1e6),
     "worker_cpu": Metric("worker CPU", "µs/message", 1e6),
+    "per_core": Metric(
+        "server and worker", "messages/core-second", larger_is_better=True, is_headline=True
+    ),
     "wal": Metric("WAL", "bytes/message"),
+    "archive": Metric("archive", "bytes/message"),
+    "backlog": Metric("backlog at the end", "messages"),
     "left": Metric("not handled", "messages"),
 }
 
@@ -56,7 +62,17 @@ class Sample:
     values: dict[str, float]
     """By the names of METRICS, in SI units."""
     latencies: list[float] = field(default_factory=list)
-    """Seconds from the publisher's commit to the handler's start, of each message."""
+    """Seconds from the publication to the handler's start, of each message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A system that did not complete a case in a round."""
+
+    case: str
+    system: str
+    round: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -73,8 +89,9 @@ class Results:
     systems: dict[str, str] = field(default_factory=dict)
     """Version and settings of each system, in a line."""
     not_run: dict[str, str] = field(default_factory=dict)
-    """Systems, or systems in a case, that were not measured, with the reason."""
+    """Systems that could not be prepared, with the reason."""
     samples: list[Sample] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""
@@ -90,30 +107,47 @@ class Results:
             if data.pop("format") != FORMAT:
                 raise NotifyqError(f"{path} has results of another version of notifyq bench")
             samples = [Sample(**sample) for sample in data.pop("samples")]
-            return cls(**data, samples=samples)
+            failures = [Failure(**failure) for failure in data.pop("failures", [])]
+            return cls(**data, samples=samples, failures=failures)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotifyqError(f"{path} has no results of notifyq bench") from error
 
-    def median(self, case: str, variant: str, system: str, metric: str) -> float | None:
-        """Return the median over the rounds, or None where nothing was measured."""
-        found = [
+    def values(self, case: str, variant: str, system: str, metric: str) -> list[float]:
+        """Return the values of the rounds, those that were measured."""
+        return [
             sample.values[metric]
             for sample in self.samples
             if (sample.case, sample.variant, sample.system) == (case, variant, system)
             and metric in sample.values
         ]
+
+    def median(self, case: str, variant: str, system: str, metric: str) -> float | None:
+        """Return the median over the rounds, or None where nothing was measured."""
+        found = self.values(case, variant, system, metric)
         return median(found) if found else None
 
-    def ratio(self, case: str, variant: str, system: str, metric: str) -> float | None:
-        """Return the system's median divided by notifyq's."""
+    def ratio(
+        self, case: str, variant: str, system: str, metric: str, baseline: str = NOTIFYQ
+    ) -> float | None:
+        """Return the system's median divided by that of the baseline, unless it is not positive."""
         theirs = self.median(case, variant, system, metric)
-        ours = self.median(case, variant, NOTIFYQ, metric)
-        return theirs / ours if theirs is not None and ours else None
+        ours = self.median(case, variant, baseline, metric)
+        return theirs / ours if theirs is not None and ours is not None and ours > 0 else None
+
+    def failed(self, case: str) -> dict[str, int]:
+        """Return in how many rounds a system did not complete a case."""
+        return Counter(failure.system for failure in self.failures if failure.case == case)
 
     def not_measured(self) -> list[str]:
-        """Return the cases of the run without a sample."""
-        measured = self.names("case")
-        return [case for case in self.options["cases"] if case not in measured]
+        """Return the cases without a sample, and systems that completed one in no round."""
+        found = []
+        for case in self.options["cases"]:
+            if not self.names("system", case):
+                found.append(case)
+                continue
+            failed, rounds = self.failed(case), self.options["rounds"]
+            found += [f"{case} of {it}" for it, count in failed.items() if count == rounds]
+        return found
 
     def names(self, attribute: str, case: str | None = None) -> list[str]:
         """Return the cases, variants or systems that have samples, in the order of appearance."""

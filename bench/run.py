@@ -16,7 +16,7 @@ from notifyq.errors import ConfigurationError, NotifyqError
 
 from . import machine
 from .cases import CASES, Case
-from .results import Results, Sample
+from .results import Failure, Results, Sample
 from .server import Host, private
 from .system import NotRunError, System
 from .systems import every
@@ -135,7 +135,9 @@ async def _measure(
                 sample = Sample(case=case.name, round=number, **asdict(measured))
                 results.samples.append(sample)
         except (NotifyqError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-            results.not_run[f"{name}, {case.name}, round {number + 1}"] = str(error)
+            # A timeout has no text.
+            reason = str(error) or type(error).__name__
+            results.failures.append(Failure(case.name, name, number, reason))
         if step + 1 == len(steps) or steps[step + 1][0] != number:
             keep(results)
 

@@ -31,6 +31,7 @@ SETTINGS = {
     "max_wal_size": "8GB",
     "checkpoint_timeout": "30min",
     "max_connections": "300",
+    "track_commit_timestamp": "on",  # the end of a drain is that of its last transaction
 }
 SHOWN = (*SETTINGS, "server_version", "commit_delay", "wal_level", "wal_sync_method", "jit")
 SLOW_FLUSH = {"commit_delay": "2000", "commit_siblings": "0"}
@@ -105,6 +106,10 @@ class Host:
         """Return what was used since `before`, divided by the messages."""
         after = await self.used(workers)
         return {name: (after[name] - before[name]) / messages for name in before if messages}
+
+    async def flush(self) -> None:
+        """Flush the WAL written so far, so that the next commit has only its own to flush."""
+        await self._admin.execute("select pg_logical_emit_message(true, 'notifyq bench', '')")
 
     async def settle(self) -> None:
         """Write a checkpoint, so that the writes of one measurement do not slow down the next."""

@@ -14,7 +14,7 @@ from notifyq.errors import NotifyqError
 
 from .processes import run_pgbench
 from .results import NOTIFYQ, percentiles
-from .workspace import LOST, Measured, Sizes, Workspace
+from .workspace import LOST, Measured, Sent, Sizes, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -280,7 +280,7 @@ async def _backlog_read(stream: Stream, sizes: Sizes, variant: str) -> Measured:
 
 
 async def measure_stream_idle(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:
-    """One event at a time: latency from the publisher's commit to the subscriber."""
+    """One event at a time: latency from the publication to the subscriber."""
     async with Stream.open(workspace, 1) as stream, stream.ticking(_QUICK_TICK):
         arrived: dict[int, float] = {}
         is_notified = asyncio.Event()
@@ -291,8 +291,10 @@ async def measure_stream_idle(workspace: Workspace, sizes: Sizes) -> AsyncIterat
         ):
             for n in range(-3, 0):  # the first ones do not count
                 await _one(stream, publisher, arrived, n)
-            latencies = [await _one(stream, publisher, arrived, n) for n in range(sizes.idle)]
-    yield Measured("idle", workspace.system.name, percentiles(latencies), latencies)
+            sent = [await _one(stream, publisher, arrived, n) for n in range(sizes.idle)]
+    for index, name in enumerate(Sent._fields):
+        found = [arrived.get(n, at[index] + LOST) - at[index] for n, at in enumerate(sent)]
+        yield Measured(f"from the {name}", workspace.system.name, percentiles(found), found)
 
 
 async def _arrivals(
@@ -319,16 +321,17 @@ async def _arrivals(
 
 async def _one(
     stream: Stream, publisher: asyncpg.Connection[Any], arrived: dict[int, float], n: int
-) -> float:
+) -> Sent:
     # Random, so that publications are not in step with polling.
     await asyncio.sleep(random.uniform(0.03, 0.13))  # noqa: S311  it protects nothing
+    call = time.monotonic()
     await publisher.fetchval(stream.text(stream.feed.publish, payload=f"'{{\"n\": {n}}}'::text"))
-    committed = time.monotonic()
+    sent = Sent(call, time.monotonic())
     while n not in arrived:
-        if time.monotonic() - committed > LOST:
-            return LOST
+        if time.monotonic() - sent.reply > LOST:
+            break
         await asyncio.sleep(0.0005)
-    return max(0.0, arrived[n] - committed)
+    return sent
 
 
 async def measure_stream_held(workspace: Workspace, sizes: Sizes) -> AsyncIterator[Measured]:

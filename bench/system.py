@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,20 +32,22 @@ class Statements:
     publish: dict[str, str]
     """By the name in the tables; publishes one message with the text @payload@."""
     bulk: str
-    """Publishes @n@ messages with the payload {} in one transaction."""
+    """Publishes @n@ messages with the text @payload@ in one transaction."""
     waiting: str
     """The FROM clause that gives a row for each message that is not finished."""
     tables: str
     """The tables to truncate to delete all messages."""
+    archive: str | None = None
+    """The table, which may have partitions, that keeps finished messages, if it has no others."""
 
     def one(self, payload: str, name: str | None = None) -> str:
         """Return the statement that publishes one message; `payload` is SQL of type text."""
         chosen = next(iter(self.publish.values())) if name is None else self.publish[name]
         return chosen.replace("@payload@", payload)
 
-    def many(self, number: int) -> str:
-        """Return the statement that publishes many."""
-        return self.bulk.replace("@n@", str(number))
+    def many(self, number: int, payload: str = "{}") -> str:
+        """Return the statement that publishes many; `payload` is JSON without a quote."""
+        return self.bulk.replace("@n@", str(number)).replace("@payload@", f"'{payload}'")
 
 
 class System(Protocol):
@@ -55,6 +58,10 @@ class System(Protocol):
     """Its settings and their reasons."""
     processes: int
     """The most worker processes that can share the work; 0 without a worker."""
+
+    @property
+    def by_default(self) -> System | None:
+        """The same with the default settings of its worker; None if it has none of its own."""
 
     async def install(self, cache: Path) -> str:
         """Install the software and return its version; raise NotRunError."""
@@ -77,6 +84,15 @@ class Peer:
         self._driver = driver
         self._mode = mode
         self._home = PEERS
+
+    @property
+    def by_default(self) -> System | None:
+        """The same driver, called without its settings; None for one that is a mode already."""
+        if self._mode:
+            return None
+        other = copy(self)
+        other._mode = ("default",)
+        return other
 
     async def install(self, cache: Path) -> str:
         """Create the environment, unless the cache has it from an earlier run."""

@@ -17,12 +17,14 @@ from .system import NodePeer, NotRunError, Peer, PythonPeer, Statements, System
 
 LIMIT = "limit"
 """The name of the system that measures the server without a queue."""
+BARE = "bare INSERT"
+"""The name of its insert in the tables."""
 CONCURRENCY = 500
 """Concurrent handlers of a notifyq worker, which is also the most messages of a claim."""
 
 _QUEUE = "select messages.create_queue('bench')"
 # The same table with the same indexes and no trigger.
-_BARE = """
+_COPY = """
 create schema bench;
 create table bench.message (like messages.message including all);
 """
@@ -38,6 +40,16 @@ class NotifyQ:
         "free handlers, and finishes are batched; publishers insert into messages.message"
     )
     processes = 64
+
+    def __init__(self, queues: tuple[str, ...] = (), *, is_tuned: bool = True) -> None:
+        self._queues = queues
+        """What its workers serve beside the queue `bench`."""
+        self._options = ["--concurrency", str(CONCURRENCY)] if is_tuned else []
+
+    @property
+    def by_default(self) -> System | None:
+        """`notifyq worker` without options that change its speed."""
+        return NotifyQ(self._queues, is_tuned=False)
 
     async def install(self, _cache: Path) -> str:
         """Nothing to do: it is this program."""
@@ -58,18 +70,23 @@ class NotifyQ:
                 "notifyq publish()": "select messages.publish('bench', (@payload@)::jsonb)",
             },
             bulk="select count(*) from messages.publish_many('bench', "
-            "array_fill('{}'::jsonb, array[@n@]))",
+            "array_fill((@payload@)::jsonb, array[@n@]))",
             waiting="messages.message",
             tables=_TABLES,
+            archive="messages.message_archive",
         )
 
     def commands(self, dsn: str, processes: int) -> list[Command]:
         """Return the command of the workers."""
         command = [sys.executable, "-m", "notifyq", "worker", "bench.notifyq_app:app"]
-        options = ["--concurrency", str(CONCURRENCY), "--grace", "1s", "--log-level", "warning"]
+        options = [*self._options, "--grace", "1s", "--log-level", "warning"]
         if processes > 1:
             options += ["--processes", str(processes)]
-        variables = {"NOTIFYQ_DSN": dsn, "PYTHONPATH": _search_path()}
+        variables = {
+            "NOTIFYQ_DSN": dsn,
+            "PYTHONPATH": _search_path(),
+            "BENCH_QUEUES": " ".join(self._queues),
+        }
         return [Command([*command, *options], _root(), variables)]
 
 
@@ -82,6 +99,7 @@ class Limit:
         "pgbench; claim and finish: notifyq's two functions, called by pgbench, without a worker"
     )
     processes = 0
+    by_default = None
 
     async def install(self, _cache: Path) -> str:
         """Nothing to do: it is notifyq's SQL."""
@@ -92,13 +110,13 @@ class Limit:
         await NotifyQ().prepare(dsn)
         connection = await asyncpg.connect(dsn)
         try:
-            await connection.execute(_BARE)
+            await connection.execute(_COPY)
         finally:
             await connection.close()
         columns = "insert into bench.message (queue, message)"
         return Statements(
-            publish={"bare INSERT": f"{columns} values ('bench', (@payload@)::jsonb)"},
-            bulk=f"{columns} select 'bench', '{{}}' from generate_series(1, @n@)",
+            publish={BARE: f"{columns} values ('bench', (@payload@)::jsonb)"},
+            bulk=f"{columns} select 'bench', (@payload@)::jsonb from generate_series(1, @n@)",
             waiting="messages.message",
             tables=f"{_TABLES}, bench.message",
         )
@@ -112,6 +130,7 @@ class PgQ(Peer):
     """PgQ, an extension of the server: a stream without a lock for each message."""
 
     processes = 1  # a subscriber has one reader; cooperative readers need another extension
+    by_default = None  # the reader is ours
 
     async def install(self, _cache: Path) -> str:
         """Nothing to do: `prepare` finds out whether the server has the extension."""

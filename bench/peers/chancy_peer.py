@@ -15,7 +15,11 @@ from chancy import Chancy, Queue, Worker
 
 sys.path.insert(0, str(Path(__file__).parent))
 DSN = os.environ["BENCH_DSN"]
-CONCURRENCY = 1000
+TUNED = (
+    {}
+    if "default" in sys.argv
+    else {"concurrency": 1000, "eager_polling": True, "polling_interval": 1}
+)
 # As the library makes them: the time comes first, so ids are in the order of publication.
 ID = (
     "(lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0') || '7' || "
@@ -30,7 +34,7 @@ INSERT = (
 )
 
 
-async def handle(n: int | None = None) -> None:
+async def handle(n: int | None = None, data: str = "") -> None:
     """Do nothing; print the start time of a message with a number."""
     begun = time.time()
     if n is not None:
@@ -45,21 +49,12 @@ def library() -> Chancy:
 
 
 async def prepare() -> dict[str, str]:
-    """Install the schema and declare the queue."""
+    """Install the schema."""
     async with library() as chancy:
         await chancy.migrate()
-        await chancy.declare(
-            Queue(
-                name="bench",
-                concurrency=CONCURRENCY,
-                executor=Chancy.Executor.Async,
-                eager_polling=True,
-                polling_interval=1,
-            )
-        )
     return {
         "publish": INSERT.format("@payload@", "1"),
-        "bulk": INSERT.format("'{}'", "@n@"),
+        "bulk": INSERT.format("@payload@", "@n@"),
         "waiting": "chancy_jobs where queue = 'bench' and state not in ('succeeded', 'failed')",
         "tables": "chancy_jobs",
     }
@@ -67,8 +62,11 @@ async def prepare() -> dict[str, str]:
 
 async def work() -> None:
     """Consume until the process is ended."""
-    async with library() as chancy, Worker(chancy) as worker:
-        await worker.wait_for_shutdown()
+    async with library() as chancy:
+        queue = Queue(name="bench", executor=Chancy.Executor.Async, **TUNED)
+        await chancy.declare(queue, upsert=True)
+        async with Worker(chancy) as worker:
+            await worker.wait_for_shutdown()
 
 
 if __name__ == "__main__":

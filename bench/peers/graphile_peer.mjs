@@ -1,5 +1,5 @@
 // Graphile Worker: `prepare` installs its schema and prints how to publish; `work` runs a worker,
-// `work batched` one with a local queue and completions in batches.
+// `work batched` one with a local queue and completions in batches, `work default` one without settings.
 import process from "node:process";
 import { performance } from "node:perf_hooks";
 import { Logger, makeWorkerUtils, run, WorkerPreset } from "graphile-worker";
@@ -15,7 +15,7 @@ async function prepare() {
   await utils.migrate();
   await utils.release();
   const spec = `json_populate_record(null::graphile_worker.job_spec,
-    '{"identifier": "bench", "payload": {}}')`.replace(/\s+/g, " ");
+    ('{"identifier": "bench", "payload": ' || @payload@ || '}')::json)`.replace(/\s+/g, " ");
   return {
     publish: "select graphile_worker.add_job('bench', @payload@::json)",
     bulk: `select count(*) from graphile_worker.add_jobs(array(select ${spec} from generate_series(1, @n@)))`,
@@ -24,17 +24,16 @@ async function prepare() {
   };
 }
 
-async function work(batched) {
+async function work(how) {
   const batching = { localQueue: { size: 500 }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };
   await run({
     preset: {
       extends: [WorkerPreset],
       worker: {
         connectionString,
-        concurrentJobs,
-        maxPoolSize: concurrentJobs + 2,
         logger,
-        ...(batched ? batching : {}),
+        ...(how === "default" ? {} : { concurrentJobs, maxPoolSize: concurrentJobs + 2 }),
+        ...(how === "batched" ? batching : {}),
       },
     },
     taskList: {
@@ -49,4 +48,4 @@ async function work(batched) {
 
 const [what, how] = process.argv.slice(2);
 if (what === "prepare") console.log(JSON.stringify(await prepare()));
-else await work(how === "batched");
+else await work(how);

@@ -6,6 +6,7 @@ import { insertJobs } from "./node_modules/pg-boss/dist/plans.js";
 
 const connectionString = process.env.BENCH_DSN;
 const batchSize = 2000;
+const isTuned = process.argv[3] !== "default";
 
 async function prepare() {
   const boss = new PgBoss({ connectionString, supervise: false, schedule: false });
@@ -22,7 +23,7 @@ async function prepare() {
   return {
     publish: insert("json_build_array(json_build_object('data', @payload@::json))", true),
     bulk: insert(
-      "(select json_agg(json_build_object('data', '{}'::json)) from generate_series(1, @n@))",
+      "(select json_agg(json_build_object('data', @payload@::json)) from generate_series(1, @n@))",
       false,
     ),
     waiting: "pgboss.job where name = 'bench' and state < 'completed'",
@@ -31,11 +32,11 @@ async function prepare() {
 }
 
 async function work() {
-  const boss = new PgBoss({ connectionString, useListenNotify: true, schedule: false });
+  const boss = new PgBoss({ connectionString, useListenNotify: isTuned, schedule: false });
   boss.on("error", console.error);
   await boss.start();
-  const options = { batchSize, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5 };
-  await boss.work("bench", options, async (batch) => {
+  const tuned = { batchSize, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5 };
+  await boss.work("bench", isTuned ? tuned : {}, async (batch) => {
     const begun = (performance.timeOrigin + performance.now()) / 1000;
     for (const { data } of batch) {
       if (data.n !== undefined) process.stdout.write(`BENCH ${process.pid} ${data.n} ${begun}\n`);

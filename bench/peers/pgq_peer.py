@@ -35,7 +35,7 @@ async def prepare() -> dict[str, str]:
     await connection.close()
     return {
         "publish": "select pgq.insert_event('bench', 'bench', @payload@)",
-        "bulk": "select count(pgq.insert_event('bench', 'bench', '{}')) "
+        "bulk": "select count(pgq.insert_event('bench', 'bench', @payload@)) "
         "from generate_series(1, @n@)",
         # Events that the subscriber's last finished tick does not see. Event ids do not help: a
         # tick has the snapshot, which excludes open transactions.

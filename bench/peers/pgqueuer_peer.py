@@ -17,6 +17,7 @@ from pgqueuer.db import AsyncpgDriver
 
 DSN = os.environ["BENCH_DSN"]
 BATCH = 500
+DEFAULT = "default" in sys.argv
 
 
 async def prepare() -> dict[str, str]:
@@ -27,7 +28,7 @@ async def prepare() -> dict[str, str]:
     await connection.close()
     return {
         "publish": filled(queries, "array[convert_to(@payload@, 'UTF8')]", "1"),
-        "bulk": filled(queries, "array_fill(convert_to('{}', 'UTF8'), array[@n@])", "@n@"),
+        "bulk": filled(queries, "array_fill(convert_to(@payload@, 'UTF8'), array[@n@])", "@n@"),
         "waiting": "pgqueuer",
         "tables": "pgqueuer, pgqueuer_log, pgqueuer_statistics",
     }
@@ -60,7 +61,7 @@ async def work() -> None:
         if (number := json.loads(job.payload).get("n")) is not None:
             print("BENCH", os.getpid(), number, begun, flush=True)
 
-    await queuer.run(batch_size=BATCH)
+    await queuer.run(**({} if DEFAULT else {"batch_size": BATCH}))
 
 
 if __name__ == "__main__":

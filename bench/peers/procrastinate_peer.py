@@ -13,13 +13,18 @@ from procrastinate import App, PsycopgConnector
 
 DSN = os.environ["BENCH_DSN"]
 CONCURRENCY = 20
-ROW = "row('bench', 'bench', 0, null, null, {}, null)::procrastinate_job_to_defer_v1"
+DEFAULT = "default" in sys.argv
+ROW = (
+    "row('bench', 'bench', 0, null, null, (@payload@)::jsonb, null)::procrastinate_job_to_defer_v1"
+)
 
-app = App(connector=PsycopgConnector(conninfo=DSN, max_size=CONCURRENCY + 2))
+app = App(
+    connector=PsycopgConnector(conninfo=DSN, **({} if DEFAULT else {"max_size": CONCURRENCY + 2}))
+)
 
 
 @app.task(name="bench", queue="bench")
-async def handle(n: int | None = None) -> None:
+async def handle(n: int | None = None, data: str = "") -> None:
     """Do nothing; print the start time of a message with a number."""
     begun = time.time()
     if n is not None:
@@ -30,12 +35,10 @@ async def prepare() -> dict[str, str]:
     """Install the schema."""
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
-    one = ROW.format("@payload@::jsonb")
-    many = f"array(select {ROW.format(chr(39) + '{}' + chr(39) + '::jsonb')} "
     return {
-        "publish": f"select procrastinate_defer_jobs_v1(array[{one}])",
-        "bulk": f"select cardinality(procrastinate_defer_jobs_v1({many}"
-        "from generate_series(1, @n@))))",
+        "publish": f"select procrastinate_defer_jobs_v1(array[{ROW}])",
+        "bulk": f"select cardinality(procrastinate_defer_jobs_v1("
+        f"array(select {ROW} from generate_series(1, @n@))))",
         "waiting": "procrastinate_jobs where status in ('todo', 'doing')",
         "tables": "procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers",
     }
@@ -44,9 +47,8 @@ async def prepare() -> dict[str, str]:
 async def work() -> None:
     """Consume until the process is ended."""
     async with app.open_async():
-        await app.run_worker_async(
-            queues=["bench"], concurrency=CONCURRENCY, delete_jobs="successful"
-        )
+        tuned = {} if DEFAULT else {"concurrency": CONCURRENCY, "delete_jobs": "successful"}
+        await app.run_worker_async(queues=["bench"], **tuned)
 
 
 if __name__ == "__main__":

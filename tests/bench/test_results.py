@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import charts, report
-from bench.results import METRICS, Results, Sample, percentile, percentiles
+from bench.results import METRICS, Failure, Results, Sample, percentile, percentiles
 from bench.system import NotRunError
 from bench.systems import PgQ
 from notifyq.cli import main as cli
@@ -34,6 +34,7 @@ def results() -> Results:
             for system, measured in rates.items()
             for round_, rate in enumerate(measured)
         ],
+        failures=[Failure("steady", "peer", 2, "no reply")],
     )
 
 
@@ -77,11 +78,14 @@ def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
         Results.read(path)
 
 
-def test_a_table_shows_medians_and_ratios(results: Results) -> None:
+def test_a_table_shows_medians_spread_and_ratios(results: Results) -> None:
     [table] = report.tables(results)
     assert table.title == "drain (1 process)"
     assert table.columns == ["system", "rate, messages/s", "WAL, bytes/message"]
-    assert table.rows == [["notifyq", "2,000", "100"], ["peer", "3,000 (1.50)", "100 (1.00)"]]
+    assert table.rows == [
+        ["notifyq", "2,000 [1,000 to 4,000]", "100 [100 to 100]"],
+        ["peer", "3,000 [500 to 5,000] (1.50)", "100 [100 to 100] (1.00)"],
+    ]
 
 
 def test_several_variants_make_a_table_for_each_metric(results: Results) -> None:
@@ -89,8 +93,44 @@ def test_several_variants_make_a_table_for_each_metric(results: Results) -> None
     rates, wal = report.tables(results)
     assert rates.title == "drain: rate, messages/s"
     assert rates.columns == ["system", "1 process", "2 processes"]
-    assert rates.rows == [["notifyq", "2,000", "8,000"], ["peer", "3,000 (1.50)", ""]]
-    assert wal.rows[0] == ["notifyq", "100", "100"]
+    assert rates.rows == [
+        ["notifyq", "2,000 [1,000 to 4,000]", "8,000"],
+        ["peer", "3,000 [500 to 5,000] (1.50)", ""],
+    ]
+    assert wal.rows[0] == ["notifyq", "100 [100 to 100]", "100"]
+
+
+def test_a_case_may_have_another_baseline(results: Results) -> None:
+    costs = {"bare INSERT": 0.0001, "notifyq": 0.0003}
+    results.samples = [
+        Sample("insert", "1 session", system, 0, {"server_cpu": cost})
+        for system, cost in costs.items()
+    ]
+    [table] = report.tables(results)
+    assert table.title == "insert (1 session), divided by bare INSERT"
+    assert table.rows == [["bare INSERT", "100"], ["notifyq", "300 (3.00)"]]
+
+
+def test_a_ratio_needs_a_positive_baseline(results: Results) -> None:
+    results.samples = [
+        Sample("idle", "from the reply", system, 0, {"p50": value})
+        for system, value in {"notifyq": -0.001, "peer": 0.002}.items()
+    ]
+    assert results.ratio("idle", "from the reply", "peer", "p50") is None
+    [table] = report.tables(results)
+    assert table.rows == [["notifyq", "-1"], ["peer", "2"]]
+
+
+def test_a_failed_system_has_a_row(results: Results) -> None:
+    results.options["cases"] = ["drain"]
+    results.failures = [Failure("drain", "other", n, "it has ended") for n in range(3)]
+    results.failures.append(Failure("drain", "peer", 1, "no reply"))
+    [table] = report.tables(results)
+    assert [row[0] for row in table.rows] == [
+        "notifyq", "peer, failed in 1 of 3 rounds", "other, failed in 3 of 3 rounds",
+    ]  # fmt: skip
+    assert report.lists(results)["failed"][0] == "other, drain, round 1: it has ended"
+    assert results.not_measured() == ["drain of other"]
 
 
 def test_the_lists_name_better_peers_and_what_was_not_run(results: Results) -> None:
@@ -124,7 +164,7 @@ def test_the_command_reports_from_the_file_alone(
     assert cli._invoke(["bench", "report", str(path)], debug=False) == 0
     output = capfd.readouterr().out
     assert "PostgreSQL 15.1 (fsync=on)" in output
-    assert "3,000 (1.50)" in output
+    assert "3,000 [500 to 5,000] (1.50)" in output
     assert "cannot be installed" in output
 
 
@@ -153,7 +193,7 @@ def test_a_run_without_a_result_is_an_error(
     assert cli._invoke(["bench", "--quick", *command], debug=False) == 1
     output = capfd.readouterr()
     assert "pgq: cannot be installed here" in output.out
-    assert 'not measured: drain; the list "not run" has the reasons' in output.err
+    assert 'not measured: drain; the lists "not run" and "failed" have the reasons' in output.err
 
 
 def test_rates_are_drawn(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def measure(
     _show(results, path)
     if missing := results.not_measured():
         raise NotifyqError(
-            f'not measured: {", ".join(missing)}; the list "not run" has the reasons'
+            f'not measured: {", ".join(missing)}; the lists "not run" and "failed" have the reasons'
         )
 
 
@@ -89,7 +89,7 @@ def _show(results: Any, file: Path) -> None:
     for table in report.tables(results):
         out.print(f"\n{table.title}")
         print_table(table.columns, table.rows, numbers=set(range(1, len(table.columns))))
-    out.print("\n(in brackets: divided by notifyq's; medians of the rounds)")
+    out.print("\n(medians of the rounds [least to most]; in parentheses: divided by notifyq's)")
     for title, lines in report.lists(results).items():
         out.print(f"\n{title}:")
         for line in lines:
