@@ -34,6 +34,7 @@ from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.retries import Reject, Retry
 from notifyq.models.message import Message
+from notifyq.telemetry.tracing import TRACEPARENT
 
 try:
     import httpx
@@ -48,7 +49,6 @@ _KEPT = 2.0
 """Seconds that an idle connection is kept: fewer than servers do, which may close it just when a
 request is sent."""
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 
@@ -246,7 +246,7 @@ class _Delivery:
         # Any publisher may write these.
         return {
             name: value
-            for name, form in (("traceparent", _TRACEPARENT), ("tracestate", _TRACESTATE))
+            for name, form in (("traceparent", TRACEPARENT), ("tracestate", _TRACESTATE))
             if isinstance(value := message.headers.get(name), str) and form.fullmatch(value)
         }
 
