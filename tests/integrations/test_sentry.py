@@ -96,7 +96,7 @@ async def test_what_is_rejected_is_no_event(
 async def test_an_event_of_a_stream_is_tagged_with_its_subscriber(
     app: App, events: Events, sent: list[dict[str, Any]]
 ) -> None:
-    @app.subscriber("s", "r", position="start")
+    @app.subscriber("s", "r", position="start", max_attempts=1)
     async def handle(_n: int) -> None:
         raise ValueError("no")
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
+
+from notifyq.models.message import ArchivedMessage, Message
+
+R = TypeVar("R", Message, ArchivedMessage)
 
 HIDDEN = "•••"
 """Shown instead of a value."""
@@ -98,6 +102,25 @@ class Masks:
 
 
 _ALL = Masks(all_payloads=True)
+
+
+def hide(row: R, masks: Masks) -> R:
+    """A message with the hidden parts of payload, headers, result and error replaced."""
+    if masks.are_none:
+        return row
+    changes: dict[str, Any] = {
+        "message": masks.text(row.message, indent=None),
+        "headers": masks.value(row.headers),
+        "details": redacted(row.details, masks, *documents_of(row)),
+    }
+    if isinstance(row, ArchivedMessage):
+        changes["result"] = masks.text(row.result, indent=None)
+    return replace(row, **changes)
+
+
+def documents_of(row: Message | ArchivedMessage) -> tuple[str, str]:
+    """The JSON texts of a message whose values an error may quote."""
+    return row.message, json.dumps(row.headers, default=str)
 
 
 def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | None:
