@@ -59,11 +59,16 @@ def _number(name: str, default: float) -> float:
 
 
 class Latencies:
-    """The latencies of the last 30 seconds; their memory does not grow with their number."""
+    """The latencies of the last 30 seconds; their memory does not grow with their number.
+
+    Counts leave one by one: a sample that merged 30 seconds would hold the handlers up while it
+    measures them.
+    """
 
     def __init__(self) -> None:
-        # Of each second, how many had so many milliseconds, to three significant digits.
+        # How many had so many milliseconds, to three significant digits: of each second, and in all.
         self._seconds: deque[tuple[int, Counter[float]]] = deque()
+        self._all: Counter[float] = Counter()
 
     def add(self, seconds: float, number: int = 1) -> None:
         """Add a latency that so many jobs had."""
@@ -71,26 +76,29 @@ class Latencies:
         if not self._seconds or self._seconds[-1][0] != now:
             self._seconds.append((now, Counter()))
             self._forget(now)
-        self._seconds[-1][1][float(f"{max(0.0, seconds) * 1000:.2e}")] += number
+        value = float(f"{max(0.0, seconds) * 1000:.2e}")
+        self._seconds[-1][1][value] += number
+        self._all[value] += number
 
     def percentiles(self) -> dict[str, float]:
         """Return p50, p95 and p99 in milliseconds; 0 where nothing happened."""
         self._forget(int(time.monotonic()))
-        merged: Counter[float] = Counter()
-        for _, second in self._seconds:
-            merged.update(second)
-        wanted = {f"p{percent}": merged.total() * percent / 100 for percent in (50, 95, 99)}
+        number = self._all.total()
+        wanted = {f"p{percent}": number * percent / 100 for percent in (50, 95, 99)}
         found, seen = dict.fromkeys(wanted, 0.0), 0
-        for value in sorted(merged):
+        for value in sorted(self._all):
             for name, rank in wanted.items():
                 if seen < rank:
                     found[name] = value
-            seen += merged[value]
+            seen += self._all[value]
         return found
 
     def _forget(self, now: int) -> None:
         while self._seconds and self._seconds[0][0] < now - _WINDOW:
-            self._seconds.popleft()
+            for value, number in self._seconds.popleft()[1].items():
+                self._all[value] -= number
+                if not self._all[value]:
+                    del self._all[value]
 
 
 class Adapter:

@@ -10,7 +10,15 @@ from starlette.responses import Response
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of
 from notifyq.operations.dashboard.view import View
 from notifyq.operations.masks import redacted
-from notifyq.operations.monitor import FREE, Act, Conditions, audited_conditions, clock, search, step
+from notifyq.operations.monitor import (
+    FREE,
+    Act,
+    Conditions,
+    audited_conditions,
+    clock,
+    search,
+    step,
+)
 
 _MOST_COUNTED = 10_000
 _STEP = 500
