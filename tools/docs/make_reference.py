@@ -49,7 +49,7 @@ the command line; a bare number counts seconds. Sizes are bytes, or `64kB`, `512
 | `NOTIFYQ_LISTEN_DSN`, `NOTIFYQ_LISTEN_DSN_FILE` | Address of the server itself for `LISTEN`, if the other one is that of a pooler. |
 | `NOTIFYQ_HOME` | Folder of the private server of `notifyq server`. |
 | `NOTIFYQ_PG_BIN` | Folder with the programs of PostgreSQL for the private server, `bench` and `chaos`. |
-| `NOTIFYQ_MASK` | Keys whose values the dashboard, `top`, `audit` and `dead watch` hide. |
+| `NOTIFYQ_MASK` | Keys whose values the dashboard, `top`, `audit`, `dead watch` and `mcp` hide. |
 | `NOTIFYQ_DASHBOARD_PASSWORD`, `NOTIFYQ_DASHBOARD_SECRET`, `NOTIFYQ_DASHBOARD_PROXY` | See [the dashboard](../operations/dashboard.md#access). |
 | `NOTIFYQ_HTTP`, `NOTIFYQ_HTTP_SECRET` | See [delivery by HTTP](../guides/http.md). |
 | `NOTIFYQ_DEAD_WEBHOOK`, `NOTIFYQ_DEAD_WEBHOOK_SECRET` | See [alerts](../guides/dead-messages.md#get-alerts). |

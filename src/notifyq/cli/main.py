@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "metrics": ("metrics", "Serve the metrics of the database for Prometheus."),
         "report": ("report", "Write a report on throughput, times and failures."),
         "audit": ("audit", "List changes and the people who made them."),
+        "mcp": ("mcp", "Serve queues and messages to an agent, over stdio."),
         "ping": ("ping", "Exit 0 if the server answers: for health checks."),
     },
     "Fix": {

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from notifyq.models.message import ArchivedMessage, Message
 
-R = TypeVar("R", Message, ArchivedMessage)
+R = TypeVar("R", bound=Message | ArchivedMessage)
 
 HIDDEN = "•••"
 """Shown instead of a value."""
@@ -22,6 +22,8 @@ _LITERAL = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_KIND = re.compile(r"[^\W\d][\w.]{0,199}:")
+"""The class of an error, before its text."""
 _SHORTEST = 3
 """Shorter hidden values are not searched in other texts: they would match everywhere."""
 
@@ -129,7 +131,8 @@ def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | No
         return text
     if any(it is None for it in documents):
         # The hidden values are unknown here: only the kind of the error is safe to show.
-        return f"{text.partition(':')[0][:200]}: {HIDDEN}"
+        kind = _KIND.match(text)
+        return HIDDEN if kind is None else f"{kind[0]} {HIDDEN}"
     hidden: set[str] = set()
     try:
         for document in documents:
