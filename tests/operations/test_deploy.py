@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from docs.pages import blocks
 from docs.test_examples import parse
 from notifyq.cli.arguments import with_dsn
 from notifyq.cli.options import duration
@@ -22,6 +23,7 @@ from notifyq.config import parse_size
 from support.database import ROOT, Connection
 
 DEPLOY = ROOT / "deploy"
+PAGE = ROOT / "docs/operations/kubernetes.md"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 PROGRAM = "/opt/shop/bin/notifyq"
 _SECONDS = re.compile(r"^TimeoutStopSec=(\d+)$", re.MULTILINE)
@@ -78,6 +80,21 @@ def test_kustomize_builds_them() -> None:
     assert images == {"registry.example/shop-worker:1"}
 
 
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_kustomize_builds_the_overlay_of_the_page(tmp_path: Path) -> None:
+    [block] = blocks(PAGE, "yaml")
+    (tmp_path / "kustomization.yaml").write_text(block.text)
+    shutil.copytree(DEPLOY / "kubernetes", tmp_path / "notifyq")
+    built = subprocess.run(
+        ["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True
+    ).stdout
+    found = {(it["kind"], it["metadata"]["name"]): it for it in yaml.safe_load_all(built)}
+    assert {it["metadata"]["namespace"] for it in found.values()} == {"shop"}
+    [worker] = found["Deployment", "notifyq-worker"]["spec"]["template"]["spec"]["containers"]
+    assert worker["image"] == "registry.example/shop-worker:2"
+    assert worker["args"][:2] == ["worker", "billing.work:app"]
+
+
 @pytest.mark.parametrize("container", containers(), ids=lambda it: it["name"])
 def test_the_arguments_of_a_container_exist(container: dict[str, Any]) -> None:
     parsed(container["args"])
@@ -109,7 +126,7 @@ def test_names_meet() -> None:
 
 
 def test_the_page_makes_each_secret() -> None:
-    page = (ROOT / "docs/operations/kubernetes.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     references = [
         it["valueFrom"]["secretKeyRef"] for container in containers() for it in container["env"]
     ]
