@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -105,7 +106,9 @@ async def test_the_defaults_in_the_help_are_those_of_the_database(
     await connection.execute(f"select messages.{create}('new')")
     row = await connection.fetchrow(f"select * from messages.{info}('new')")
     assert row is not None
-    read = {"duration": parse_duration, "number": int, "choice": str}
+    read: dict[str, Callable[[str], object]] = {
+        "duration": parse_duration, "number": int, "choice": str,
+    }  # fmt: skip
     shown = {it.name: read[it.kind](it.default) for it in options(policy) if it.default}
     assert shown == {name: row[name] for name in shown}
     for it in options(policy):
