@@ -126,7 +126,7 @@ def test_a_group_lists_without_a_command(notifyq: Notifyq) -> None:
     listing = [
         name for name, group in tree().commands.items() if "ls" in getattr(group, "commands", ())
     ]
-    assert listing == ["dead", "queues", "stream", "schedules", "retention"]
+    assert listing == ["dead", "roles", "queues", "stream", "schedules", "retention"]
     for group in listing:
         assert notifyq.good(group).out == notifyq.good(group, "ls").out
         # An option is that of the list, too.

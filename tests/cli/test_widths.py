@@ -38,6 +38,7 @@ LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "lag": (("stream", "lag"), (STREAM, SUBSCRIBER), ("lag", "pending", "dead")),
     "forwards": (("stream", "forwards"), (STREAM, f"{SUBSCRIBER}-2", QUEUE), ()),
     "retention": (("retention", "ls"), (QUEUE,), ("rows", "size")),
+    "roles": (("roles", "ls"), ("postgres",), ("duties", "superuser")),
     "schedules": (("schedules",), (SCHEDULE, QUEUE, "30 8 * * mon-fri"), ("next",)),
     "next": (("schedules", "next", SCHEDULE), (), ("at", "in")),
     "ls": (("ls", "-q", QUEUE), (QUEUE, "waiting"), ("available_at", "message")),
@@ -49,9 +50,9 @@ LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 OTHERS = {
     "archive export", "import", "bench", "chaos", "demo", "doctor", "server status", "publish",
     "show", "stream tail", "dead show", "dead watch", "init", "migrate", "relay", "retention set",
-    "top", "spark export", "spark load", "spark replay", "spark rollup", "spark sample",
-    "spark tidy", "spark anomalies", "spark stream", "dead retry", "ping", "report",
-    "bench report",
+    "roles create", "top", "spark export", "spark load", "spark replay", "spark rollup",
+    "spark sample", "spark tidy", "spark anomalies", "spark stream", "dead retry", "ping",
+    "report", "bench report",
 }  # fmt: skip
 """Commands with --json that print no table of rows of the database."""
 

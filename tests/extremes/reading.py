@@ -29,6 +29,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "stream lag": [[]],
     "stream forwards": [[]],
     "retention ls": [[]],
+    "roles ls": [[]],
     "schedules ls": [[]],
     "schedules next": [["* * * * *", "--since", "9998-12-01T00:00Z"], ["nightly"]],
     "dead ls": [["--limit", "10000"], ["--queue", "mail"]],
@@ -51,6 +52,7 @@ OTHERS = {"report", "archive export", "show", "dead show"}
 _CHANGING = """
 init, migrate, demo, chaos, worker, broker, publish, import, relay, unblock, cancel, run-now,
 move, amend, server start, server stop, bench report, dead retry, dead delete, retention set,
+roles create,
 queues create, queues alter, queues pause, queues resume, queues drop, queues grant, queues
 revoke, queues share, queues limit, signal, stream create, stream alter, stream drop, stream
 pause, stream resume, stream subscribe, stream unsubscribe, stream seek, stream tick, stream

@@ -66,7 +66,7 @@ class Latencies:
     """
 
     def __init__(self) -> None:
-        # How many had so many milliseconds, to three significant digits: of each second, and in all.
+        # How many had so many milliseconds, to three significant digits; in each second, in all.
         self._seconds: deque[tuple[int, Counter[float]]] = deque()
         self._all: Counter[float] = Counter()
 

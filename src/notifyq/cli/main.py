@@ -58,6 +58,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Set up": {
         "init": ("schema", "Install the schema in a database."),
         "migrate": ("schema", "Upgrade the schema to the version of this notifyq."),
+        "roles": ("roles", "List (ls) and create logins, one for each duty."),
         "queues": ("queues", "List (ls), create, change, pause and drop queues."),
         "stream": ("stream", "List (ls), create, change and drop streams; subscribe."),
         "schedules": ("schedules", "List (ls) and change what is published by the clock."),
