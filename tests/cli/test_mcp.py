@@ -31,6 +31,10 @@ async def serving(dsn: str, *args: str) -> AsyncIterator[Client]:
         yield client
 
 
+async def described(client: Client) -> dict[str, Any]:
+    return {it.name: it for it in dict(await client.list_tools())["tools"]}
+
+
 async def call(client: Client, tool: str, **arguments: Any) -> Any:
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
@@ -47,9 +51,9 @@ async def test_it_reads(database: str, connection: Connection) -> None:
     [dead] = await let_fail(connection, details="no card 4711")
     await connection.execute("select messages.publish('default', '{\"n\": 1.50}')")
     async with serving(database) as client:
-        tools = (await client.list_tools()).tools
-        assert {it.name for it in tools} == READING
-        assert all(it.annotations and it.annotations.read_only_hint for it in tools)
+        listed = await described(client)
+        assert listed.keys() == READING
+        assert all(it.annotations.read_only_hint for it in listed.values())
         [queue] = (await call(client, "queues"))["queues"]
         assert (queue["queue"], queue["waiting"], queue["dead"]) == ("default", 1, 1)
         found = await call(client, "search", state="dead", error="card")
@@ -108,8 +112,8 @@ async def test_values_are_hidden_everywhere(
 async def test_with_write_it_changes_and_notes_it(database: str, connection: Connection) -> None:
     dead = await let_fail(connection, 2)
     async with serving(database, "--write") as client:
-        tools = {it.name: it for it in (await client.list_tools()).tools}
-        assert tools.keys() == READING | WRITING
+        listed = await described(client)
+        assert listed.keys() == READING | WRITING
         retried = await call(client, "retry_dead", ids=[*dead, 999])
         assert retried["published"] == 2
         assert (await call(client, "retry_dead", ids=dead))["published"] == 0

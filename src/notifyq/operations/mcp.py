@@ -64,15 +64,15 @@ def create_server(
         "notifyq", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING"
     )
     reading = _Reading(database, masks, dsn_from, listen_dsn)
-    tools: list[_Tool] = [
+    reads: list[_Tool] = [
         reading.queues, reading.search, reading.show, reading.dead_groups, reading.doctor,
     ]  # fmt: skip
-    for tool in tools:
+    for tool in reads:
         _add(server, tool, ToolAnnotations(read_only_hint=True, open_world_hint=False))
     if allow_writes:
         writing = _Writing(database)
-        tools = [writing.retry_dead, writing.pause_queue, writing.resume_queue]
-        for tool in tools:
+        writes: list[_Tool] = [writing.retry_dead, writing.pause_queue, writing.resume_queue]
+        for tool in writes:
             _add(
                 server,
                 tool,
