@@ -19,12 +19,6 @@ declare
   );
   -- As it stands in a definition.
   v_literal text := format('''%s''', replace(v_aging::text, '''', ''''''));
-  -- Only functions of the server: an index is kept with the rights of those who insert.
-  v_rank text := format(
-    'date_part(''epoch'', available_at at time zone ''UTC'') '
-    '- priority * (%L::jsonb ->> queue)::double precision', coalesce(v_aging, '{}')
-  );
-  v_condition text := format('state = ''waiting'' and %L::jsonb ? queue', coalesce(v_aging, '{}'));
   v_table record;
 begin
   if to_regclass('notifyq.aging_message') is not null and (
@@ -41,10 +35,14 @@ begin
   -- At once the strongest lock that is needed, and that of the table before those of its child and
   -- its view, see rebuild_queue_triggers().
   lock table messages.message, notifyq.message_unlogged in access exclusive mode;
+  -- Only functions of the server: an index is kept with the rights of those who insert. The view
+  -- and the indexes have the same expressions, else the indexes would not serve the view.
   execute format(
     'create or replace view notifyq.aging_message as '
-    'select id, queue, message, %s as rank, m as row from messages.message as m where %s',
-    v_rank, v_condition
+    'select id, queue, message, (date_part(''epoch'', available_at at time zone ''UTC'') '
+    '- priority * (%L::jsonb ->> queue)::double precision) as rank, m as row '
+    'from messages.message as m where state = ''waiting'' and %L::jsonb ? queue',
+    coalesce(v_aging, '{}'), coalesce(v_aging, '{}')
   );
   for v_table in
     values ('messages', 'message', 'message_aging_idx'),
@@ -55,8 +53,10 @@ begin
     end if;
     if v_aging is not null then
       execute format(
-        'create index %I on %I.%I (queue, (%s), id) where %s',
-        v_table.column3, v_table.column1, v_table.column2, v_rank, v_condition
+        'create index %I on %I.%I (queue, (date_part(''epoch'', available_at at time zone ''UTC'') '
+        '- priority * (%L::jsonb ->> queue)::double precision), id) '
+        'where state = ''waiting'' and %L::jsonb ? queue',
+        v_table.column3, v_table.column1, v_table.column2, v_aging, v_aging
       );
     end if;
   end loop;
