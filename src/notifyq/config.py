@@ -21,6 +21,7 @@ from notifyq.errors import ConfigurationError, meant
 
 _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)B?")
 _LONGEST_DSN = 10_000
 
 
@@ -39,6 +40,19 @@ def _duration(value: Any) -> Any:
     return parse_duration(value) if isinstance(value, str) else value
 
 
+def parse_size(text: str) -> int:
+    """Read `512MB`, `1.5GB`, `64kB` as PostgreSQL does, in units of 1024; a number is in bytes."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size like 512MB or 2GB")
+    return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2].upper()))
+
+
+def _size(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
 
 
@@ -161,6 +175,9 @@ class CommandSettings(ScrapeSettings):
     """Settings of `notifyq worker` that a worker inside a program lacks."""
 
     processes: int = Field(1, ge=1)
+    max_memory: Size | None = Field(None, gt=0)
+    """Resident memory, in bytes or as 512MB, above which a worker stops to be started again; None:
+    no limit."""
 
 
 class BrokerSettings(Settings):

@@ -50,13 +50,14 @@ _PHRASES = {
     "that needs": "who wants",
     "of notifyq": "one of ours",
 }
-# Names that keep such a word: the attribute of SQL functions, and a public parameter.
+# Names that keep such a word: the attribute of SQL functions, a public parameter, other libraries'.
 _ALLOWED_NAMES = {
     "volatile",
     "days_ahead",
     "archive_policy_days_ahead_ck",
     "partitions_ahead",
     "addInPlace",
+    "list_tools",
 }
 
 

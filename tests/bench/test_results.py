@@ -70,6 +70,17 @@ def test_the_file_has_all_of_it(results: Results, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_report_is_printed_as_json(
+    results: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    results.write(path)
+    assert cli._invoke(["bench", "report", str(path), "--json"], debug=False) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["file"] == str(path)
+    assert printed["samples"] == json.loads(path.read_text(encoding="utf-8"))["samples"]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 99}', "12"])
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"

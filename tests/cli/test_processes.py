@@ -33,6 +33,14 @@ async def pids(_: int) -> tuple[int, list[str]]:
     await asyncio.sleep(0.05)
     return os.getpid(), [name for name in os.environ if "SLOT" in name]
 
+kept = []
+
+@app.handler("grow")
+async def grow(_: int) -> None:
+    kept.append(b"x" * (500 << 20))
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+
 @app.handler("slow", max_attempts=2)
 async def slow(seconds: float) -> None:
     print(f"{os.getpid()} begins", flush=True)
@@ -113,6 +121,22 @@ async def test_all_processes_work_and_one_signal_stops_them(
     (own,) = [line for line in result.err.splitlines() if not line.startswith("[")]
     assert own.endswith(" SIGTERM: every worker stops")
     assert result.err.count(" has stopped: ") == 3
+
+
+async def test_a_process_above_its_memory_ends_what_it_has_and_is_replaced(
+    database: str, connection: Connection, folder: Path
+) -> None:
+    with running(database, folder, 2, "-c", "1", "--max-memory", "400MB") as workers:
+        before = dict(workers.pids)
+        await publish(connection, 1, "grow")
+        workers.logged("more than --max-memory: it stops, to be started again")
+        (folder / "go").touch()
+        workers.logged(" ended with exit code 75, another one follows in ")
+        number, pid = workers.receive_start()
+        assert pid != before[number]
+        assert await statuses(connection) == {"success": 1}
+        result = workers.stop(signal.SIGTERM)
+    assert (result.code, result.out) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ OTHERS = {
     "archive export", "import", "bench", "chaos", "demo", "doctor", "server status", "publish",
     "show", "stream tail", "dead show", "dead watch", "init", "migrate", "relay", "retention set",
     "roles create", "top", "spark export", "spark load", "spark replay", "spark rollup",
-    "spark sample", "spark tidy", "spark anomalies", "spark stream", "dead retry",
+    "spark sample", "spark tidy", "spark anomalies", "spark stream", "dead retry", "ping",
+    "report", "bench report",
 }  # fmt: skip
 """Commands with --json that print no table of rows of the database."""
 

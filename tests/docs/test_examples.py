@@ -210,6 +210,7 @@ def test_the_examples_of_commands_work(
             "import",
             "relay",
             "dashboard",
+            "mcp",
             "metrics",
             "report",
             "spark",

@@ -64,7 +64,8 @@ CHANGING = {" ".join(it.split()) for it in _CHANGING.split(",")}
 """Commands that change something, or that use no database."""
 
 FOLLOWING = {
-    *("stream tail", "dead watch", "metrics", "dashboard", "ping", "server status", "server url"),
+    *("stream tail", "dead watch", "metrics", "dashboard", "mcp", "ping", "server status"),
+    "server url",
 }
 """Commands that go on until they are stopped, or read no row; what they share is read elsewhere."""
 

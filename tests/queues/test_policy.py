@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from notifyq import App, Policy, StreamPolicy
 from notifyq.cli.main import tree
+from notifyq.config import parse_duration
 from notifyq.operations.dashboard.policy import FIELDS
 from notifyq.queues.options import Option, PolicyBase, option, options
 from support.database import Connection
@@ -89,6 +91,28 @@ def test_a_command_has_each_option_with_its_help(group: str, policy: type[Policy
         assert re.fullmatch(r".+\.", it.help), it.name
         if not it.name.endswith("_period"):
             assert helps[it.name].startswith(it.help[:-1])
+
+
+@pytest.mark.parametrize(
+    ("policy", "create", "info"),
+    [
+        (Policy, "create_queue", "queue_info"),
+        (StreamPolicy, "create_stream", "stream_info"),
+    ],
+)
+async def test_the_defaults_in_the_help_are_those_of_the_database(
+    connection: Connection, policy: type[PolicyBase], create: str, info: str
+) -> None:
+    await connection.execute(f"select messages.{create}('new')")
+    row = await connection.fetchrow(f"select * from messages.{info}('new')")
+    assert row is not None
+    read: dict[str, Callable[[str], object]] = {
+        "duration": parse_duration, "number": int, "choice": str,
+    }  # fmt: skip
+    shown = {it.name: read[it.kind](it.default) for it in options(policy) if it.default}
+    assert shown == {name: row[name] for name in shown}
+    for it in options(policy):
+        assert it.default or it.none or it.off or it.name.endswith("_period"), it.name
 
 
 def test_the_dashboard_has_a_field_for_each_option() -> None:

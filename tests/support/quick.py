@@ -82,6 +82,7 @@ QUICK = [
     "operations/metrics/test_database_metrics.py",
     "operations/metrics/test_worker_metrics.py",
     "operations/monitor/test_condition.py",
+    "operations/test_deploy.py::test_names_meet",
     "operations/report/test_report.py::test_the_numbers_are_those_of_the_archive",
     "operations/report/test_report.py::test_the_picture_is_a_png",
     "operations/top/test_top.py::test_a_queue_opens_its_messages_and_a_message_its_details",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import weakref
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from execution.in_processes import app as process_app
 from notifyq import App, Reject, Transaction
+from notifyq.cli.logs import formatter
 from notifyq.telemetry import BatchFinished, MessageFinished
 from support.running import Events, working
 
@@ -49,6 +51,32 @@ async def test_a_retry_is_a_warning_and_the_last_failure_an_error_with_its_trace
     assert "in fail\n" in caplog.text
     frames = [line for line in caplog.text.splitlines() if line.startswith("  File ")]
     assert frames[0].endswith(", in fail" if not is_async else ", in fail_async")
+
+
+async def test_a_record_has_the_fields_of_its_attempt(
+    app: App, events: Events, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.handler("q", max_attempts=2, backoff=0)
+    async def handle(n: int) -> None:
+        raise Reject("never") if n else ValueError("no")
+
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    async with working(app, events, poll=0.05):
+        first = await app.publish("q", 0, headers=headers)
+        await events.wait(MessageFinished, 2)
+        second = await app.publish("q", 1, headers={"traceparent": "none"})
+        await events.wait(MessageFinished, 3)
+    records = [it for it in caplog.records if it.name == "notifyq.worker"]
+    assert [vars(record)["event"] for record in records] == [
+        {"queue": "q", "message_id": first, "attempt": 1, "trace_id": trace},
+        {"queue": "q", "message_id": first, "attempt": 2, "trace_id": trace},
+        {"queue": "q", "message_id": second, "attempt": 1, "trace_id": None},
+    ]
+    line = json.loads(formatter("json").format(records[1]))
+    assert (line["message_id"], line["attempt"], line["trace_id"]) == (first, 2, trace)
+    assert line["exception"].endswith("ValueError: no")
+    assert f"queue=q message_id={second} attempt=1" in formatter("logfmt").format(records[2])
 
 
 async def test_a_result_that_is_not_json_is_one_line(

@@ -38,7 +38,7 @@ _SETTINGS = """\
 
 An argument wins over the environment, and the environment over the default. An unknown argument and an empty
 variable are errors; a variable with an unknown name is not read. Durations are timedeltas or seconds in Python, and `250ms`, `30s`, `5m`, `1h30m` or `2d` in the environment and on
-the command line; a bare number counts seconds. Made by `tools/docs/make_reference.py`.
+the command line; a bare number counts seconds. Sizes are bytes, or `64kB`, `512MB` or `2GB` in units of 1024. Made by `tools/docs/make_reference.py`.
 
 ## The database
 
@@ -49,16 +49,17 @@ the command line; a bare number counts seconds. Made by `tools/docs/make_referen
 | `NOTIFYQ_LISTEN_DSN`, `NOTIFYQ_LISTEN_DSN_FILE` | Address of the server itself for `LISTEN`, if the other one is that of a pooler. |
 | `NOTIFYQ_HOME` | Folder of the private server of `notifyq server`. |
 | `NOTIFYQ_PG_BIN` | Folder with the programs of PostgreSQL for the private server, `bench` and `chaos`. |
-| `NOTIFYQ_MASK` | Keys whose values the dashboard, `top` and `audit` hide. |
+| `NOTIFYQ_MASK` | Keys whose values the dashboard, `top`, `audit`, `dead watch` and `mcp` hide. |
 | `NOTIFYQ_DASHBOARD_PASSWORD`, `NOTIFYQ_DASHBOARD_SECRET`, `NOTIFYQ_DASHBOARD_PROXY` | See [the dashboard](../operations/dashboard.md#access). |
 | `NOTIFYQ_HTTP`, `NOTIFYQ_HTTP_SECRET` | See [delivery by HTTP](../guides/http.md). |
+| `NOTIFYQ_DEAD_WEBHOOK`, `NOTIFYQ_DEAD_WEBHOOK_SECRET` | See [alerts](../guides/dead-messages.md#get-alerts). |
 | `NOTIFYQ_TEST_DSN` | Server for tests that use [`notifyq.testing`](../guides/testing.md). |
 """
 _SECTIONS: dict[str, tuple[str, str, tuple[type[config.Settings], ...]]] = {
     "Connections": ("setting", "Arguments of `App(…)`.", (config.DatabaseSettings,)),
     "Workers": (
         "setting",
-        "Arguments of `app.worker(…)` and options of `notifyq worker`. The last three belong to the command only.",
+        "Arguments of `app.worker(…)` and options of `notifyq worker`. The last four belong to the command only.",
         (config.WorkerSettings, config.CommandSettings),
     ),
     "Relays": (

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from notifyq.cli.command import run
-from notifyq.cli.options import flag, option, repeated
-from notifyq.cli.output import err, out, print_table
+from notifyq.cli.options import JsonOption, flag, option, repeated
+from notifyq.cli.output import err, out, print_json, print_table
 from notifyq.errors import ConfigurationError, NotifyqError
 
 bench = typer.Typer(name="bench", help="Measure notifyq and other queues on one server.")
@@ -46,6 +47,7 @@ def measure(
     dsn: str | None = option(
         "A server to measure on; else one is made for the run.", metavar="DSN"
     ),
+    as_json: JsonOption = False,
 ) -> None:
     """Measure, print tables, and keep the results as JSON and as charts.
 
@@ -66,8 +68,9 @@ def measure(
     results = run(
         runner.run(dsn, cases, systems, sizes, report, lambda results: results.write(path))
     )
-    out.print()
-    _show(results, path)
+    if not as_json:
+        out.print()
+    _show(results, path, as_json=as_json)
     if missing := results.not_measured():
         raise NotifyqError(
             f'not measured: {", ".join(missing)}; the lists "not run" and "failed" have the reasons'
@@ -77,13 +80,28 @@ def measure(
 @bench.command()
 def report(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Results of a run, JSON.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Print the tables and draw the charts of a run again."""
-    _show(load("results").Results.read(file), file)
+    _show(load("results").Results.read(file), file, as_json=as_json)
 
 
-def _show(results: Any, file: Path) -> None:
+def _show(results: Any, file: Path, *, as_json: bool) -> None:
     """Print the results of a run, and draw its charts into a folder beside its file."""
+    if as_json:
+        print_json({"file": str(file), **asdict(results)})
+    else:
+        _print(results)
+    try:
+        charts = load("charts").draw(results, file.with_suffix(""))
+    except ConfigurationError as error:
+        err.print(f"notifyq: no charts: {error}")
+    else:
+        if not as_json:
+            out.print(f"\nresults: {file}, {len(charts)} charts: {file.with_suffix('')}")
+
+
+def _print(results: Any) -> None:
     report = load("report")
     out.print(report.machine_line(results))
     for table in report.tables(results):
@@ -94,9 +112,3 @@ def _show(results: Any, file: Path) -> None:
         out.print(f"\n{title}:")
         for line in lines:
             out.print(f"  {line}")
-    try:
-        charts = load("charts").draw(results, file.with_suffix(""))
-    except ConfigurationError as error:
-        err.print(f"notifyq: no charts: {error}")
-    else:
-        out.print(f"\nresults: {file}, {len(charts)} charts: {file.with_suffix('')}")

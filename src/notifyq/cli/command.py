@@ -34,6 +34,8 @@ class Listing(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert `ls` where no command is given."""
+        if ctx.resilient_parsing:  # a shell that completes `notifyq queues` means the commands
+            return super().parse_args(ctx, args)
         named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if named else ["ls", *args])
 

@@ -1,26 +1,15 @@
 """`notifyq dead`: list, group, show, watch, retry and delete dead messages."""
 
-import asyncio
-import os
-import signal
-import subprocess
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from pydantic import BaseModel, Field
 
-from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.cli.command import Commands, Listing, acting, open_database, run
+from notifyq.cli.command import Commands, Listing, acting, open_database
+from notifyq.cli.dead_watch import watch
 from notifyq.cli.hints import require_known
-from notifyq.cli.logs import configure_logging
 from notifyq.cli.matching import run_steps
 from notifyq.cli.messages import show
 from notifyq.cli.options import (
@@ -35,15 +24,11 @@ from notifyq.cli.options import (
     limit_option,
     option,
 )
-from notifyq.cli.output import cell, err, out, pick, print_json, print_rows, row_json, waits, when
-from notifyq.cli.signals import stop_signals
+from notifyq.cli.output import err, out, pick, print_json, print_rows, row_json, when
 from notifyq.database import statements as sql
-from notifyq.errors import ConfigurationError, ForeignPositionError
-from notifyq.models.message import ArchivedMessage
+from notifyq.errors import ConfigurationError
 from notifyq.operations import monitor
 from notifyq.operations.monitor import Act, Conditions, clock, dead_groups
-from notifyq.printable import printable
-from notifyq.telemetry import log_events
 
 dead = Commands(name="dead", cls=Listing, help="List (ls), show, retry and delete dead messages.")
 dead.command("show")(show)
@@ -57,8 +42,6 @@ FingerprintOption = Annotated[
 ]
 _SHOWN, _NOTED = 20, 1000
 """Most ids that are printed, and most new ones of a retry that the audit keeps."""
-
-_HandOut = Callable[[ArchivedMessage], Awaitable[None]]
 
 
 @dead.command()
@@ -262,192 +245,4 @@ def _require_all(ids: list[int], left: list[int], otherwise: str) -> None:
         raise typer.Exit(1)
 
 
-@dead.command()
-def watch(
-    queue: QueueOption = None,
-    command: str | None = option("Run for each, JSON on its stdin.", "--exec", metavar="COMMAND"),
-    state: Path | None = option("File that keeps the position of the watch."),
-    since: datetime | None = instant_option("Begin then; --state is ignored."),
-    dsn: DsnOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print each new dead message, or pass it to a command.
-
-    It runs until SIGTERM or SIGINT, survives a restart of the server and misses nothing:
-    notifications only wake it. With --state another run continues where this one stopped. A command
-    that fails ends the watch with exit code 1, and the next run passes the message again. A server
-    that was restored ends it, too: --since sets where to continue. When a standby takes over, the
-    last messages come again.
-    """
-    configure_logging("info")
-
-    async def watch_dead() -> None:
-        async with open_database(dsn, serves=True) as database:
-            await require_known(database, queue)
-            archive = Archive(database)
-            bookmark = _Bookmark(state, queue, anew=since is not None)
-            if bookmark.position is None and since is None:
-                # Kept before the first poll: a crash must not lose messages that fail from now on.
-                bookmark.move(await archive.position())
-            letters = DeadLetters(
-                database, queue=queue, seen=bookmark.position, since=since, telemetry=log_events
-            )
-            hand_out = _printer(as_json=as_json) if command is None else partial(_execute, command)
-            watch = _Watch(letters, bookmark, hand_out)
-            if bookmark.position is not None:
-                await archive.known_position(bookmark.position)
-            with stop_signals(watch.stop):
-                waits("for dead messages" + (f" of {queue}" if queue else ""))
-                await watch.run()
-
-    try:
-        run(watch_dead())
-    except ForeignPositionError as error:
-        where = "" if state is None else f"{state}: "
-        raise ConfigurationError(
-            f"{where}{error.args[0]}: give --since INSTANT to get again the messages that failed "
-            "since then"
-        ) from error
-
-
-class _Head(BaseModel):
-    """First line of the file; the ids handed out since that position follow."""
-
-    queue: str | None = None
-    position: str = Field(pattern=r"^-?\d+(:\d+){3}/\d+:\d+:[\d,]*$")
-
-
-class _Bookmark:
-    """A position before which all is handed out, and the ids handed out since."""
-
-    def __init__(self, path: Path | None, queue: str | None, *, anew: bool = False) -> None:
-        """Read what is in the file; `anew` overwrites it at the first move instead."""
-        self._path = path
-        self._queue = queue
-        self._done: set[int] = set()
-        self.position: str | None = None
-        """None: there was no file."""
-        if path is not None and not anew:
-            self._read(path)
-
-    def has(self, message_id: int) -> bool:
-        """Whether the message was handed out."""
-        return message_id in self._done
-
-    def add(self, message_id: int) -> None:
-        """Note that a message was handed out."""
-        self._done.add(message_id)
-        if self._path is not None:
-            with _writing(self._path), self._path.open("a") as file:
-                file.write(f"{message_id}\n")
-
-    def move(self, position: str) -> None:
-        """Note that everything before a position is handed out."""
-        self._done.clear()
-        self.position = position
-        if self._path is not None:
-            head = _Head(queue=self._queue, position=position)
-            # Written beside it and renamed: a crash leaves the old state or the new one.
-            fresh = self._path.with_name(self._path.name + ".new")
-            with _writing(self._path):
-                fresh.write_text(head.model_dump_json() + "\n")
-                fresh.replace(self._path)
-
-    def _read(self, path: Path) -> None:
-        try:
-            # Text after the last line end was cut off by a crash.
-            head, *ids = path.read_text().rpartition("\n")[0].split("\n")
-            kept = _Head.model_validate_json(head)
-            self._done = {int(line) for line in ids}
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{path} is not a file that --state wrote: delete it to begin now"
-            ) from error
-        if kept.queue != self._queue:
-            of = "all queues" if kept.queue is None else f"--queue {kept.queue}"
-            raise ConfigurationError(f"{path} is for {of}: delete it to begin now")
-        self.position = kept.position
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
-
-
-class _Watch:
-    """Hands out dead messages, one after the other, until it is stopped."""
-
-    def __init__(self, letters: DeadLetters, bookmark: _Bookmark, hand_out: _HandOut) -> None:
-        self._letters = letters
-        self._bookmark = bookmark
-        self._hand_out = hand_out
-        self._is_busy = False
-        self._stops = 0
-
-    async def run(self) -> None:
-        self._following = asyncio.create_task(self._follow())
-        with suppress(asyncio.CancelledError):
-            await self._following
-
-    def stop(self) -> None:
-        """Let a running command end; a second call cancels it."""
-        self._stops += 1
-        if not self._is_busy or self._stops > 1:
-            self._following.cancel()
-
-    async def _follow(self) -> None:
-        async for batch, seen in self._letters.batches():
-            for message in batch:
-                if self._bookmark.has(message.id):
-                    continue
-                self._is_busy = True
-                await self._hand_out(message)
-                self._is_busy = False
-                self._bookmark.add(message.id)
-                if self._stops:
-                    return
-            self._bookmark.move(seen)
-
-
-def _printer(*, as_json: bool) -> _HandOut:
-    async def show_one(message: ArchivedMessage) -> None:
-        if as_json:
-            typer.echo(row_json(message))
-        else:
-            at = when(message.archived_at, full=True)
-            line = f"{at} {message.queue} {message.id} {message.status}: {cell(message.details)}"
-            out.print(printable(line))
-
-    return show_one
-
-
-async def _execute(command: str, message: ArchivedMessage) -> None:
-    # Not a pipe: a command may end without reading it.
-    with tempfile.TemporaryFile() as text:
-        text.write(row_json(message).encode() + b"\n")
-        text.seek(0)
-        process = subprocess.Popen(  # noqa: ASYNC220, S602  quick; --exec is a shell command
-            command,
-            shell=True,
-            stdin=text,
-            # A Ctrl-C in the terminal is for the watch, which waits for the command.
-            start_new_session=True,
-        )
-    try:
-        await asyncio.to_thread(process.wait)
-    except asyncio.CancelledError:
-        os.killpg(process.pid, signal.SIGTERM)
-        raise
-    if code := process.returncode:
-        how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-        raise ConfigurationError(
-            f"the command for dead message {message.id} {how}; "
-            "with --state the next run passes the message again"
-        )
+dead.command()(watch)

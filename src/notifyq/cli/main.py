@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from notifyq import __version__
 from notifyq.cli.arguments import refuse_blanks, running, with_dsn
@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "metrics": ("metrics", "Serve the metrics of the database for Prometheus."),
         "report": ("report", "Write a report on throughput, times and failures."),
         "audit": ("audit", "List changes and the people who made them."),
+        "mcp": ("mcp", "Serve queues and messages to an agent, over stdio."),
         "ping": ("ping", "Exit 0 if the server answers: for health checks."),
     },
     "Fix": {
@@ -135,6 +136,15 @@ class _Root(TyperGroup):
         """Return the names, in the order of the help."""
         return list(self.commands)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the name of a command; none of them is imported for its line of help."""
+        whole, lines = self.commands, [it for group in COMMANDS.values() for it in group.items()]
+        self.commands = {name: TyperCommand(name, help=text) for name, (_, text) in lines}
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = whole
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by their purpose."""
         for purpose, commands in COMMANDS.items():
@@ -147,7 +157,6 @@ app = typer.Typer(
     cls=_Root,
     help="A message queue that lives inside PostgreSQL.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -183,6 +192,8 @@ def root(
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit code."""
     _prepare_streams()
+    if "_NOTIFYQ_COMPLETE" in os.environ:  # a shell, after its Tab
+        tree().main(prog_name="notifyq")
     args = sys.argv[1:]
     # Anywhere among the arguments: people add it to the end of the command that failed.
     debug = "--debug" in args

@@ -16,9 +16,12 @@ from notifyq.queues.options import Option, PolicyBase, options
 
 
 def takes_policy(
-    policy: type[PolicyBase], without: Collection[str] = ()
+    policy: type[PolicyBase], without: Collection[str] = (), *, of_new: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Replace the parameter `policy` of a command by the options of a policy."""
+    """Replace the parameter `policy` of a command by the options of a policy.
+
+    The help has the defaults that hold for what is `of_new`.
+    """
     periods = {it.period for it in options(policy)}
     given = {it.name: it for it in options(policy) if it.name not in {*periods, *without}}
 
@@ -34,18 +37,20 @@ def takes_policy(
         signature = inspect.signature(command, eval_str=True)
         parameters = list(signature.parameters.values())
         index = list(signature.parameters).index("policy")
-        parameters[index : index + 1] = map(_parameter, given.values())
+        parameters[index : index + 1] = [_parameter(it, of_new) for it in given.values()]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-def _parameter(option: Option) -> inspect.Parameter:
+def _parameter(option: Option, of_new: bool) -> inspect.Parameter:
     kind, names, details = _declared(option)
     help_ = option.described("-" if option.kind == "type" else "none")
     if option.period:
         help_ += " As in 100/s or 5/10m."
+    if of_new and option.default:
+        help_ += f" By default {option.default}."
     return inspect.Parameter(
         option.name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

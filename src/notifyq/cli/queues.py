@@ -78,7 +78,7 @@ def _worded(value: Any, unset: str | None) -> Any:
 
 
 @queues.command()
-@takes_policy(Policy)
+@takes_policy(Policy, of_new=True)
 async def create(name: NameArgument, policy: Policy, dsn: DsnOption = None) -> None:
     """Create a queue. Options that are not given have their defaults."""
     async with acting(dsn, "queue.create", name) as act:

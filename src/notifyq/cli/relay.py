@@ -77,9 +77,15 @@ def relay(
     transform: str | None = option(
         "Function that changes, routes or drops each message.", metavar="MODULE:FUNCTION"
     ),
-    batch: int | None = option("Most messages of a transaction.", min=1, max=10_000),
-    in_flight: int | None = option("Batches at the same time; 1: in order.", min=1, max=100),
-    remember: timedelta | None = duration_option("How long the target keeps receipts."),
+    batch: int | None = option(
+        "Most messages of a transaction; by default 1000.", min=1, max=10_000
+    ),
+    in_flight: int | None = option(
+        "Batches at the same time; 1: in order; by default 3.", min=1, max=100
+    ),
+    remember: timedelta | None = duration_option(
+        "How long the target keeps receipts; by default 90d."
+    ),
     grace: GraceOption = None,
     once: bool = flag("--once", "Stop when nothing is left."),
     accept_restored: bool = flag(

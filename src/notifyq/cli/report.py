@@ -9,8 +9,8 @@ from pathlib import Path
 import typer
 
 from notifyq.cli.command import open_database
-from notifyq.cli.options import DsnOption, instant_option, option
-from notifyq.cli.output import out
+from notifyq.cli.options import DsnOption, JsonOption, instant_option, option
+from notifyq.cli.output import out, print_json
 from notifyq.paths import local_path
 
 
@@ -27,6 +27,7 @@ async def report(
         metavar="N",
     ),
     dsn: DsnOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a report on throughput, times and failures.
 
@@ -44,6 +45,11 @@ async def report(
         found = await gather(database, since=since, until=until, lake=lake)
     _write(out_, picture(found) if kind == ".png" else page(found).encode())
     total = 0 if found.total is None else found.total.finished
+    if as_json:
+        print_json(
+            {"file": str(out_), "messages": total, "since": found.since, "until": found.until}
+        )
+        return
     out.print(
         f"{out_}: {total} messages, {found.since:%Y-%m-%d %H:%M} to {found.until:%Y-%m-%d %H:%M} "
         "UTC"

@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from notifyq.telemetry import TelemetryEvent, TelemetryHandler, WorkerStarted
@@ -66,7 +67,7 @@ class Control:
         self._send(TEMPORARY)
 
     @contextlib.contextmanager
-    def listening(self, reach: Callable[[int], None]) -> Iterator[None]:
+    def listening(self, reach: Callable[[int], object]) -> Iterator[None]:
         """Call `reach` with the number of stop requests so far, whenever one arrives."""
         loop = asyncio.get_running_loop()
 
@@ -136,8 +137,10 @@ def stop_signals(
     control: Control | None = None,
     *,
     grace: timedelta | None = None,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], bool]]:
     """Call `stop` on the first and the second SIGINT or SIGTERM; the third one kills.
+
+    Yields what requests a stop as the first signal does; it returns false if there was one.
 
     Requests of a supervisor are not added to the signals, the larger number counts: a Ctrl-C
     reaches both the worker and the supervisor. With a grace the process ends a moment after it,
@@ -147,12 +150,14 @@ def stop_signals(
     signals = stops = 0
     deadline = _Deadline(grace)
 
-    def reach(number: int) -> None:
+    def reach(number: int) -> bool:
         nonlocal stops
+        before = stops
         while stops < min(number, 2):
             stops += 1
             deadline.set(stops)
             stop()
+        return stops > before
 
     def on_signal() -> None:
         nonlocal signals
@@ -171,7 +176,7 @@ def stop_signals(
         _handled.add(number)
     try:
         with control.listening(reach) if control is not None else contextlib.nullcontext():
-            yield
+            yield partial(reach, 1)
     finally:
         uninstall()
         deadline.cancel()

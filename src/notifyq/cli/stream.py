@@ -88,7 +88,7 @@ async def lag(
 
 
 @stream.command()
-@takes_policy(StreamPolicy)
+@takes_policy(StreamPolicy, of_new=True)
 async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Create a stream. Options that are not given have their defaults."""
     async with acting(dsn, "stream.create", name) as act:

@@ -30,6 +30,7 @@ from notifyq.cli.http import (
     HttpOptions,
 )
 from notifyq.cli.logs import configure_logging
+from notifyq.cli.memory import EXIT_CODE, MemoryLimit
 from notifyq.cli.metrics import serve_metrics
 from notifyq.cli.options import (
     DsnOption,
@@ -71,6 +72,10 @@ def worker(
         "Handlers at the same time; by default 10.", "--concurrency", "-c", min=1, max=10_000
     ),
     processes: int | None = option("Worker processes, each imports the app; by default 1.", min=1),
+    max_memory: str | None = option(
+        f"Stop with exit code {EXIT_CODE} when it uses more, to be started again.",
+        metavar="SIZE",
+    ),
     grace: GraceOption = None,
     poll: PollOption = None,
     metrics_port: MetricsPortOption = None,
@@ -97,7 +102,8 @@ def worker(
     Handlers are those of an App; --http needs none.
 
     The first signal: claim no more, let running handlers end within the grace, release the rest.
-    The second: cancel and release now. Exit code 0 after a clean stop.
+    The second: cancel and release now. Exit code 0 after a clean stop. Above --max-memory, as
+    512MB, it stops as after the first signal.
     """
     configure_logging(log_level, log_format)
     served = _served(queue or [], queues, strict=strict)
@@ -114,8 +120,12 @@ def worker(
         run_and_reload(WorkerSettings.load(grace=grace).grace)
         return
     settings = CommandSettings.load(
-        processes=processes, metrics_port=metrics_port, metrics_host=metrics_host
+        processes=processes,
+        max_memory=max_memory,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
     )
+    memory = MemoryLimit(settings.max_memory)
     control = Control.inherited()
     if control is not None:
         number_lines(control.number, as_field=log_format != "text")
@@ -141,7 +151,11 @@ def worker(
             poll=poll,
         )
         try:
-            with stop_signals(running.stop, control, grace=running.grace), summing_up(running):
+            with (
+                stop_signals(running.stop, control, grace=running.grace) as stop,
+                summing_up(running),
+                memory.watching(stop),
+            ):
                 await deliveries.work(app, running)
         except DatabaseUnavailableError:
             if control is not None:
@@ -153,6 +167,7 @@ def worker(
         serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics,
     ):
         run(work())
+    memory.end()
 
 
 def _telemetry(control: Control | None, *, verbose: bool) -> TelemetryHandler:

@@ -10,12 +10,13 @@ import hmac
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import count
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 from urllib.parse import quote
 
 from notifyq.app import App
@@ -33,7 +34,8 @@ from notifyq.errors import ConfigurationError, SignalTimeoutError
 from notifyq.handlers.build import HandlerOptions
 from notifyq.handlers.handler import Handler
 from notifyq.handlers.retries import Reject, Retry
-from notifyq.models.message import Message
+from notifyq.models.message import ArchivedMessage, Message
+from notifyq.telemetry.tracing import TRACEPARENT
 
 try:
     import httpx
@@ -47,8 +49,9 @@ _LONGEST_WAIT = timedelta(days=1)
 _KEPT = 2.0
 """Seconds that an idle connection is kept: fewer than servers do, which may close it just when a
 request is sent."""
+_DEAD_TIMEOUT = timedelta(seconds=30)
+"""Longest time of a request with a dead message."""
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 
@@ -114,15 +117,11 @@ class Webhooks:
         secrets = (secret,) if isinstance(secret, str) else tuple(secret)
         if not secrets:
             raise ConfigurationError(f"the deliveries of queue {queue!r} need a secret")
-        whole = _url(f"the URL of queue {queue!r}", url)
         timeout = duration("timeout", options.pop("timeout", 30))
         delivery = _Delivery(
             self._app,
             queue,
-            whole.copy_with(userinfo=b""),
-            httpx.BasicAuth(whole.username, whole.password) if whole.userinfo else None,
-            tuple(map(_key, secrets)),
-            None if timeout is None else timeout.total_seconds(),
+            _Target.of(f"the URL of queue {queue!r}", url, secrets, timeout),
             self._callback,
             self._callback_timeout,
         )
@@ -139,7 +138,7 @@ class Webhooks:
                 return await delivery.until_ended(client, message, steps)
 
             handler = make(post_and_wait)
-        self._secrets[queue] = delivery.secrets
+        self._secrets[queue] = delivery.target.secrets
         return handler
 
 
@@ -149,14 +148,104 @@ class _Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Delivery:
-    app: App
-    queue: str
+class _Target:
+    """Where requests go, and what signs them."""
+
     url: httpx.URL
     auth: httpx.BasicAuth | None
     secrets: tuple[bytes, ...]
     timeout: float | None
     """In seconds."""
+
+    @classmethod
+    def of(cls, what: str, url: str, secrets: Sequence[str], timeout: timedelta | None) -> _Target:
+        whole = _url(what, url)
+        return cls(
+            whole.copy_with(userinfo=b""),
+            httpx.BasicAuth(whole.username, whole.password) if whole.userinfo else None,
+            tuple(map(_key, secrets)),
+            None if timeout is None else timeout.total_seconds(),
+        )
+
+    async def post(self, client: _Client, body: bytes, headers: dict[str, str]) -> _Answer:
+        """Post a body once; raise DeliveryError unless it is accepted, Reject after a 410."""
+        try:
+            async with (
+                asyncio.timeout(self.timeout),
+                client.stream(
+                    "POST", self.url, content=body, headers=headers, auth=self.auth
+                ) as response,
+            ):
+                text = bytearray()
+                async for chunk in response.aiter_raw():  # unpacked, it could be of any size
+                    text += chunk
+                    if len(text) > MOST_BYTES:
+                        break
+        except TimeoutError:
+            raise DeliveryError(f"no answer within {self.timeout:g} s") from None
+        except httpx.HTTPError as error:
+            raise DeliveryError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
+        status = response.status_code
+        if 200 <= status < 300:
+            return _Answer(status, json_or_none(bytes(text)) if len(text) <= MOST_BYTES else None)
+        words = " ".join(text[: 4 * _SHOWN].decode(errors="replace").split())[:_SHOWN]
+        reason = ": ".join(filter(None, (f"{status} {response.reason_phrase}".strip(), words)))
+        if status == 410:
+            raise Reject(reason)
+        raise DeliveryError(reason, after=_retry_after(response))
+
+
+class DeadWebhook:
+    """A URL that gets dead messages, one request each, signed as all deliveries are.
+
+    `secrets` are those of `Webhooks.deliver()`. It is a context manager.
+    """
+
+    def __init__(self, url: str, secrets: Sequence[str]) -> None:
+        self._target = _Target.of("the URL of the webhook", url, secrets, _DEAD_TIMEOUT)
+        self._opened = asynccontextmanager(_open_client)()
+
+    async def __aenter__(self) -> Self:
+        self._client = await self._opened.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: Any) -> None:
+        await self._opened.__aexit__(*exc_info)
+
+    async def post(self, message: ArchivedMessage, body: bytes) -> None:
+        """Post a message as JSON. Raises DeliveryError unless it is accepted, Reject after a 410.
+
+        A receiver knows it again by its `webhook-id`, whatever the attempt.
+        """
+        secrets = self._target.secrets
+        headers = _signed("dead", message.id, message.archived_at, body, secrets)
+        await self._target.post(self._client, body, headers)
+
+
+def _signed(
+    kind: str, id_: int, at: datetime, body: bytes, secrets: Sequence[bytes]
+) -> dict[str, str]:
+    """The headers of a request that is signed now."""
+    # Ids alone are those of one database: a receiver may serve several.
+    name = f"{kind}_{id_}_{int(at.timestamp() * 1_000_000)}"
+    now = str(int(time.time()))
+    signed = f"{name}.{now}.".encode() + body
+    macs = [hmac.digest(secret, signed, hashlib.sha256) for secret in secrets]
+    return {
+        "content-type": "application/json",
+        "accept-encoding": "identity",
+        "user-agent": "notifyq",
+        "webhook-id": name,
+        "webhook-timestamp": now,
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(mac).decode()}" for mac in macs),
+    }
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    app: App
+    queue: str
+    target: _Target
     callback: str | None
     callback_timeout: timedelta
 
@@ -187,48 +276,11 @@ class _Delivery:
     async def post(self, client: _Client, message: Message, number: int = 0) -> _Answer:
         """Post a message; raise unless the answer is a success."""
         body = message.message.encode()
-        try:
-            async with (
-                asyncio.timeout(self.timeout),
-                client.stream(
-                    "POST",
-                    self.url,
-                    content=body,
-                    headers=self._headers(message, body, number),
-                    auth=self.auth,
-                ) as response,
-            ):
-                text = bytearray()
-                async for chunk in response.aiter_raw():  # unpacked, it could be of any size
-                    text += chunk
-                    if len(text) > MOST_BYTES:
-                        break
-        except TimeoutError:
-            raise DeliveryError(f"no answer within {self.timeout:g} s") from None
-        except httpx.HTTPError as error:
-            raise DeliveryError(f"{type(error).__name__}: {error}".removesuffix(": ")) from None
-        status = response.status_code
-        if 200 <= status < 300:
-            return _Answer(status, json_or_none(bytes(text)) if len(text) <= MOST_BYTES else None)
-        words = " ".join(text[: 4 * _SHOWN].decode(errors="replace").split())[:_SHOWN]
-        reason = ": ".join(filter(None, (f"{status} {response.reason_phrase}".strip(), words)))
-        if status == 410:
-            raise Reject(reason)
-        raise DeliveryError(reason, after=_retry_after(response))
+        return await self.target.post(client, body, self._headers(message, body, number))
 
     def _headers(self, message: Message, body: bytes, number: int) -> dict[str, str]:
-        # Ids alone are those of one database: a receiver may serve several.
-        name = f"msg_{message.id}_{int(message.created_at.timestamp() * 1_000_000)}"
-        now = str(int(time.time()))
-        signed = f"{name}.{now}.".encode() + body
-        macs = [hmac.digest(secret, signed, hashlib.sha256) for secret in self.secrets]
         headers = {
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-            "user-agent": "notifyq",
-            "webhook-id": name,
-            "webhook-timestamp": now,
-            "webhook-signature": " ".join(f"v1,{base64.b64encode(mac).decode()}" for mac in macs),
+            **_signed("msg", message.id, message.created_at, body, self.target.secrets),
             "notifyq-queue": quote(self.queue, safe=_VISIBLE),
             "notifyq-attempt": str(message.attempts),
             **self._trace(message),
@@ -236,7 +288,7 @@ class _Delivery:
         if message.type is not None:
             headers["notifyq-type"] = quote(message.type, safe=_VISIBLE)
         if self.callback is not None:
-            path = callback_path(self.secrets[0], self.queue, message.id, number)
+            path = callback_path(self.target.secrets[0], self.queue, message.id, number)
             headers["notifyq-callback"] = self.callback + path
         return headers
 
@@ -246,7 +298,7 @@ class _Delivery:
         # Any publisher may write these.
         return {
             name: value
-            for name, form in (("traceparent", _TRACEPARENT), ("tracestate", _TRACESTATE))
+            for name, form in (("traceparent", TRACEPARENT), ("tracestate", _TRACESTATE))
             if isinstance(value := message.headers.get(name), str) and form.fullmatch(value)
         }
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
+
+from notifyq.models.message import ArchivedMessage, Message
+
+R = TypeVar("R", bound=Message | ArchivedMessage)
 
 HIDDEN = "•••"
 """Shown instead of a value."""
@@ -18,6 +22,8 @@ _LITERAL = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
+_KIND = re.compile(r"[^\W\d][\w.]{0,199}:")
+"""The class of an error, before its text."""
 _SHORTEST = 3
 """Shorter hidden values are not searched in other texts: they would match everywhere."""
 
@@ -100,13 +106,33 @@ class Masks:
 _ALL = Masks(all_payloads=True)
 
 
+def hide(row: R, masks: Masks) -> R:
+    """A message with the hidden parts of payload, headers, result and error replaced."""
+    if masks.are_none:
+        return row
+    changes: dict[str, Any] = {
+        "message": masks.text(row.message, indent=None),
+        "headers": masks.value(row.headers),
+        "details": redacted(row.details, masks, *documents_of(row)),
+    }
+    if isinstance(row, ArchivedMessage):
+        changes["result"] = masks.text(row.result, indent=None)
+    return replace(row, **changes)
+
+
+def documents_of(row: Message | ArchivedMessage) -> tuple[str, str]:
+    """The JSON texts of a message whose values an error may quote."""
+    return row.message, json.dumps(row.headers, default=str)
+
+
 def redacted(text: str | None, masks: Masks, *documents: str | None) -> str | None:
     """An error or a traceback without the values that are hidden in these JSON texts."""
     if text is None or masks.are_none:
         return text
     if any(it is None for it in documents):
         # The hidden values are unknown here: only the kind of the error is safe to show.
-        return f"{text.partition(':')[0][:200]}: {HIDDEN}"
+        kind = _KIND.match(text)
+        return HIDDEN if kind is None else f"{kind[0]} {HIDDEN}"
     hidden: set[str] = set()
     try:
         for document in documents:

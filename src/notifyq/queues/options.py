@@ -44,6 +44,8 @@ class Option:
     """Of a flag, the name of its opposite."""
     period: str
     """Of a rate, the name of the option with its period."""
+    default: str
+    """What a new queue or stream has, as a command reads it; empty: see `none` and `off`."""
     choices: tuple[str, ...]
     least: int | None
     most: int | None
@@ -70,6 +72,7 @@ def option(
     none: str = "",
     off: str = "",
     period: str = "",
+    default: str = "",
     choices: tuple[str, ...] = (),
     least: int | None = None,
     most: int | None = None,

@@ -23,29 +23,37 @@ class Policy(PolicyBase):
     """
 
     lock_duration: timedelta | float | None = option(
-        "How long a claim holds a message unless it is extended.", "Attempts"
+        "How long a claim holds a message unless it is extended.", "Attempts", default="1m"
     )
     max_attempts: int | None = option(
         "Attempts before a message is dead; with 1 it is never retried.",
         "Attempts",
+        default="1",
         least=1,
         most=1000,
     )
     backoff: timedelta | float | None = option(
-        "Delay before the second attempt; it doubles with every attempt.", "Attempts"
+        "Delay before the second attempt; it doubles with every attempt.", "Attempts", default="2s"
     )
-    backoff_max: timedelta | float | None = option("Longest delay between attempts.", "Attempts")
+    backoff_max: timedelta | float | None = option(
+        "Longest delay between attempts.", "Attempts", default="5m"
+    )
     notify: Notify | None = option(
         "auto: publishing wakes workers, unless a busy one polls; always: it always does; "
         "off: workers only poll.",
         "Other",
+        default="auto",
         choices=get_args(Notify),
     )
     retention: timedelta | float | None = option(
-        "How long the archive keeps its messages.", "Other"
+        "How long the archive keeps its messages.", "Other", default="30d"
     )
     max_bytes: int | None = option(
-        "Most bytes of a message and its headers, as JSON text.", "Limits", least=4096, most=2**28
+        "Most bytes of a message and its headers, as JSON text.",
+        "Limits",
+        default="1048576",
+        least=4096,
+        most=2**28,
     )
     concurrency: int | None = option(
         "Most messages that all workers handle at a time.", "Limits", none="no limit"
@@ -89,6 +97,7 @@ class Policy(PolicyBase):
         "Beyond the capacity: reject makes publishing fail, drop_oldest archives the oldest "
         "messages as rejected.",
         "Limits",
+        default="reject",
         choices=get_args(Overflow),
     )
     durable: bool | None = option(

@@ -35,7 +35,8 @@ class StreamPolicy(PolicyBase):
         "Not durable (unlogged): events are lost when the server crashes.", off="unlogged"
     )
     retention: timedelta | float | None = option(
-        "How long events are kept for a replay, after every subscriber has read them."
+        "How long events are kept for a replay, after every subscriber has read them.",
+        default="1h",
     )
     max_lag: timedelta | float | None = option(
         "Age at which events are skipped for a subscriber that has not read them.", none="no limit"
@@ -46,10 +47,14 @@ class StreamPolicy(PolicyBase):
     notify: Notify | None = option(
         "auto: publishing wakes subscribers, unless a busy one polls; always: it always does; "
         "off: they only poll.",
+        default="auto",
         choices=get_args(Notify),
     )
     max_bytes: int | None = option(
-        "Most bytes of an event and its headers, as JSON text.", least=4096, most=2**28
+        "Most bytes of an event and its headers, as JSON text.",
+        default="1048576",
+        least=4096,
+        most=2**28,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notifyq.models.message import Status
 from notifyq.models.outcome import ErrorReport, Failed
@@ -70,9 +70,18 @@ def _headline(error: BaseException) -> str:
 
 
 def log_failure(
-    log: logging.Logger, what: str, failed: Failed, follows: str, *, is_last: bool
+    log: logging.Logger,
+    what: str,
+    failed: Failed,
+    follows: str,
+    *,
+    is_last: bool,
+    fields: dict[str, Any],
 ) -> None:
-    """Log a failed attempt: one line, and after the last attempt the traceback too."""
+    """Log a failed attempt: one line, and after the last attempt the traceback too.
+
+    `fields` are `extra`: the attribute `event` of the record, as that of a telemetry event.
+    """
     error = failed.error
     if error is None:
         reason = failed.details
@@ -88,6 +97,7 @@ def log_failure(
         follows,
         in_line(reason),
         exc_info=_exc_info(error) if is_error else None,
+        extra={"event": fields},
     )
 
 

@@ -6,7 +6,8 @@ publisher may write headers, so they may be malformed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 _HEADERS = ("traceparent", "tracestate")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+"""The form of `traceparent`; its group is the trace id."""
+
+
+def trace_id_of(headers: Mapping[str, Any]) -> str | None:
+    """The trace id that headers carry, in 32 hexadecimal digits."""
+    carried = headers.get("traceparent")
+    found = TRACEPARENT.fullmatch(carried) if isinstance(carried, str) else None
+    return None if found is None else found[1]
 
 
 class Tracing:

@@ -31,6 +31,7 @@ from notifyq.notify.wake import call_on
 from notifyq.printable import in_line
 from notifyq.telemetry import Guarded, HandlerStuck, LockLost, LocksExtended, MessageFinished
 from notifyq.telemetry.tracebacks import log_failure
+from notifyq.telemetry.tracing import trace_id_of
 from notifyq.worker.fetch import PATIENCE, Prefetch
 from notifyq.worker.heartbeat import Heartbeat, Lock
 from notifyq.worker.loop_watch import LoopWatch, Running, Work
@@ -447,9 +448,15 @@ def _work(call: Call) -> Work:
 def _log(held: Held, answer: Answer) -> None:
     message = held.message
     what = f"queue {message.queue!r}: message {message.id}"
+    fields = {
+        "queue": message.queue,
+        "message_id": message.id,
+        "attempt": message.attempts,
+        "trace_id": trace_id_of(message.headers),
+    }
     match held.ended:
         case Rejected(reason):
-            log.warning("%s is rejected: %s", what, in_line(reason))
+            log.warning("%s is rejected: %s", what, in_line(reason), extra={"event": fields})
         case Failed():
             # A plain True: whether another attempt follows was in an answer that was lost.
             attempt = f" in attempt {message.attempts}"
@@ -459,4 +466,4 @@ def _log(held: Held, answer: Answer) -> None:
                 is_last = answer.delay is None
                 if answer.delay is not None:
                     attempt += f", next try in {max(answer.delay.total_seconds(), 0):.1f} s"
-            log_failure(log, what, held.ended, attempt, is_last=is_last)
+            log_failure(log, what, held.ended, attempt, is_last=is_last, fields=fields)

@@ -146,6 +146,15 @@ async def test_a_range_has_whole_hours(notifyq: Notifyq, tmp_path: Path) -> None
     assert ended.out == f"{file}: 12 messages, 2026-03-07 10:00 to 2026-03-07 13:00 UTC\n"
 
 
+@pytest.mark.usefixtures("filled")
+async def test_what_was_written_is_printed_as_json(notifyq: Notifyq, tmp_path: Path) -> None:
+    file = tmp_path / "r.html"
+    options = ["--since", "2026-03-07T10:20Z", "--until", "2026-03-07T12:20Z"]
+    [facts] = notifyq.good("report", "-o", str(file), "--json", *options).data
+    assert (facts["file"], facts["messages"]) == (str(file), 12)
+    assert facts["since"] == "2026-03-07T10:00:00Z"
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from notifyq.archive.reader import Archive
 from notifyq.models.message import ArchivedMessage, Attempt, Message
 from notifyq.operations import monitor
-from notifyq.operations.masks import Masks, redacted
+from notifyq.operations.masks import Masks, documents_of, redacted
 from notifyq.operations.monitor import WorkerInfo
 from notifyq.operations.top import acts
 from notifyq.operations.top.frame import Detail
@@ -61,7 +61,7 @@ class MessageScreen(Detail):
 def message_text(message: Message | ArchivedMessage, attempts: list[Attempt], masks: Masks) -> str:
     """All of a message that may be shown."""
     headers = json.dumps(message.headers, default=str) if message.headers else None
-    documents = message.message, headers or "null"
+    documents = documents_of(message)
     fields: dict[str, Any] = {
         name: getattr(message, name)
         for name in message.__dataclass_fields__

@@ -29,6 +29,7 @@ from notifyq.printable import in_line
 from notifyq.streams.subscription import Batch
 from notifyq.telemetry import BatchFinished, EventRetried, HandlerStuck, TelemetryHandler
 from notifyq.telemetry.tracebacks import log_failure
+from notifyq.telemetry.tracing import trace_id_of
 from notifyq.worker.loop_watch import LoopWatch, Running, Work
 
 if TYPE_CHECKING:
@@ -311,7 +312,10 @@ class Delivery:
                 case Released():
                     result.is_released = True
                 case Rejected():
-                    log.warning("%s is rejected: %s", self._named(event), in_line(outcome.reason))
+                    log.warning(
+                        "%s is rejected: %s", self._named(event), in_line(outcome.reason),
+                        extra={"event": self._fields(event)},
+                    )  # fmt: skip
                     self.errors.append(f"event {event.id}: {outcome.reason}")
                     result.failed[event.id] = outcome.status, outcome.reason
                 case Failed():
@@ -321,12 +325,12 @@ class Delivery:
         self.errors.append(f"event {event.id}: {outcome.details}")
         attempt = f" in attempt {event.attempts} of {self._subscriber.max_attempts}"
         if not self._is_retried(event, outcome):
-            log_failure(log, self._named(event), outcome, attempt, is_last=True)
+            self._log_failure(event, outcome, attempt, is_last=True)
             result.failed[event.id] = outcome.status, outcome.details
             return
         delay = _delay_of(event, outcome)
         attempt += f", next try in {delay.total_seconds():.1f} s"
-        log_failure(log, self._named(event), outcome, attempt, is_last=False)
+        self._log_failure(event, outcome, attempt, is_last=False)
         retried = result.again if self._subscriber.ordered else result.retried
         retried[event.id] = delay, outcome.details
         self._telemetry(
@@ -338,6 +342,19 @@ class Delivery:
                 details=outcome.details,
             )
         )
+
+    def _log_failure(self, event: Event, failed: Failed, follows: str, *, is_last: bool) -> None:
+        fields = self._fields(event)
+        log_failure(log, self._named(event), failed, follows, is_last=is_last, fields=fields)
+
+    def _fields(self, event: Event) -> dict[str, Any]:
+        return {
+            "stream": event.stream,
+            "subscriber": self._subscriber.name,
+            "event_id": event.id,
+            "attempt": event.attempts,
+            "trace_id": trace_id_of(event.headers),
+        }
 
     def _named(self, event: Event) -> str:
         return f"stream {event.stream!r}: event {event.id} for {self._subscriber.name!r}"
