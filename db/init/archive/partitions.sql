@@ -1,6 +1,13 @@
--- Partitions: the archive and the attempts have one for each day in UTC, created in advance.
+-- Partitions: archive, attempts, logs and steps have one for each day in UTC, created in advance.
 --
 -- raises: nothing; a table that is in use is left to the next run
+
+-- The partitioned table of this name.
+create or replace function notifyq.partitioned(name text)
+  returns regclass language sql stable
+as $$
+  select coalesce(to_regclass('messages.' || name), to_regclass('notifyq.' || name));
+$$;
 
 create or replace view notifyq.day_partition as
   select c.relname::text as name, p.relname::text as parent, c.oid::regclass as class,
@@ -8,9 +15,13 @@ create or replace view notifyq.day_partition as
   from pg_inherits as i
   join pg_class as c on c.oid = i.inhrelid
   join pg_class as p on p.oid = i.inhparent
-  where p.oid in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-    and c.relname ~ '^(message_archive|attempt)_[0-9]{8}$';
-comment on view notifyq.day_partition is 'One row for each day of the archive and of the attempts.';
+  where p.oid in (
+    'messages.message_archive'::regclass, 'messages.attempt'::regclass,
+    'notifyq.attempt_log'::regclass
+  )
+    and c.relname ~ '^(message_archive|attempt|attempt_log)_[0-9]{8}$';
+comment on view notifyq.day_partition is
+  'One row for each day of the archive, of the attempts and of the logs.';
 
 create or replace function notifyq.partition_name(
   day date,
@@ -29,15 +40,15 @@ as $$
 declare
   v_name text := notifyq.partition_name(day, parent);
   v_default text := parent || '_default';
-  v_schema text := case parent when 'step_archive' then 'notifyq' else 'messages' end;
+  v_parent text := notifyq.partitioned(parent)::text;
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
 begin
   -- Attached after its creation: `create table ... partition of` would lock out every insert
   -- while it waits for a reader of the archive.
   execute format(
-    'create table notifyq.%I (like %I.%I including defaults including '
-    'constraints including storage including comments)', v_name, v_schema, parent
+    'create table notifyq.%I (like %s including defaults including '
+    'constraints including storage including comments)', v_name, v_parent
   );
   -- A message that is archived between the move and the attachment would make the latter fail.
   execute format('lock table notifyq.%I in access exclusive mode', v_default);
@@ -48,8 +59,8 @@ begin
     v_default, instant, v_from, instant, v_until, v_name
   );
   execute format(
-    'alter table %I.%I attach partition notifyq.%I for values from (%L) to (%L)',
-    v_schema, parent, v_name, v_from, v_until
+    'alter table %s attach partition notifyq.%I for values from (%L) to (%L)',
+    v_parent, v_name, v_from, v_until
   );
 end;
 $$;
@@ -73,7 +84,7 @@ begin
       select t.parent, t.instant, g.day::date
       from (
         values ('message_archive', 'archived_at'), ('attempt', 'ended_at'),
-          ('step_archive', 'archived_at')
+          ('attempt_log', 'ended_at'), ('step_archive', 'archived_at')
       ) as t (parent, instant)
       cross join generate_series(clock_timestamp()::date, v_last, '1 day') as g (day)
       union
@@ -82,6 +93,8 @@ begin
       from notifyq.message_archive_default as a
       union
       select 'attempt', 'ended_at', a.ended_at::date from notifyq.attempt_default as a
+      union
+      select 'attempt_log', 'ended_at', l.ended_at::date from notifyq.attempt_log_default as l
       union
       select 'step_archive', 'archived_at', s.archived_at::date
       from notifyq.step_archive_default as s

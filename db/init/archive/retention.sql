@@ -152,7 +152,7 @@ as $$
     where l.locktype = 'relation'
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (
-        format('messages.%I', regexp_replace(holders_of.relation, '_[0-9]+$', ''))::regclass::oid,
+        notifyq.partitioned(regexp_replace(holders_of.relation, '_[0-9]+$', ''))::oid,
         format('notifyq.%I', holders_of.relation)::regclass::oid
       )
       and l.pid <> pg_backend_pid()
@@ -190,6 +190,32 @@ begin
     plan.relation, coalesce(plan.queues, '{}'), coalesce(plan.dead, '{}')
   );
 end;
+$$;
+
+-- A query of all rows of the queues in `whole`, and of those in `success` and `other` the rows that
+-- succeeded, or did not. Attempts and logs belong to either: they have all or none of a queue.
+create or replace function notifyq.rows_of(
+  relation text,
+  whole text[],
+  success text[],
+  other text[],
+  columns text
+)
+  returns text language sql stable
+as $$
+  select string_agg(
+    format(
+      'select %s from notifyq.%I as a where a.queue = any (%L)%s', rows_of.columns,
+      rows_of.relation, p.queues, p.condition
+    ),
+    ' union all '
+  )
+  from (
+    values
+      (rows_of.whole, ''), (nullif(rows_of.success, '{}'), ' and a.status = ''success'''),
+      (nullif(rows_of.other, '{}'), ' and a.status <> ''success''')
+  ) as p (queues, condition)
+  where p.queues is not null;
 $$;
 
 -- False: the day is in use, and nothing changed.
@@ -261,7 +287,7 @@ create or replace function notifyq.compact_day(relation text, now timestamptz)
   set lock_timeout = '100ms' set timezone = 'UTC' set jit = off
 as $$
 declare
-  v_parent text := regexp_replace(relation, '_[0-9]+$', '');
+  v_parent text := notifyq.partitioned(regexp_replace(relation, '_[0-9]+$', ''))::text;
   v_day timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
   v_new text := relation || '_new';
   v_plan notifyq.day_plan;
@@ -280,13 +306,8 @@ begin
   end if;
   execute format('create table notifyq.%I (like notifyq.%I including all)', v_new, relation);
   execute format(
-    'insert into notifyq.%I select f.* from ('
-    '  select a.* from notifyq.%I as a where a.queue = any (%L)'
-    '  union all select a.* from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status = ''success'''
-    '  union all select a.* from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status <> ''success'''
-    ') as f', v_new, relation, v_plan.queues, relation, v_plan.success, relation, v_plan.dead
+    'insert into notifyq.%I %s',
+    v_new, notifyq.rows_of(relation, v_plan.queues, v_plan.success, v_plan.dead, 'a.*')
   );
   get diagnostics v_left = row_count;
   perform notifyq.forget_redrives(v_plan);
@@ -297,7 +318,7 @@ begin
   else
     execute format('alter table notifyq.%I rename to %I', v_new, relation);
     execute format(
-      'alter table messages.%I attach partition notifyq.%I for values from (%L) to (%L)',
+      'alter table %s attach partition notifyq.%I for values from (%L) to (%L)',
       v_parent, relation, v_day, v_day + interval '1 day'
     );
   end if;
@@ -334,25 +355,14 @@ create or replace function notifyq.weigh_day(
 as $$
 begin
   execute format(
-    'select exists (select from notifyq.%I as a where a.queue = any (%L))'
-    ' or exists (select from notifyq.%I as a'
-    '   where a.queue = any (%L) and a.status = ''success'')'
-    ' or exists (select from notifyq.%I as a'
-    '   where a.queue = any (%L) and a.status <> ''success'')',
-    plan.relation, plan.gone, plan.relation, plan.dead, plan.relation, plan.success
+    'select exists (%s)', notifyq.rows_of(plan.relation, plan.gone, plan.dead, plan.success, '')
   ) into _has_gone;
   if not _has_gone then
     return;
   end if;
   execute format(
-    'select count(*) <= %L from ('
-    '  select from notifyq.%I as a where a.queue = any (%L)'
-    '  union all select from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status = ''success'''
-    '  union all select from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status <> ''success'''
-    '  limit %L) as f',
-    most, plan.relation, plan.queues, plan.relation, plan.success, plan.relation, plan.dead,
+    'select count(*) <= %L from (%s limit %L) as f',
+    most, notifyq.rows_of(plan.relation, plan.queues, plan.success, plan.dead, ''),
     most::bigint + 1
   ) into _is_few;
 end;
