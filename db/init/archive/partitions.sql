@@ -2,11 +2,10 @@
 --
 -- raises: nothing; a table that is in use is left to the next run
 
--- The partitioned table of this name.
-create or replace function notifyq.partitioned(name text)
-  returns regclass language sql stable
+create or replace function notifyq.schema_of(parent text)
+  returns text language sql immutable
 as $$
-  select coalesce(to_regclass('messages.' || name), to_regclass('notifyq.' || name));
+  select case when parent in ('message_archive', 'attempt') then 'messages' else 'notifyq' end;
 $$;
 
 create or replace view notifyq.day_partition as
@@ -40,15 +39,15 @@ as $$
 declare
   v_name text := notifyq.partition_name(day, parent);
   v_default text := parent || '_default';
-  v_parent text := notifyq.partitioned(parent)::text;
+  v_schema text := notifyq.schema_of(parent);
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
 begin
   -- Attached after its creation: `create table ... partition of` would lock out every insert
   -- while it waits for a reader of the archive.
   execute format(
-    'create table notifyq.%I (like %s including defaults including '
-    'constraints including storage including comments)', v_name, v_parent
+    'create table notifyq.%I (like %I.%I including defaults including '
+    'constraints including storage including comments)', v_name, v_schema, parent
   );
   -- A message that is archived between the move and the attachment would make the latter fail.
   execute format('lock table notifyq.%I in access exclusive mode', v_default);
@@ -59,8 +58,8 @@ begin
     v_default, instant, v_from, instant, v_until, v_name
   );
   execute format(
-    'alter table %s attach partition notifyq.%I for values from (%L) to (%L)',
-    v_parent, v_name, v_from, v_until
+    'alter table %I.%I attach partition notifyq.%I for values from (%L) to (%L)',
+    v_schema, parent, v_name, v_from, v_until
   );
 end;
 $$;

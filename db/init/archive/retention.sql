@@ -149,10 +149,11 @@ as $$
   select array(
     select l.virtualtransaction
     from pg_locks as l
+    cross join regexp_replace(holders_of.relation, '_[0-9]+$', '') as p (parent)
     where l.locktype = 'relation'
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (
-        notifyq.partitioned(regexp_replace(holders_of.relation, '_[0-9]+$', ''))::oid,
+        format('%I.%I', notifyq.schema_of(p.parent), p.parent)::regclass::oid,
         format('notifyq.%I', holders_of.relation)::regclass::oid
       )
       and l.pid <> pg_backend_pid()
@@ -190,32 +191,6 @@ begin
     plan.relation, coalesce(plan.queues, '{}'), coalesce(plan.dead, '{}')
   );
 end;
-$$;
-
--- A query of all rows of the queues in `whole`, and of those in `success` and `other` the rows that
--- succeeded, or did not. Attempts and logs belong to either: they have all or none of a queue.
-create or replace function notifyq.rows_of(
-  relation text,
-  whole text[],
-  success text[],
-  other text[],
-  columns text
-)
-  returns text language sql stable
-as $$
-  select string_agg(
-    format(
-      'select %s from notifyq.%I as a where a.queue = any (%L)%s', rows_of.columns,
-      rows_of.relation, p.queues, p.condition
-    ),
-    ' union all '
-  )
-  from (
-    values
-      (rows_of.whole, ''), (nullif(rows_of.success, '{}'), ' and a.status = ''success'''),
-      (nullif(rows_of.other, '{}'), ' and a.status <> ''success''')
-  ) as p (queues, condition)
-  where p.queues is not null;
 $$;
 
 -- False: the day is in use, and nothing changed.
@@ -287,7 +262,7 @@ create or replace function notifyq.compact_day(relation text, now timestamptz)
   set lock_timeout = '100ms' set timezone = 'UTC' set jit = off
 as $$
 declare
-  v_parent text := notifyq.partitioned(regexp_replace(relation, '_[0-9]+$', ''))::text;
+  v_parent text := regexp_replace(relation, '_[0-9]+$', '');
   v_day timestamptz := to_date(right(relation, 8), 'YYYYMMDD')::timestamptz;
   v_new text := relation || '_new';
   v_plan notifyq.day_plan;
@@ -305,10 +280,23 @@ begin
     return null;
   end if;
   execute format('create table notifyq.%I (like notifyq.%I including all)', v_new, relation);
-  execute format(
-    'insert into notifyq.%I %s',
-    v_new, notifyq.rows_of(relation, v_plan.queues, v_plan.success, v_plan.dead, 'a.*')
-  );
+  -- Attempts and logs belong to either: they have all or none of a queue.
+  if relation ~ '^attempt' then
+    execute format(
+      'insert into notifyq.%I select a.* from notifyq.%I as a where a.queue = any (%L)',
+      v_new, relation, v_plan.queues
+    );
+  else
+    execute format(
+      'insert into notifyq.%I select f.* from ('
+      '  select a.* from notifyq.%I as a where a.queue = any (%L)'
+      '  union all select a.* from notifyq.%I as a'
+      '    where a.queue = any (%L) and a.status = ''success'''
+      '  union all select a.* from notifyq.%I as a'
+      '    where a.queue = any (%L) and a.status <> ''success'''
+      ') as f', v_new, relation, v_plan.queues, relation, v_plan.success, relation, v_plan.dead
+    );
+  end if;
   get diagnostics v_left = row_count;
   perform notifyq.forget_redrives(v_plan);
   -- From here on the archive is locked.
@@ -318,8 +306,8 @@ begin
   else
     execute format('alter table notifyq.%I rename to %I', v_new, relation);
     execute format(
-      'alter table %s attach partition notifyq.%I for values from (%L) to (%L)',
-      v_parent, relation, v_day, v_day + interval '1 day'
+      'alter table %I.%I attach partition notifyq.%I for values from (%L) to (%L)',
+      notifyq.schema_of(v_parent), v_parent, relation, v_day, v_day + interval '1 day'
     );
   end if;
   return greatest(v_rows - v_left, 0);
@@ -354,15 +342,34 @@ create or replace function notifyq.weigh_day(
   set enable_seqscan = off set jit = off
 as $$
 begin
+  if plan.relation ~ '^attempt' then
+    execute format(
+      'select exists (select from notifyq.%I as a where a.queue = any (%L)), count(*) <= %L'
+      ' from (select from notifyq.%I as a where a.queue = any (%L) limit %L) as f',
+      plan.relation, plan.gone, most, plan.relation, plan.queues, most::bigint + 1
+    ) into _has_gone, _is_few;
+    return;
+  end if;
   execute format(
-    'select exists (%s)', notifyq.rows_of(plan.relation, plan.gone, plan.dead, plan.success, '')
+    'select exists (select from notifyq.%I as a where a.queue = any (%L))'
+    ' or exists (select from notifyq.%I as a'
+    '   where a.queue = any (%L) and a.status = ''success'')'
+    ' or exists (select from notifyq.%I as a'
+    '   where a.queue = any (%L) and a.status <> ''success'')',
+    plan.relation, plan.gone, plan.relation, plan.dead, plan.relation, plan.success
   ) into _has_gone;
   if not _has_gone then
     return;
   end if;
   execute format(
-    'select count(*) <= %L from (%s limit %L) as f',
-    most, notifyq.rows_of(plan.relation, plan.queues, plan.success, plan.dead, ''),
+    'select count(*) <= %L from ('
+    '  select from notifyq.%I as a where a.queue = any (%L)'
+    '  union all select from notifyq.%I as a'
+    '    where a.queue = any (%L) and a.status = ''success'''
+    '  union all select from notifyq.%I as a'
+    '    where a.queue = any (%L) and a.status <> ''success'''
+    '  limit %L) as f',
+    most, plan.relation, plan.queues, plan.relation, plan.success, plan.relation, plan.dead,
     most::bigint + 1
   ) into _is_few;
 end;

@@ -55,11 +55,12 @@ create or replace function notifyq.keep_logs(
   attempts integer[],
   logs json[]
 )
-  returns boolean language plpgsql security definer
+  returns integer language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set jit = off
 as $$
 declare
+  v_kept integer;
   v_most integer := (select max(octet_length(u.log::text)) from unnest(logs) as u (log));
   v_barred text[] := notifyq.barred_queues();
 begin
@@ -70,7 +71,7 @@ begin
       hint = 'leave records out before';
   end if;
   insert into notifyq.attempt_log (message_id, lock_token, attempt, queue, lines)
-  select u.id, u.lock_token, coalesce(u.attempt, 1), m.queue,
+  select u.id, u.lock_token, u.attempt, m.queue,
     array(
       -- Clocks of workers may be wrong, but no record is from the future.
       select (
@@ -92,19 +93,22 @@ begin
     limit 1
   ) as m
   where u.lock_token > 0
+    and u.attempt is not null
+    and u.log is not null
     and m.queue <> all (v_barred)
     -- A statement is sent again where its answer was lost.
     and not exists (
       select from notifyq.attempt_log as o
       where o.message_id = u.id and o.lock_token = u.lock_token
     );
-  return true;
+  get diagnostics v_kept = row_count;
+  return v_kept;
 end;
 $$;
 comment on function notifyq.keep_logs(bigint[], bigint[], integer[], json[]) is
   'Keep the log records of calls of handlers, each a JSON array of objects with created_at, level, '
-  'logger and text, of at most 64 KiB. The first log of a lock counts. Raises NQ008 for a larger '
-  'one.';
+  'logger and text, of at most 64 KiB; return of how many calls. The first log of a lock counts. '
+  'Raises NQ008 for a larger one.';
 
 create or replace function messages.logs(id bigint)
   returns setof messages.log_record language plpgsql stable security definer

@@ -31,6 +31,7 @@ from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
     Dependency,
+    LogRecord,
     Message,
     RecordedStep,
     State,
@@ -80,20 +81,22 @@ async def show(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one message, its steps and its attempts."""
+    """Show one message, its steps, attempts and logs."""
     async with open_database(dsn) as database:
         archive = Archive(database)
         message = await archive.find(message_id)
         attempts = await archive.attempts(message_id)
         steps = await archive.steps(message_id)
+        logs = await archive.logs(message_id)
         after = await archive.dependencies(message_id)
     if message is None:
         err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
         raise typer.Exit(1)
     if as_json:
-        typer.echo(row_json(message, history=attempts, after=after, steps=steps))
+        typer.echo(row_json(message, history=attempts, after=after, steps=steps, logs=logs))
         return
     _show(message, after, steps, attempts)
+    _show_logs(logs)
 
 
 def _show(
@@ -114,6 +117,18 @@ def _show(
     for attempt in attempts:
         out.print(f"\nattempt {attempt.number:<8}{_ending(attempt)}")
         out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
+
+
+def _show_logs(logs: Sequence[LogRecord]) -> None:
+    lock_token = None
+    for record in logs:
+        if record.lock_token != lock_token:
+            lock_token = record.lock_token
+            out.print(f"\nlog of attempt {record.attempt}, lock {lock_token}")
+        out.print(
+            f"{'':<16}{when(record.created_at, full=True)} {printable(record.level)} "
+            f"{printable(record.logger)}: {_whole(record.text)}"
+        )
 
 
 def _ending(attempt: Attempt) -> str:

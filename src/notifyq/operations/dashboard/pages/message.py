@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
-from notifyq.models.message import Attempt, RecordedStep, columns
+from notifyq.models.message import Attempt, LogRecord, RecordedStep, columns
 from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import instant
@@ -47,10 +47,11 @@ async def message(view: View) -> Response:
     id_ = view.integer(str(view.request.path_params["id"]))
     row = await _find(view, id_)
     part = view.parts.read
-    found, attempts, steps = await asyncio.gather(
+    found, attempts, steps, logs = await asyncio.gather(
         part("relatives", relatives(view.database, id_), []),
         part("attempts", view.database.fetch(sql.ATTEMPTS, id_), []),
         part("steps", view.database.fetch(sql.STEPS, id_), []),
+        part("logs", view.database.fetch(sql.LOGS, id_), []),
     )
     tries = [Attempt.from_row(it) for it in attempts]
 
@@ -70,6 +71,7 @@ async def message(view: View) -> Response:
         result=_shown(view, row["result"]),
         details=error(row["details"]),
         attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
+        logs=[(it, error(it.text)) for it in map(LogRecord.from_row, logs)],
         steps=[(it, view.masks.text(it.value)) for it in map(RecordedStep.from_row, steps)],
         relatives=found,
         events=_timeline(row, tries, found),
