@@ -28,7 +28,6 @@ READ = [
     "create temporary view mine as select * from messages.message; select * from mine",
     "select messages.message_list()",
     "select messages.archive_find(1)",
-    "select messages.logs(1)",
     "table notifyq.attempt_log",
     "select messages.dead_list()",
     "select last_value from messages.message_id_seq",

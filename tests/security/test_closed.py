@@ -113,7 +113,7 @@ NOTHING = {
         "attempts": "select messages.attempts({a})",
         "logs": "select messages.logs({a})",
         "keep_logs": "select notifyq.keep_logs(array[{m}, {a}], '{{1,1}}', '{{1,1}}', "
-        "array['[{{{{\"text\": \"x\"}}}}]', '[]']::json[])",
+        "array['[{{\"text\": \"x\"}}]', '[]']::json[])",
         "relay_finish": "select notifyq.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
         "array[{m}], array['success']::messages.message_status[])",
         "dependencies": "select messages.dependencies({m})",

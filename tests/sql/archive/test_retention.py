@@ -258,7 +258,7 @@ async def test_the_archive_has_the_default_retention(connection: Connection, old
     assert policy is not None
     assert (policy["retention"], policy["days_ahead"]) == (timedelta(days=2), 6)
     report = await maintain(connection)
-    assert report["partitions_made"] == 3 * 3
+    assert report["partitions_made"] == 4 * 3
     assert await kept(connection) == [2]
     await queue(connection, "new")
     assert (await rows(connection, "queue_info", queue="new"))[0]["retention"] == timedelta(days=2)
