@@ -193,6 +193,19 @@ begin
 end;
 $$;
 
+-- The steps of a day go with its last message.
+create or replace function notifyq.drop_steps(relation text)
+  returns void language plpgsql
+as $$
+begin
+  if relation ^@ 'message_archive_' then
+    execute format(
+      'drop table if exists notifyq.%I', replace(relation, 'message_archive', 'step_archive')
+    );
+  end if;
+end;
+$$;
+
 -- False: the day is in use, and nothing changed.
 create or replace function notifyq.drop_day(relation text)
   returns boolean language plpgsql
@@ -210,11 +223,7 @@ begin
   perform notifyq.forget_redrives(v_plan);
   delete from notifyq.retention_day as r where r.relation = drop_day.relation;
   execute format('drop table notifyq.%I', relation);
-  if relation ^@ 'message_archive_' then
-    execute format(
-      'drop table if exists notifyq.%I', replace(relation, 'message_archive', 'step_archive')
-    );
-  end if;
+  perform notifyq.drop_steps(relation);
   return true;
 exception
   when lock_not_available or deadlock_detected then
@@ -303,6 +312,7 @@ begin
   execute format('drop table notifyq.%I', relation);
   if v_left = 0 then
     execute format('drop table notifyq.%I', v_new);
+    perform notifyq.drop_steps(relation);
   else
     execute format('alter table notifyq.%I rename to %I', v_new, relation);
     execute format(

@@ -96,10 +96,11 @@ begin
     and u.attempt is not null
     and u.log is not null
     and m.queue <> all (v_barred)
-    -- A statement is sent again where its answer was lost.
+    -- A statement is sent again where its answer was lost. With an offset each lock is looked up.
     and not exists (
       select from notifyq.attempt_log as o
       where o.message_id = u.id and o.lock_token = u.lock_token
+      offset 0
     );
   get diagnostics v_kept = row_count;
   return v_kept;
