@@ -151,8 +151,8 @@ async def test_steps_go_with_the_last_rows_of_their_day(
 ) -> None:
     await archive(connection, 1, old, "short")
     await connection.execute(
-        "insert into notifyq.step_archive (message_id, number, name, kind, queue, attempt, created_at, "
-        "archived_at) values (1, 1, 'a', 'step', 'short', 1, $1, $1)",
+        "insert into notifyq.step_archive (message_id, number, name, kind, queue, attempt, "
+        "created_at, archived_at) values (1, 1, 'a', 'step', 'short', 1, $1, $1)",
         old,
     )
     await settle(connection)
