@@ -57,7 +57,8 @@ class App(Decorators):
     environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword or
     environment. With `check_payloads`, payloads are checked against the JSON Schema of their queue
     before they are sent. With `tracing`, each publish and each handler call is a span of the global
-    tracer provider of OpenTelemetry, or of the given one.
+    tracer provider of OpenTelemetry, or of the given one. With `capture_logs`, log records of
+    handlers from this level on are kept, 64 KB of each call: `archive.logs(id)`.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class App(Decorators):
         listen_dsn: str | None = None,
         check_payloads: bool = False,
         tracing: bool | TracerProvider = False,
+        capture_logs: str | int | None = None,
         **settings: Unpack[DatabaseOptions],
     ) -> None:
-        super().__init__(tracing)
+        super().__init__(tracing, capture_logs)
         for name, given in (("dsn", dsn), ("listen_dsn", listen_dsn)):
             if given is not None:
                 require_dsn(given, f"{name} of the App")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, fields
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,15 @@ def number(name: str, value: Any) -> None:
     """Raise ConfigurationError unless the option of this name is unset or a number."""
     if value is not None and not isinstance(value, int | float):
         raise _wrong(name, "a number", value)
+
+
+def log_level(name: str, value: str | int) -> int:
+    """The number of a level of logging; raise ConfigurationError for an unknown one."""
+    known = logging.getLevelNamesMapping()
+    found = known.get(value.upper()) if isinstance(value, str) else value
+    if not isinstance(found, int) or isinstance(found, bool) or found <= 0:
+        raise _wrong(name, "a level of logging, such as 'INFO'", value)
+    return found
 
 
 def of_type(name: str, value: Any, kind: Any, what: str) -> Any:

@@ -457,6 +457,31 @@ async def test_a_dead_message_is_retried_from_a_step(
     assert [row[0] for row in noted] == ["two", "two"]
 
 
+async def test_show_has_the_log_of_each_call(
+    notifyq: Notifyq, queue: str, shared_database: str
+) -> None:
+    id_ = publish(notifyq, queue, 1)
+    line = {"created_at": "2026-01-31T12:00Z", "level": "INFO", "logger": "shop", "text": "a\nb"}
+    async with session(shared_database) as connection:
+        for text in ("a\nb", "\x1b[2J"):
+            await connection.fetch(
+                "select notifyq.keep_logs("
+                "  array[c.id], array[c.lock_token], array[c.attempts], array[$2::text::json]), "
+                "messages.release(c.id, c.lock_token) from messages.claim(array[$1]) as c",
+                queue,
+                json.dumps([line | {"text": text}, line | {"text": "end"}]),
+            )
+    shown = notifyq.good("show", id_).out
+    _, first, second = shown.split("\nlog of ")
+    assert re.fullmatch(
+        r"attempt 1, lock 1\n +[-\d: +]+ INFO shop: a\n {16}b\n +[-\d: +]+ INFO shop: end\n", first
+    )
+    assert second.startswith("attempt 1, lock 3\n")
+    assert "\x1b" not in second
+    (row,) = notifyq.good("show", id_, "--json").data
+    assert [it["text"] for it in row["logs"]] == ["a\nb", "end", "\x1b[2J", "end"]
+
+
 def test_a_key_gets_a_share_and_loses_it(notifyq: Notifyq, queue: str) -> None:
     notifyq.good("queues", "alter", queue, "--fair")
     assert notifyq.good("queues", "shares", queue).out == "every key has the weight 1\n"

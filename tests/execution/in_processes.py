@@ -1,6 +1,7 @@
 """Handlers that run in processes of their own, which import this module."""
 
 import ctypes
+import logging
 import os
 import re
 import signal
@@ -53,3 +54,10 @@ def endless(path: str) -> None:
 def sleep(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
     time.sleep(600)
+
+
+@app.handler("talk", executor="process")
+def talk(name: str) -> None:
+    logging.getLogger("shop").info("in a process: %s", name)
+    if name == "b":
+        raise ValueError("b")

@@ -491,18 +491,27 @@ async def test_a_million_scheduled_messages_cost_a_claim_one_lookup(explained: E
 
 
 @pytest.mark.parametrize(
-    "call", ["select * from messages.attempts(77)", "select messages.dead_delete(77)"]
+    "call",
+    [
+        "select * from messages.attempts(77)",
+        "select * from messages.logs(77)",
+        "select messages.dead_delete(77)",
+    ],
 )
 async def test_the_history_of_one_message_is_found_by_its_id(
     explained: Explained, call: str
 ) -> None:
     # As autovacuum does: then a partition without pages is believed to have none permanently.
-    await explained.connection.execute("analyze messages.attempt, messages.message_archive")
+    await explained.connection.execute(
+        "analyze messages.attempt, notifyq.attempt_log, messages.message_archive"
+    )
     for _ in range(TIMES):
         await explained.plans(call)
     await explained.unexplained("""
         insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
         select i, 1, now(), 1, 'failed', 'default' from generate_series(1, 20000) as i;
+        insert into notifyq.attempt_log (message_id, lock_token, attempt, queue, lines)
+        select i, 1, 1, 'default', '{}' from generate_series(1, 20000) as i;
         with dead as (
           insert into messages.message_archive (
             id, created_at, available_at, lock_token, priority, attempts, status, queue, message,
@@ -794,13 +803,17 @@ ABOUT_MANY = f"""{WORKFLOW}
     select 302000 + n, n from generate_series(1, 3000) as n;
     insert into messages.attempt (message_id, lock_token, locked_at, number, status, queue)
     select 300000 + n, 1, now(), 1, 'failed', 'default' from generate_series(1, 5000) as n;
+    insert into notifyq.attempt_log (message_id, lock_token, attempt, queue, lines)
+    select 300000 + n, 1, 1, 'default', '{{}}' from generate_series(1, 5000) as n;
 """
 ABOUT_ONE = (
     "messages.amend(7, priority => 3)", "messages.attempts(300001)", "messages.cancel(7)",
     "messages.await_any(3, 1, 'n', array['s', 't'], '1 h')",
     "messages.await_end(3, 1, 'n', array[9], '1 h')", "messages.dead_delete(300001)",
     "messages.dead_retry(300001)", "messages.dependencies(100007)", "messages.emit(3, 1, '1')",
-    "messages.message_find(7)", "messages.output(3)", "messages.retry(3, 1)",
+    "messages.logs(300001)", "messages.message_find(7)", "messages.output(3)",
+    "messages.retry(3, 1)",
+    "notifyq.keep_logs('{{3,300002}}', '{{1,1}}', '{{1,1}}', array['[]', '[]']::json[])",
     "messages.run_now(7)", "messages.signal('s', '1', 7)",
     "messages.sleep(3, 1, 'x', delay => '1 h')", "messages.step(3, 1, 'x')", "messages.steps(3)",
     "messages.unblock(100009)", "notifyq.message_relatives(7)", "notifyq.recorded_steps(3, 1)",

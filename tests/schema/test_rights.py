@@ -66,6 +66,7 @@ WORK = [
     "select messages.progress(1, 1, 0.5)",
     "select notifyq.record_step(1, 1, 'a', '1')",
     "select notifyq.recorded_steps(1, 1)",
+    "select notifyq.keep_logs('{1}', '{1}', '{1}', array['[]'::json])",
     "select notifyq.wait_for_ends(1, 1, 'a', '{2}', null)",
     "select notifyq.claim_owned('{default}')",
     # Inside of a transaction it fails, but not for want of a right.
@@ -160,6 +161,7 @@ READ_TABLES = [
     "select * from notifyq.limit_room",
     "select * from messages.share",
     "select * from messages.attempt",
+    "select * from notifyq.attempt_log",
     "select * from notifyq.relay_receipt",
     "select * from notifyq.relay_mark",
     "select * from messages.schedule",
@@ -247,6 +249,7 @@ INFO = [
     "select messages.dependencies(1)",
     "select notifyq.diagnose()",
     "select messages.attempts(1)",
+    "select messages.logs(1)",
     "select messages.stream_info()",
     "select messages.subscription_info()",
     "select (messages.batch_info(null::bigint)).batch where false",

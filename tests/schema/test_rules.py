@@ -242,7 +242,7 @@ async def test_every_table_and_type_is_commented(connection: Connection) -> None
     uncommented = await names(
         connection,
         f"select c.relname::text from {TABLES} and c.relkind in ('r', 'p', 'v') "
-        "and c.relname !~ '^(message_archive|attempt|step_archive)_' "
+        "and c.relname !~ '^(message_archive|attempt(_log)?|step_archive)_' "
         "and obj_description(c.oid, 'pg_class') is null "
         "union all select t.typname::text from pg_type as t "
         "where t.typnamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and "
@@ -290,11 +290,11 @@ async def test_constraints_and_indexes_are_named_by_one_pattern(connection: Conn
     found = await names(
         connection,
         f"select c.relname::text from {TABLES} and c.relkind in ('i', 'I') "
-        "and c.relname !~ '^(message_archive|attempt|step_archive)_(\\d|default)' union all "
+        "and c.relname !~ '^(message_archive|attempt(_log)?|step_archive)_(\\d|default)' union all "
         "select k.conname::text from pg_constraint as k "
         "where k.connamespace in ('messages'::regnamespace, 'notifyq'::regnamespace) and "
         "k.contype not in ('n', 't') "
-        "and k.conrelid::regclass::text !~ '(message_archive|attempt|step_archive)_'",
+        "and k.conrelid::regclass::text !~ '(message_archive|attempt(_log)?|step_archive)_'",
     )
     assert [name for name in found if not re.search(r"_(pk|uq|ck|fk|idx)$", name)] == []
 

@@ -111,6 +111,9 @@ NOTHING = {
         "extend_many": "select messages.extend_many(array[{m}], '{{1}}')",
         "archive_find": "select messages.archive_find({a})",
         "attempts": "select messages.attempts({a})",
+        "logs": "select messages.logs({a})",
+        "keep_logs": "select notifyq.keep_logs(array[{m}, {a}], '{{1,1}}', '{{1,1}}', "
+        "array['[{{\"text\": \"x\"}}]', '[]']::json[])",
         "relay_finish": "select notifyq.relay_finish('t', 's', 'p', array[{m}], '{{1}}', "
         "array[{m}], array['success']::messages.message_status[])",
         "dependencies": "select messages.dependencies({m})",
@@ -142,7 +145,9 @@ async def close(connection: Connection) -> dict[str, Any]:
         select messages.publish('q', '{"secret": 1}'), messages.publish('q', '2'),
           messages.publish('q', '3'), messages.publish('st', '4');
         select messages.claim('{q}', worker => 'w');
-        select messages.finish(c.id, c.lock_token) from messages.claim('{q}') as c;
+        select notifyq.keep_logs(
+          array[c.id], array[c.lock_token], '{1}', array['[{"text": "secret"}]'::json]
+        ), messages.finish(c.id, c.lock_token) from messages.claim('{q}') as c;
         select messages.grant_queue(c.name, 'notifyq_admin')
         from unnest('{q,tq,st}'::text[]) as c (name);
     """)

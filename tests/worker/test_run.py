@@ -30,7 +30,9 @@ class Desk(Settler):
         self.opened = asyncio.Event()
         self.opened.set()
 
-    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
+    def add(
+        self, message: Message, outcome: Outcome, log: str | None = None
+    ) -> asyncio.Future[Answer]:
         async def later() -> Answer:
             await self.opened.wait()
             done = self.settled if isinstance(outcome, Success | Rejected) else self.released

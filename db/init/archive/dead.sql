@@ -311,13 +311,14 @@ begin
   select array_agg(d.id) into v_deleted from deleted as d;
   delete from notifyq.redrive as r where r.archive_id = any (v_deleted);
   delete from messages.attempt as t where t.message_id = any (v_deleted);
+  delete from notifyq.attempt_log as l where l.message_id = any (v_deleted);
   delete from notifyq.step_archive as s where s.message_id = any (v_deleted);
   return coalesce(cardinality(v_deleted), 0)::bigint;
 end;
 $$;
 comment on function messages.dead_delete is
-  'Delete dead messages, and cancelled ones, and the history of their attempts permanently; return '
-  'how many.';
+  'Delete dead messages, and cancelled ones, permanently, with their attempts, logs and steps; '
+  'return how many.';
 
 -- An event stays in its stream for the other subscribers. Its row in the archive has an id of its
 -- own, and one event may have several. The caller has locked the batch.

@@ -1,6 +1,12 @@
--- Partitions: the archive and the attempts have one for each day in UTC, created in advance.
+-- Partitions: archive, attempts, logs and steps have one for each day in UTC, created in advance.
 --
 -- raises: nothing; a table that is in use is left to the next run
+
+create or replace function notifyq.schema_of(parent text)
+  returns text language sql immutable
+as $$
+  select case when parent in ('message_archive', 'attempt') then 'messages' else 'notifyq' end;
+$$;
 
 create or replace view notifyq.day_partition as
   select c.relname::text as name, p.relname::text as parent, c.oid::regclass as class,
@@ -8,9 +14,13 @@ create or replace view notifyq.day_partition as
   from pg_inherits as i
   join pg_class as c on c.oid = i.inhrelid
   join pg_class as p on p.oid = i.inhparent
-  where p.oid in ('messages.message_archive'::regclass, 'messages.attempt'::regclass)
-    and c.relname ~ '^(message_archive|attempt)_[0-9]{8}$';
-comment on view notifyq.day_partition is 'One row for each day of the archive and of the attempts.';
+  where p.oid in (
+    'messages.message_archive'::regclass, 'messages.attempt'::regclass,
+    'notifyq.attempt_log'::regclass
+  )
+    and c.relname ~ '^(message_archive|attempt|attempt_log)_[0-9]{8}$';
+comment on view notifyq.day_partition is
+  'One row for each day of the archive, of the attempts and of the logs.';
 
 create or replace function notifyq.partition_name(
   day date,
@@ -29,7 +39,7 @@ as $$
 declare
   v_name text := notifyq.partition_name(day, parent);
   v_default text := parent || '_default';
-  v_schema text := case parent when 'step_archive' then 'notifyq' else 'messages' end;
+  v_schema text := notifyq.schema_of(parent);
   v_from timestamptz := day::timestamp at time zone 'UTC';
   v_until timestamptz := (day + 1)::timestamp at time zone 'UTC';
 begin
@@ -73,7 +83,7 @@ begin
       select t.parent, t.instant, g.day::date
       from (
         values ('message_archive', 'archived_at'), ('attempt', 'ended_at'),
-          ('step_archive', 'archived_at')
+          ('attempt_log', 'ended_at'), ('step_archive', 'archived_at')
       ) as t (parent, instant)
       cross join generate_series(clock_timestamp()::date, v_last, '1 day') as g (day)
       union
@@ -82,6 +92,8 @@ begin
       from notifyq.message_archive_default as a
       union
       select 'attempt', 'ended_at', a.ended_at::date from notifyq.attempt_default as a
+      union
+      select 'attempt_log', 'ended_at', l.ended_at::date from notifyq.attempt_log_default as l
       union
       select 'step_archive', 'archived_at', s.archived_at::date
       from notifyq.step_archive_default as s

@@ -149,10 +149,11 @@ as $$
   select array(
     select l.virtualtransaction
     from pg_locks as l
+    cross join regexp_replace(holders_of.relation, '_[0-9]+$', '') as p (parent)
     where l.locktype = 'relation'
       and l.database = (select d.oid from pg_database as d where d.datname = current_database())
       and l.relation in (
-        format('messages.%I', regexp_replace(holders_of.relation, '_[0-9]+$', ''))::regclass::oid,
+        format('%I.%I', notifyq.schema_of(p.parent), p.parent)::regclass::oid,
         format('notifyq.%I', holders_of.relation)::regclass::oid
       )
       and l.pid <> pg_backend_pid()
@@ -192,6 +193,19 @@ begin
 end;
 $$;
 
+-- The steps of a day go with its last message.
+create or replace function notifyq.drop_steps(relation text)
+  returns void language plpgsql
+as $$
+begin
+  if relation ^@ 'message_archive_' then
+    execute format(
+      'drop table if exists notifyq.%I', replace(relation, 'message_archive', 'step_archive')
+    );
+  end if;
+end;
+$$;
+
 -- False: the day is in use, and nothing changed.
 create or replace function notifyq.drop_day(relation text)
   returns boolean language plpgsql
@@ -209,11 +223,7 @@ begin
   perform notifyq.forget_redrives(v_plan);
   delete from notifyq.retention_day as r where r.relation = drop_day.relation;
   execute format('drop table notifyq.%I', relation);
-  if relation ^@ 'message_archive_' then
-    execute format(
-      'drop table if exists notifyq.%I', replace(relation, 'message_archive', 'step_archive')
-    );
-  end if;
+  perform notifyq.drop_steps(relation);
   return true;
 exception
   when lock_not_available or deadlock_detected then
@@ -279,26 +289,35 @@ begin
     return null;
   end if;
   execute format('create table notifyq.%I (like notifyq.%I including all)', v_new, relation);
-  execute format(
-    'insert into notifyq.%I select f.* from ('
-    '  select a.* from notifyq.%I as a where a.queue = any (%L)'
-    '  union all select a.* from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status = ''success'''
-    '  union all select a.* from notifyq.%I as a'
-    '    where a.queue = any (%L) and a.status <> ''success'''
-    ') as f', v_new, relation, v_plan.queues, relation, v_plan.success, relation, v_plan.dead
-  );
+  -- Attempts and logs belong to either: they have all or none of a queue.
+  if relation ~ '^attempt' then
+    execute format(
+      'insert into notifyq.%I select a.* from notifyq.%I as a where a.queue = any (%L)',
+      v_new, relation, v_plan.queues
+    );
+  else
+    execute format(
+      'insert into notifyq.%I select f.* from ('
+      '  select a.* from notifyq.%I as a where a.queue = any (%L)'
+      '  union all select a.* from notifyq.%I as a'
+      '    where a.queue = any (%L) and a.status = ''success'''
+      '  union all select a.* from notifyq.%I as a'
+      '    where a.queue = any (%L) and a.status <> ''success'''
+      ') as f', v_new, relation, v_plan.queues, relation, v_plan.success, relation, v_plan.dead
+    );
+  end if;
   get diagnostics v_left = row_count;
   perform notifyq.forget_redrives(v_plan);
   -- From here on the archive is locked.
   execute format('drop table notifyq.%I', relation);
   if v_left = 0 then
     execute format('drop table notifyq.%I', v_new);
+    perform notifyq.drop_steps(relation);
   else
     execute format('alter table notifyq.%I rename to %I', v_new, relation);
     execute format(
-      'alter table messages.%I attach partition notifyq.%I for values from (%L) to (%L)',
-      v_parent, relation, v_day, v_day + interval '1 day'
+      'alter table %I.%I attach partition notifyq.%I for values from (%L) to (%L)',
+      notifyq.schema_of(v_parent), v_parent, relation, v_day, v_day + interval '1 day'
     );
   end if;
   return greatest(v_rows - v_left, 0);
@@ -333,6 +352,14 @@ create or replace function notifyq.weigh_day(
   set enable_seqscan = off set jit = off
 as $$
 begin
+  if plan.relation ~ '^attempt' then
+    execute format(
+      'select exists (select from notifyq.%I as a where a.queue = any (%L)), count(*) <= %L'
+      ' from (select from notifyq.%I as a where a.queue = any (%L) limit %L) as f',
+      plan.relation, plan.gone, most, plan.relation, plan.queues, most::bigint + 1
+    ) into _has_gone, _is_few;
+    return;
+  end if;
   execute format(
     'select exists (select from notifyq.%I as a where a.queue = any (%L))'
     ' or exists (select from notifyq.%I as a'

@@ -65,7 +65,7 @@ as $$
 declare
   v_queues text[];
 begin
-  if relation ~ '^attempt' then
+  if relation ~ '^attempt_[0-9]' then
     -- Attempts are few, and have no index by queue.
     execute format('select array(select distinct t.queue from notifyq.%I as t)', relation)
     into v_queues;
@@ -282,6 +282,8 @@ begin
     pg_total_relation_size(d.class),
     coalesce(pg_total_relation_size(to_regclass(
       'notifyq.' || notifyq.partition_name(d.day, 'attempt')
+    )), 0) + coalesce(pg_total_relation_size(to_regclass(
+      'notifyq.' || notifyq.partition_name(d.day, 'attempt_log')
     )), 0),
     coalesce(r.removed, 0), g.goes_at, r.next_at,
     case
@@ -315,8 +317,8 @@ end;
 $$;
 comment on function messages.archive_info is
   'Each day of the archive, also days to come: rows and those that did not succeed, counted '
-  '(is_exact) or estimated by the server; bytes with indexes, and those of its attempts; how many '
-  'rows retention has removed; when its last row is due to go (goes_at); when it is scanned next '
-  '(next_at), and what maintenance does next (next_step): drop it, rewrite it without what is past '
-  'retention, delete that in steps, or age: delete what is kept for less than a day; awaits: the '
-  'lake that must have it first.';
+  '(is_exact) or estimated by the server; bytes with indexes, and those of its attempts and logs; '
+  'how many rows retention has removed; when its last row is due to go (goes_at); when it is '
+  'scanned next (next_at), and what maintenance does next (next_step): drop it, rewrite it without '
+  'what is past retention, delete that in steps, or age: delete what is kept for less than a day; '
+  'awaits: the lake that must have it first.';

@@ -47,14 +47,14 @@ begin
         'worker', 'messages',
         'claim claim_id take wait owned finish_owned release_owned finish finish_many retry '
         'retry_many release release_many extend extend_many reap stage_due maintain archive_find '
-        'attempts queue_info dependencies'
+        'attempts logs queue_info dependencies'
       ),
       (
         'worker', 'notifyq',
         'claim_owned release_orphans suppress unsuppress is_transaction_over take_wake_slots '
         'leave_wake_slots next_due wake_all rate_limit_wait renotify fire_schedules next_schedule '
         'relay_source relay_claim relay_finish relay_marks relay_forget diagnose worker_heartbeat '
-        'remove_worker maintain reap_and_stage'
+        'remove_worker maintain reap_and_stage keep_logs'
       ),
 
       -- Durable work. The right to see a result includes progress and output.
@@ -87,7 +87,7 @@ begin
       (
         'reader', 'messages',
         'queue_info queue_grants queue_shares queue_limits dependencies message_list message_find '
-        'archive_list archive_find archive_summary archive_info retention_info attempts '
+        'archive_list archive_find archive_summary archive_info retention_info attempts logs '
         'dead_list dead_count dead_since current_position known_position events_since '
         'schedule_info cron_next audit_list lakes lake_files'
       ),

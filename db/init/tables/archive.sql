@@ -106,6 +106,48 @@ comment on column messages.attempt.details is 'The text of the error, or what el
 comment on column messages.attempt.traceback is
   'The traceback of the error, with the errors that caused it.';
 
+do $$
+begin
+  if to_regtype('notifyq.log_line') is null then
+    create type notifyq.log_line as (
+      created_at timestamptz,
+      level text,
+      logger text,
+      text text
+    );
+  end if;
+end;
+$$;
+
+comment on type notifyq.log_line is 'One log record of a call of a handler, as it is stored.';
+
+create table if not exists notifyq.attempt_log (
+  message_id bigint not null,
+  lock_token bigint not null,
+  ended_at timestamptz not null default clock_timestamp(),
+  attempt integer not null,
+  queue text not null,
+  lines notifyq.log_line[] not null,
+  constraint attempt_log_message_id_lock_token_ended_at_pk
+    primary key (message_id, lock_token, ended_at)
+) partition by range (ended_at);
+
+create table if not exists notifyq.attempt_log_default
+  partition of notifyq.attempt_log default;
+
+create index if not exists attempt_log_queue_idx on notifyq.attempt_log (queue);
+
+comment on table notifyq.attempt_log is
+  'The log records of each call of a handler, where the App captures them; read them with '
+  'messages.logs().';
+comment on column notifyq.attempt_log.message_id is 'The message, live or archived.';
+comment on column notifyq.attempt_log.lock_token is 'The lock that the call was made under.';
+comment on column notifyq.attempt_log.ended_at is 'When the call had ended.';
+comment on column notifyq.attempt_log.attempt is
+  'The number of the attempt; a parked message is called again under the same number.';
+comment on column notifyq.attempt_log.queue is 'The queue of the message at that time.';
+comment on column notifyq.attempt_log.lines is 'The records, in their order.';
+
 create table if not exists messages.archive_policy (
   id bigint not null default 1,
   retention interval,
@@ -140,8 +182,8 @@ create table if not exists notifyq.retention_day (
 );
 
 comment on table notifyq.retention_day is
-  'One row for each day of the archive and of the attempts that was scanned for rows past the '
-  'retention of their queue.';
+  'One row for each day of the archive, the attempts and the logs that was scanned for rows past '
+  'the retention of their queue.';
 comment on column notifyq.retention_day.relation is 'The table of the day.';
 comment on column notifyq.retention_day.next_at is 'When it is scanned again.';
 comment on column notifyq.retention_day.policy is
@@ -151,6 +193,16 @@ comment on column notifyq.retention_day.block is
 
 do $$
 begin
+  if to_regtype('messages.log_record') is null then
+    create type messages.log_record as (
+      attempt integer,
+      level text,
+      logger text,
+      text text,
+      created_at timestamptz,
+      lock_token bigint
+    );
+  end if;
   if to_regtype('notifyq.queue_keep') is null then
     create type notifyq.queue_keep as (
       queue text,
@@ -199,6 +251,8 @@ begin
 end;
 $$;
 
+comment on type messages.log_record is
+  'One log record of a handler, as messages.logs() reports it; its time is that of the worker.';
 comment on type notifyq.queue_keep is 'How long the messages of a queue stay in the archive.';
 comment on type notifyq.day_plan is
   'Which rows of a day stay: all of the queues in queues, those that succeeded in success, and '

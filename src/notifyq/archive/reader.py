@@ -19,6 +19,7 @@ from notifyq.models.message import (
     Cancellation,
     Changes,
     Dependency,
+    LogRecord,
     Message,
     ParkedMessage,
     Progress,
@@ -99,6 +100,11 @@ class Archive:
         """The recorded steps of a live or finished message, in their order."""
         rows = await self._database.fetch(sql.STEPS, message_id)
         return [RecordedStep.from_row(row) for row in rows]
+
+    async def logs(self, message_id: int) -> list[LogRecord]:
+        """What the handler of a message has logged, where its App has `capture_logs`."""
+        rows = await self._database.fetch(sql.LOGS, message_id)
+        return [LogRecord.from_row(row) for row in rows]
 
     async def progress(self, message_id: int) -> Progress | None:
         """How far the handler of a message was when it last reported.

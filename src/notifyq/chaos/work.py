@@ -65,9 +65,11 @@ class _RecordingSettler(Settler):
         super().__init__(database)
         self._history = history
 
-    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
+    def add(
+        self, message: Message, outcome: Outcome, log: str | None = None
+    ) -> asyncio.Future[Answer]:
         if isinstance(outcome, Committed | Suspended):  # nothing is sent
-            return super().add(message, outcome)
+            return super().add(message, outcome, log)
         op = "retry" if isinstance(outcome, Failed) else "finish"
         call = self._history.invoke(
             "release" if isinstance(outcome, Released) else op,
@@ -75,7 +77,7 @@ class _RecordingSettler(Settler):
             lock_token=message.lock_token,
             status=str(outcome.status),
         )
-        answered = super().add(message, outcome)
+        answered = super().add(message, outcome, log)
 
         def record(answered: asyncio.Future[Answer]) -> None:
             if answered.cancelled():

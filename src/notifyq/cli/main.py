@@ -37,7 +37,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Look": {
         "top": ("top", "Watch queues, workers, dead messages and streams live."),
         "ls": ("messages", "List live or finished messages."),
-        "show": ("messages", "Show one message, its steps and its attempts."),
+        "show": ("messages", "Show one message, its steps, attempts and logs."),
         "parked": ("messages", "List messages that wait for a sleep or a signal."),
         "dashboard": ("dashboard", "Serve queues, messages and workers as web pages."),
         "metrics": ("metrics", "Serve the metrics of the database for Prometheus."),

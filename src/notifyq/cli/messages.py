@@ -31,6 +31,7 @@ from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
     Dependency,
+    LogRecord,
     Message,
     ParkedMessage,
     Progress,
@@ -82,12 +83,13 @@ async def show(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one message, its steps and its attempts."""
+    """Show one message, its steps, attempts and logs."""
     async with open_database(dsn) as database:
         archive = Archive(database)
         message = await archive.find(message_id)
         attempts = await archive.attempts(message_id)
         steps = await archive.steps(message_id)
+        logs = await archive.logs(message_id)
         after = await archive.dependencies(message_id)
         is_live = isinstance(message, Message)
         progress = await archive.progress(message_id) if is_live else None
@@ -96,10 +98,11 @@ async def show(
         err.print(f"notifyq: there is no message {message_id}, neither live nor archived")
         raise typer.Exit(1)
     if as_json:
-        more = {"history": attempts, "after": after, "steps": steps}
+        more = {"history": attempts, "after": after, "steps": steps, "logs": logs}
         typer.echo(row_json(message, **more, progress=progress, parked=waits))
         return
     _show(message, after, steps, attempts, progress, waits)
+    _show_logs(logs)
 
 
 def _show(
@@ -130,6 +133,18 @@ def _show(
     for attempt in attempts:
         out.print(f"\nattempt {attempt.number:<8}{_ending(attempt)}")
         out.print(f"{'':<16}{_whole(attempt.traceback or attempt.details or '-')}")
+
+
+def _show_logs(logs: Sequence[LogRecord]) -> None:
+    lock_token = None
+    for record in logs:
+        if record.lock_token != lock_token:
+            lock_token = record.lock_token
+            out.print(f"\nlog of attempt {record.attempt}, lock {lock_token}")
+        out.print(
+            f"{'':<16}{when(record.created_at, full=True)} {printable(record.level)} "
+            f"{printable(record.logger)}: {_whole(record.text)}"
+        )
 
 
 def _ending(attempt: Attempt) -> str:

@@ -232,7 +232,8 @@ class Database:
             timeout=self.settings.connect_timeout.total_seconds(),
             prepared=self.settings.prepared_statements,
         )
-        self._encoding = "UTF8"
+        self.encoding = "UTF8"
+        """That of the database, once it is connected."""
         self._pools = PerLoop(_LoopPool)
         self._dedicated: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -274,12 +275,12 @@ class Database:
         connection = await self._route.connect(connection_class, **options)
         features = self._route.features
         connection.is_shared = features is not None and features.is_pooled
-        self._encoding = connection.get_settings().server_encoding
+        self.encoding = connection.get_settings().server_encoding
         return connection
 
     def storable(self, text: str) -> str:
         """A text for people, such as details, with what this database cannot store replaced."""
-        return storable(text, self._encoding)
+        return storable(text, self.encoding)
 
     def dedicated(self, size: int = 1) -> Database:
         """A separate pool of the same server: with size 1 all calls share one session.

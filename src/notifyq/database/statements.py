@@ -3,6 +3,9 @@
 They only call functions of the database, which hold the behaviour.
 """
 
+import re
+from functools import cache
+
 SCHEMA_VERSION = 1
 """The version of the schema that these calls need."""
 
@@ -72,6 +75,10 @@ WAKE_ALL = "select notifyq.wake_all(queues => $1, always => $2)"
 RELEASE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2)"
 SNOOZE_MANY = "select messages.release_many(ids => $1, lock_tokens => $2, delay => $3)"
 RELEASE_ORPHANS = "select notifyq.release_orphans(worker => $1, known => $2)"
+KEEP_LOGS = """
+select notifyq.keep_logs(
+  ids => $1, lock_tokens => $2, attempts => $3, logs => $4::text[]::json[])
+"""
 EXTEND_MANY = "select messages.extend_many(ids => $1, lock_tokens => $2, lock_duration => $3)"
 CANCEL = "select messages.cancel(id => $1)"
 CANCEL_ALSO = """
@@ -190,6 +197,7 @@ select * from messages.amend_matching(
   conditions => $1, quantity => $2, position_id => $3, budget => $4, priority => $5)"""
 CLOCK = "select clock_timestamp()"
 ATTEMPTS = "select * from messages.attempts(id => $1)"
+LOGS = "select * from messages.logs(id => $1)"
 ARCHIVE_SUMMARY = "select * from messages.archive_summary(queue => $1, since => $2)"
 
 DEAD_LIST = "select * from messages.dead_list($1, $2, $3, subscriber => $4)"
@@ -353,3 +361,12 @@ select notifyq.worker_heartbeat(
   is_stopping => $6, host => $7, pid => $8, version => $9, blocked_for => $10)
 """
 REMOVE_WORKER = "select notifyq.remove_worker(worker => $1)"
+
+
+@cache
+def with_logs(statement: str) -> str:
+    """The statement that also keeps logs: the arguments of KEEP_LOGS follow its own."""
+    own = statement.count("$")
+    keep = re.sub(r"\$(\d)", lambda found: f"${own + int(found[1])}", KEEP_LOGS)
+    # Both are constants of this module.
+    return f"with kept as ({keep}) select s.* from kept, lateral ({statement}) as s"  # noqa: S608

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
+    from notifyq.execution.capture import Records
     from notifyq.execution.runtime import Runtime
     from notifyq.handlers.handler import Handler, Middleware
 
@@ -66,7 +67,9 @@ class Cause(enum.StrEnum):
 class HandlerCall:
     """One message and the call of its handler."""
 
-    __slots__ = ("cause", "handler", "is_running", "message", "started", "steps", "task")
+    __slots__ = (
+        "cause", "handler", "is_running", "message", "records", "started", "steps", "task",
+    )  # fmt: skip
 
     def __init__(self, handler: Handler[Any], message: Message) -> None:
         self.handler = handler
@@ -80,6 +83,8 @@ class HandlerCall:
         """Whether the handler has been called and has not returned."""
         self.steps: Recorder | None = None
         """The record of its steps, where the handler takes them."""
+        self.records: Records | None = None
+        """What the handler has logged, where that is captured."""
 
     @property
     def running_task(self) -> asyncio.Task[Any] | None:
@@ -108,6 +113,8 @@ class HandlerCall:
         payload = self.payload()
         if isinstance(payload, Rejected | Failed):
             return payload
+        if runtime.capture is not None:
+            self.records = runtime.capture.begin()
         return (await self.handle({self: payload}, runtime, transaction))[self]
 
     def payload(self) -> Any:
@@ -199,7 +206,10 @@ class HandlerCall:
 
         async def run() -> Outcome:  # inside the span, which is a middleware
             carried = tracing.carried() if tracing is not None else {}
-            return await processes.run(where, self.message, self.begin, carried)
+            outcome, self.records = await processes.run(
+                where, self.message, self.begin, carried, runtime.capture
+            )
+            return outcome
 
         try:
             if not self.handler.middleware:

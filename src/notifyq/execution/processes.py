@@ -21,6 +21,7 @@ from typing import Any
 
 from notifyq.execution.around import django_connections
 from notifyq.execution.call import HandlerCall
+from notifyq.execution.capture import Capture, Records, capturing
 from notifyq.handlers.handler import Handler
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected
@@ -52,7 +53,8 @@ class Processes:
         message: Message,
         began: Callable[[], None],
         carried: dict[str, str],
-    ) -> Outcome:
+        capture: Capture | None = None,
+    ) -> tuple[Outcome, Records | None]:
         """Handle a message; cancelling kills the process. `began` is called once it has started."""
         if self._idle:
             child = self._idle.pop()
@@ -62,7 +64,9 @@ class Processes:
         try:
             await child.ready
             began()
-            outcome: Outcome = await child.call(handle, where, message, carried)
+            ended: tuple[Outcome, Records | None] = await child.call(
+                handle, where, message, carried, capture
+            )
         except BrokenProcessPool:
             # Before the process is discarded, as the executor's thread may notice its end first.
             code = await asyncio.to_thread(child.exit_code)
@@ -74,7 +78,7 @@ class Processes:
             self._discard(child)
             raise
         self._idle.append(child)
-        return outcome
+        return ended
 
     def close(self) -> None:
         """Kill all of them."""
@@ -150,7 +154,18 @@ def _prepare(module: str) -> None:
         importlib.import_module(module)
 
 
-def handle(where: tuple[str, str], message: Message, carried: dict[str, str]) -> Outcome:
+def handle(
+    where: tuple[str, str], message: Message, carried: dict[str, str], capture: Capture | None
+) -> tuple[Outcome, Records | None]:
+    """Handle a message; return how that ended, and what was logged."""
+    if capture is None:
+        return _handle(where, message, carried), None
+    with capturing(capture.level):
+        records = capture.begin()
+        return _handle(where, message, carried), records
+
+
+def _handle(where: tuple[str, str], message: Message, carried: dict[str, str]) -> Outcome:
     """Validate the payload and call the handler; return how that ended."""
     handler = _find(where)
     call = HandlerCall(handler, message)

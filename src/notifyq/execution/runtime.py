@@ -22,6 +22,7 @@ from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.execution.capture import Capture, Records
     from notifyq.handlers.handler import AroundSync
 
     Finish = tuple[Message, Success | Rejected]
@@ -172,7 +173,8 @@ class HandlerProcesses(Protocol):
         message: Message,
         began: Callable[[], None],
         carried: dict[str, str],
-    ) -> Outcome:
+        capture: Capture | None,
+    ) -> tuple[Outcome, Records | None]:
         """Handle a message with the handler of this module and name.
 
         `carried` is the trace context of the span around it, or empty.
@@ -189,6 +191,8 @@ class Runtime:
     threads: Threads = field(default_factory=Threads)
     database: Database | None = None
     """For steps, progress and output of handlers."""
+    capture: Capture | None = None
+    """Which log records are kept; None: none are collected."""
     crashes: bool = False
     """Whether a call ends after each new step, as by a crash: for tests."""
     transactions: Transactions | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
+from notifyq.arguments import log_level
 from notifyq.errors import ConfigurationError
 from notifyq.handlers.build import HandlerOptions, SubscriberOptions, make_handler, make_subscriber
 from notifyq.handlers.cron import CronOptions, make_cron
@@ -35,9 +36,15 @@ A = TypeVar("A", bound="AroundSync")
 class Decorators(Publishing):
     """The part of an App that registers functions."""
 
-    def __init__(self, tracing: bool | TracerProvider = False) -> None:  # noqa: FBT001, FBT002
+    def __init__(
+        self,
+        tracing: bool | TracerProvider = False,  # noqa: FBT001, FBT002
+        capture_logs: str | int | None = None,
+    ) -> None:
         self.registry = Registry()
         self.registry.tracing = make_tracing(tracing)
+        if capture_logs is not None:
+            self.registry.capture_logs = log_level("capture_logs", capture_logs)
 
     @overload
     def handler(

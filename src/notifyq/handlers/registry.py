@@ -36,6 +36,8 @@ class Registry:
         self.around_sync: list[AroundSync] = []
         """The outermost first."""
         self.tracing: Tracing | None = None
+        self.capture_logs: int | None = None
+        """From which level on log records of handlers are kept; None: none are."""
 
     def add(self, handler: Handler[Any]) -> None:
         """Register a handler; a second one of the same queue is an error."""

@@ -264,6 +264,21 @@ class RecordedStep(Columns):
 
 
 @dataclass(frozen=True, slots=True)
+class LogRecord(Columns):
+    """What a handler has logged; see `capture_logs` of the `App`."""
+
+    attempt: int
+    level: str
+    logger: str
+    text: str
+    """The message of the record, with its traceback."""
+    created_at: datetime
+    """By the clock of the worker."""
+    lock_token: int
+    """The lock of its call: a parked message is called again in the same attempt."""
+
+
+@dataclass(frozen=True, slots=True)
 class ParkedMessage(Columns):
     """A message that waits without a worker."""
 

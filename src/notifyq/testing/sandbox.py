@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 from unittest.mock import ANY
@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 
 from notifyq.arguments import duration
 from notifyq.execution.call import BatchCall, Cause, HandlerCall
+from notifyq.execution.capture import Capture, capturing
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.handlers.handler import Handler
@@ -168,18 +169,25 @@ class Sandbox:
             processes=Processes(),
             crashes=self._crashes,
         )
+        level = registry.capture_logs
+        if level is not None:
+            runtime.capture = Capture(level, database.encoding)
         handled: list[int] = []
         delivered = 0
         try:
-            while True:
-                handled += await self._handle_all(claims, runtime, names, check=check, most=most)
-                more = sum([await self._deliver(it, runtime, check=check) for it in readers])
-                if not more:
-                    break
-                if (delivered := delivered + more) > most:
-                    raise AssertionError(
-                        f"more than {most} events: do subscribers publish to each other endlessly?"
+            with nullcontext() if level is None else capturing(level):
+                while True:
+                    handled += await self._handle_all(
+                        claims, runtime, names, check=check, most=most
                     )
+                    more = sum([await self._deliver(it, runtime, check=check) for it in readers])
+                    if not more:
+                        break
+                    if (delivered := delivered + more) > most:
+                        raise AssertionError(
+                            f"more than {most} events: do subscribers publish to each other "
+                            "endlessly?"
+                        )
         finally:
             await runtime.close()
             await claims.close()
@@ -265,7 +273,8 @@ class Sandbox:
         if timer is not None:
             timer.cancel()
         for member, outcome in outcomes.items():
-            await claims.settler.add(member.message, outcome)
+            log = None if member.records is None else member.records.close()
+            await claims.settler.add(member.message, outcome, log)
             if isinstance(outcome, Suspended):
                 # Where it crashed, and is not parked.
                 await claims.settler.add(member.message, Released())

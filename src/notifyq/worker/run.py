@@ -357,7 +357,8 @@ class Runner:
         # The heartbeat goes on: this may take longer than a lock lasts.
         for held, outcome in ended.items():
             held.ended, held.run = outcome, run
-            answered = self._settler.add(held.message, outcome)
+            log_ = None if held.records is None else held.records.close()
+            answered = self._settler.add(held.message, outcome, log_)
             answered.add_done_callback(partial(self._settled, held))
 
     def _settled(self, held: Held, answered: asyncio.Future[Answer]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import asyncpg
 
@@ -36,7 +36,10 @@ Key = tuple[int, int]
 Answer = bool | Retried | Committed
 """Whether the lock was held; for a failed attempt, what followed, or that it has not failed."""
 
-E = TypeVar("E", bound=Success | Rejected | Failed | Released)
+Log = tuple[int, str]
+"""The number of an attempt, and what a call of it has logged, as JSON."""
+
+E = TypeVar("E", bound=Outcome)
 
 _BATCH = 500
 """Most settlements in one statement: enough to share a commit, small enough to stay quick."""
@@ -52,6 +55,7 @@ class _Settlement(Generic[E]):
     lock_token: int
     outcome: E
     answered: asyncio.Future[Answer]
+    log: Log | None
 
     @property
     def key(self) -> Key:
@@ -157,12 +161,18 @@ class Settler:
         self._finishes = _Batcher[Success | Rejected](self._finish, self._fail)
         self._retries = _Batcher[Failed](self._retry, self._retry_by_queue)
         self._releases = _Batcher[Released](self._release, _raise)
+        self._logs = _Batcher[Committed | Suspended](self._keep, _raise)
 
-    def add(self, message: Message, outcome: Outcome) -> asyncio.Future[Answer]:
-        """Record with others how a message ended. False: its lock was lost."""
-        return self.settle(message.id, message.lock_token, outcome)
+    def add(
+        self, message: Message, outcome: Outcome, log: str | None = None
+    ) -> asyncio.Future[Answer]:
+        """Record with others how a message ended, and its log. False: its lock was lost."""
+        kept = None if log is None else (message.attempts, log)
+        return self.settle(message.id, message.lock_token, outcome, kept)
 
-    def settle(self, message_id: int, lock_token: int, outcome: Outcome) -> asyncio.Future[Answer]:
+    def settle(
+        self, message_id: int, lock_token: int, outcome: Outcome, log: Log | None = None
+    ) -> asyncio.Future[Answer]:
         """Do what `add` does, for a message of which only the lock is known."""
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if self._is_closed:  # the handler has ended after its worker
@@ -170,11 +180,13 @@ class Settler:
             return answered
         match outcome:
             case Success() | Rejected():
-                self._finishes.add(_Settlement(message_id, lock_token, outcome, answered))
+                self._finishes.add(_Settlement(message_id, lock_token, outcome, answered, log))
             case Failed():
-                self._retries.add(_Settlement(message_id, lock_token, outcome, answered))
+                self._retries.add(_Settlement(message_id, lock_token, outcome, answered, log))
             case Released():
-                self._releases.add(_Settlement(message_id, lock_token, outcome, answered))
+                self._releases.add(_Settlement(message_id, lock_token, outcome, answered, log))
+            case Committed() | Suspended() if log is not None:
+                self._logs.add(_Settlement(message_id, lock_token, outcome, answered, log))
             case Committed(is_held):  # it is in the database already
                 answered.set_result(is_held)
             case Suspended():
@@ -184,8 +196,23 @@ class Settler:
     async def close(self) -> None:
         """Abandon settlements that are not written yet, and accept no more."""
         self._is_closed = True
-        for batcher in (self._finishes, self._retries, self._releases):
+        for batcher in (self._finishes, self._retries, self._releases, self._logs):
             await batcher.close()
+
+    async def _persist(
+        self, statement: str, batch: list[_Settlement[E]], *args: Any, **options: Any
+    ) -> list[asyncpg.Record]:
+        """Send a statement, together with what calls have logged."""
+        if logged := _logs_of(batch):
+            statement, args = sql.with_logs(statement), (*args, *logged)
+        return await self._database.persist(statement, *args, **options)
+
+    async def _keep(self, batch: list[_Settlement[Committed | Suspended]]) -> Mapping[Key, Answer]:
+        await self._database.persist(sql.KEEP_LOGS, *_logs_of(batch))
+        return {
+            it.key: it.outcome.is_held if isinstance(it.outcome, Committed) else True
+            for it in batch
+        }
 
     async def _has_archived(self, key: Key) -> bool:
         """Whether the message was finished under this lock token."""
@@ -195,8 +222,9 @@ class Settler:
     async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> Mapping[Key, Answer]:
         repeats: list[bool] = []
         outcomes = [it.outcome for it in batch]
-        rows = await self._database.persist(
+        rows = await self._persist(
             sql.FINISH_MANY,
+            batch,
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.status for it in outcomes],
@@ -213,14 +241,15 @@ class Settler:
     async def _fail(self, settlement: _Settlement[Success | Rejected], error: Exception) -> Answer:
         details = f"the result cannot be stored: {error}"
         failed = Failed(details, error=report(error))
-        return await self.settle(*settlement.key, failed)
+        return await self.settle(*settlement.key, failed, settlement.log)
 
     async def _retry(self, batch: list[_Settlement[Failed]]) -> Mapping[Key, Answer]:
         repeats: list[bool] = []
         outcomes = [it.outcome for it in batch]
         errors = [it.error for it in outcomes]
-        rows = await self._database.persist(
+        rows = await self._persist(
             sql.RETRY_MANY,
+            batch,
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.after for it in outcomes],
@@ -257,13 +286,18 @@ class Settler:
         for after, some in by_delay.items():
             keys = [it.id for it in some], [it.lock_token for it in some]
             if after is None:
-                rows += await self._database.persist(sql.RELEASE_MANY, *keys)
+                rows += await self._persist(sql.RELEASE_MANY, some, *keys)
             else:
-                rows += await self._database.persist(sql.SNOOZE_MANY, *keys, after)
+                rows += await self._persist(sql.SNOOZE_MANY, some, *keys, after)
         return dict.fromkeys(newest([it.key for it in batch], rows), True)
 
 
-async def _raise(_settlement: _Settlement[Released], error: Exception) -> Answer:
+def _logs_of(batch: list[_Settlement[E]]) -> tuple[list[Any], ...]:
+    """The arguments of KEEP_LOGS for what was logged; empty where nothing was."""
+    return tuple(map(list, zip(*((*it.key, *it.log) for it in batch if it.log), strict=True)))
+
+
+async def _raise(_settlement: _Settlement[E], error: Exception) -> Answer:
     raise error
 
 

@@ -19,6 +19,7 @@ from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, NotifyqError
+from notifyq.execution.capture import Capture, capturing
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
 from notifyq.notify.listener import Listener
@@ -90,7 +91,7 @@ class Worker:
         self._claims = claims(database, self.name)
         self._wake = asyncio.Event()
         handlers = [registry[queue] for queue in self.queues]
-        runtime = Runtime(threads=Threads(registry.around_sync), database=database)
+        self._runtime = runtime = Runtime(threads=Threads(registry.around_sync), database=database)
         if any(handler.is_transactional or handler.takes_steps for handler in handlers):
             runtime.transactions = Transactions(database, settings.concurrency)
         if any(handler.process for handler in handlers):
@@ -221,6 +222,9 @@ class Worker:
         # extended on the listener's session, their resources are open, and the pool settles them.
         async with AsyncExitStack() as opened:
             await opened.enter_async_context(self._database)
+            if (level := self._registry.capture_logs) is not None:
+                self._runtime.capture = Capture(level, self._database.encoding)
+                opened.enter_context(capturing(level))
             await opened.enter_async_context(self._presence)
             self._handlers = await opened.enter_async_context(
                 self._registry.opened(self.queues, subscribers=self._subscribers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import Any
@@ -179,6 +180,12 @@ async def test_texts_are_escaped(reader: Browser, writer: Browser, connection: C
         headers={HOSTILE: HOSTILE}, dedup_key=HOSTILE,
     )  # fmt: skip
     await rows(connection, "claim", worker=HOSTILE)
+    log = json.dumps([{"level": HOSTILE, "logger": HOSTILE, "text": HOSTILE}])
+    await connection.execute(
+        "select notifyq.keep_logs(array[$1::bigint], '{1}', '{1}', array[$2::text::json])",
+        waiting,
+        log,
+    )
     dead = await make_dead(connection, details=HOSTILE)
     for path in (
         "/messages", f"/messages/{waiting}", f"/messages/{dead[0]}", "/dead", "/workers",
@@ -202,6 +209,11 @@ async def test_masked_values_are_hidden_on_all_pages(
         message["lock_token"],
         "ValidationError: input hunter22 of ann, token tok99",
     )
+    log = '[{"level": "INFO", "logger": "shop", "text": "login of ann: hunter22, tok99"}]'
+    await connection.execute(
+        "select notifyq.keep_logs(array[$1::bigint], '{1}', '{1}', array[$2::text::json])",
+        *(message["id"], log),
+    )
     id_ = message["id"]
     browser = await open_dashboard(masks=Masks.parse("password,token,card.*"))
     for path in ("/messages", f"/messages/{id_}", f"/messages/{id_}/payload", "/dead",
@@ -210,7 +222,9 @@ async def test_masked_values_are_hidden_on_all_pages(
         assert "hunter22" not in page, path
         assert "tok99" not in page, path
         assert "4000123" not in page, path
-    assert "of ann" in await browser.text(f"/messages/{id_}")
+    shown = await browser.text(f"/messages/{id_}")
+    assert "of ann" in shown
+    assert "login of ann: •••, •••" in shown
     for payload in ('$.user.password starts with "h"', "password = 1", "$.*.* == 1", "$.**.a == 1"):
         await browser.text(f"/messages?payload={quote(payload)}", 403)
     await browser.text(f"/messages?payload={quote('$.user.name == 1')}")

@@ -146,6 +146,20 @@ async def test_dead_messages_may_have_a_retention_of_their_own(
         await value(connection, "alter_queue", name="hasty", retention_dead=timedelta(-1))
 
 
+async def test_steps_go_with_the_last_rows_of_their_day(
+    connection: Connection, old: datetime
+) -> None:
+    await archive(connection, 1, old, "short")
+    await connection.execute(
+        "insert into notifyq.step_archive (message_id, number, name, kind, queue, attempt, "
+        "created_at, archived_at) values (1, 1, 'a', 'step', 'short', 1, $1, $1)",
+        old,
+    )
+    await settle(connection)
+    assert await kept(connection) == []
+    assert await connection.fetchval("select count(*) from notifyq.step_archive") == 0
+
+
 async def test_a_day_with_many_kept_rows_is_swept_in_steps(
     connection: Connection, old: datetime
 ) -> None:
@@ -258,7 +272,7 @@ async def test_the_archive_has_the_default_retention(connection: Connection, old
     assert policy is not None
     assert (policy["retention"], policy["days_ahead"]) == (timedelta(days=2), 6)
     report = await maintain(connection)
-    assert report["partitions_made"] == 3 * 3
+    assert report["partitions_made"] == 4 * 3
     assert await kept(connection) == [2]
     await queue(connection, "new")
     assert (await rows(connection, "queue_info", queue="new"))[0]["retention"] == timedelta(days=2)

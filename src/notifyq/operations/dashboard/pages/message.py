@@ -11,7 +11,14 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
-from notifyq.models.message import Attempt, ParkedMessage, Progress, RecordedStep, columns
+from notifyq.models.message import (
+    Attempt,
+    LogRecord,
+    ParkedMessage,
+    Progress,
+    RecordedStep,
+    columns,
+)
 from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import instant
@@ -51,10 +58,11 @@ async def message(view: View) -> Response:
     row = await _find(view, id_)
     part, fetch = view.parts.read, view.database.fetch
     after = view.number("after") or 0
-    found, attempts, recorded, waits, reports, chunks = await asyncio.gather(
+    found, attempts, recorded, logs, waits, reports, chunks = await asyncio.gather(
         part("relatives", relatives(view.database, id_), []),
         part("attempts", fetch(sql.ATTEMPTS, id_), []),
         part("steps", fetch(sql.STEPS, id_), []),
+        part("logs", fetch(sql.LOGS, id_), []),
         part("waits", fetch(sql.PARKED, None, 1, id_), []),
         part("progress", fetch(sql.PROGRESS, id_), []),
         part("output", fetch(statements.OUTPUT, id_, after, _CHUNKS), []),
@@ -82,6 +90,7 @@ async def message(view: View) -> Response:
         attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
         steps=[(it, view.masks.text(it.value)) for it in steps],
         earlier=len(recorded) - len(steps),
+        logs=[(it, error(it.text)) for it in map(LogRecord.from_row, logs)],
         wait=wait,
         progress=progress,
         note=error(progress.note) if progress else None,
