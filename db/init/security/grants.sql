@@ -26,7 +26,7 @@ begin
   for v_others, v_schema, v_names in
     values
       ('publisher worker reader', 'messages', 'version result value_of payload_type'),
-      ('publisher worker reader', 'notifyq', 'oldest_client'),
+      ('publisher worker reader', 'notifyq', 'oldest_client encrypted_names'),
       ('publisher worker', 'messages', 'await_result'),
 
       -- Publish.
