@@ -19,7 +19,8 @@ begin
     );
   end if;
   -- An envelope is longer than its text.
-  if octet_length(note) > case when notifyq.envelope_of(note) is null then 1000 else 2000 end then
+  if octet_length(note) > (case when notifyq.envelope_of(note) is null then 1000 else 2500 end)
+  then
     perform notifyq.raise_invalid('note must have at most 1000 bytes');
   end if;
   perform notifyq.check_texts(array[progress.id], 'note', array[progress.note])

@@ -152,18 +152,19 @@ begin
   v_stream.max_lag := nullif(v_stream.max_lag, interval '0');
   v_stream.max_events := nullif(v_stream.max_events, 0);
   perform notifyq.check_stream(v_stream);
-  update messages.stream as s
-  set retention = v_stream.retention, max_lag = v_stream.max_lag,
-    max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, notify = v_stream.notify,
-    payload_type = case when alter_stream.payload_type is null then s.payload_type
-      else notifyq.type_name(alter_stream.payload_type) end,
-    payload_schema =
-      notifyq.schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
-  where s.id = v_stream.id
-  returning * into v_stream;
+  if alter_stream.payload_type is not null then
+    v_stream.payload_type := notifyq.type_name(alter_stream.payload_type);
+  end if;
+  v_stream.payload_schema :=
+    notifyq.schema_text(coalesce(alter_stream.payload_schema, v_stream.payload_schema::jsonb));
   perform notifyq.check_payload_policy(
     v_stream.payload_type, v_stream.payload_schema::jsonb, v_stream.encrypted
   );
+  update messages.stream as s
+  set retention = v_stream.retention, max_lag = v_stream.max_lag,
+    max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, notify = v_stream.notify,
+    payload_type = v_stream.payload_type, payload_schema = v_stream.payload_schema
+  where s.id = v_stream.id;
 end;
 $$;
 comment on function messages.alter_stream(
