@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from notifyq.models.message import Columns, copied, decode, decode_headers, unsealed
 
@@ -59,7 +59,7 @@ class Event:
         """The stream, for code that takes messages too."""
         return self.stream
 
-    is_encrypted: ClassVar[bool] = False
+    is_encrypted = False  # without an annotation: no field
     """Whether its stream is encrypted; `message` is decrypted."""
 
     def payload(self) -> Any:

@@ -108,7 +108,7 @@ class _Row:
                 object.__setattr__(self, name, aware(value))
         return self
 
-    is_encrypted: ClassVar[bool] = False
+    is_encrypted = False  # without an annotation: no field
     """Whether its queue is encrypted; `message` is decrypted."""
 
     def payload(self) -> Any:

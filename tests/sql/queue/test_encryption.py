@@ -146,8 +146,8 @@ async def test_what_a_handler_gives_is_refused_in_plain_text(
     is_text = use in {"details", "traceback", "note"}
     wrong: Any
     for wrong in ("card 4711", envelope(use="payload"), envelope("another", use)):
+        given = json.dumps(wrong) if is_text and not isinstance(wrong, str) else wrong
         with pytest.raises(InvalidArgumentError, match="is encrypted and"):
-            given = json.dumps(wrong) if is_text and not isinstance(wrong, str) else wrong
             await encrypted.execute(statement, *key, given)
     await encrypted.execute(statement, *key, text(use) if is_text else envelope(use=use))
 
@@ -201,12 +201,10 @@ REFUSED = {
         "select messages.register('safe', 's', 'app.work')"
     ),
     "moving out": (
-        "select messages.move_matching('{\"queue\": \"secret\", \"until\": \"2100-01-01\"}', "
-        "'default')"
+        'select messages.move_matching(\'{"queue": "secret", "until": "2100-01-01"}\', \'default\')'
     ),
     "moving in": (
-        "select messages.move_matching('{\"queue\": \"default\", \"until\": \"2100-01-01\"}', "
-        "'secret')"
+        'select messages.move_matching(\'{"queue": "default", "until": "2100-01-01"}\', \'secret\')'
     ),
 }
 
