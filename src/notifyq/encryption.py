@@ -157,6 +157,13 @@ def environment_keys() -> Keys | None:
     return None
 
 
+def required_keys() -> Keys:
+    """The keys of the environment; raises where there are none."""
+    if (keys := environment_keys()) is None:
+        raise ConfigurationError("there are no keys: set NOTIFYQ_KEYS or NOTIFYQ_KEYS_FILE")
+    return keys
+
+
 def opened(keys: Keys | None, queue: str, use: str, text: str) -> str:
     """The text, decrypted where it is an envelope."""
     if not is_sealed(text):

@@ -271,6 +271,8 @@ ADMIN = [
     "select * from notifyq.load_attempt",
     "select * from notifyq.load_row",
     "select notifyq.note_audit('ann', 'queue.pause', 'default')",
+    "select notifyq.sealed_rows('message', null, 10)",
+    "select notifyq.replace_sealed('message', '[]')",
     "select messages.alter_archive()",
     "select messages.create_queue('q')",
     "select messages.alter_queue('default')",

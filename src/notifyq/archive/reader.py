@@ -342,11 +342,9 @@ class Archive:
 
         Raises InvalidArgumentError for more than the priority of a message with recorded steps.
         """
-        text, keys = None if payload is _SAME else encode(payload), self._database.keys
-        if text is not None and keys is not None:
-            [report] = await self._database.persist(sql.RESULT, message_id)
-            if await self._database.encrypts(report["queue"]):
-                text = keys.encrypt_json(report["queue"], "payload", text)
+        text = None
+        if payload is not _SAME:
+            text = await self._database.encrypted_for(message_id, "payload", encode(payload))
         return bool(
             await self._database.value(
                 sql.AMEND,

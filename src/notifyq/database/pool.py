@@ -20,7 +20,7 @@ from notifyq.database.encoding import storable
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.probes import ROLES_OF_FUNCTION
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
-from notifyq.database.statements import ENCRYPTED_NAMES
+from notifyq.database.statements import ENCRYPTED_NAMES, RESULT
 from notifyq.dsn import masked, unusable
 from notifyq.errors import (
     AccessDeniedError,
@@ -301,6 +301,15 @@ class Database:
         if self._encrypted is None:
             self._encrypted = {row[0] for row in await self.fetch(ENCRYPTED_NAMES)}
         return name in self._encrypted
+
+    async def encrypted_for(self, message_id: int, use: str, text: str) -> str:
+        """JSON for a message, as its queue takes it."""
+        if self.keys is None:
+            return text
+        [report] = await self.persist(RESULT, message_id)
+        if not await self.encrypts(report["queue"]):
+            return text
+        return self.keys.encrypt_json(report["queue"], use, text)
 
     def forget_encrypted(self) -> None:
         """Read again which queues are encrypted: one has changed."""

@@ -174,11 +174,9 @@ class Results:
     ) -> int:
         """Send a signal; see `App.signal` and `Handle.signal`."""
         calls = self._database if connection is None else adapt(connection)
-        text, keys = encode(payload), self._database.keys
-        if keys is not None and message_id is not None:
-            [report] = await self._database.persist(sql.RESULT, int(message_id))
-            if await self._database.encrypts(report["queue"]):
-                text = keys.encrypt_json(report["queue"], "signal", text)
+        text = encode(payload)
+        if message_id is not None:
+            text = await self._database.encrypted_for(int(message_id), "signal", text)
         # Not repeated after a lost answer: a message receives each signal of its own.
         [[woken]] = await calls.fetch(sql.SIGNAL, name, text, message_id)
         return int(woken)
