@@ -1,94 +1,86 @@
 -- Rekey: envelopes of an old key are replaced by ones of the current key, in steps.
 --
--- The program reads a step, decrypts and encrypts, and writes it back. A row that has changed
--- meanwhile is left out, and so is one that would differ in more than key, nonce and data. Each
--- step is a transaction of its own: a run that was killed is done again, and writes only the rest.
+-- The program reads some blocks of a table, decrypts and encrypts, and writes that back. A row that
+-- has changed meanwhile is left out, and so is a text that would differ in more than key, nonce and
+-- data. Each step is a transaction of its own: a run that was killed is done again, and writes only
+-- the rest.
 --
 -- raises: NQ003 invalid argument
 
--- What has envelopes, by the primary key. Events of streams are left out: they never change.
-create or replace function notifyq.sealed_place(name text)
-  returns table (relation text, keys text[], types text[], texts text[], jsons text[])
-  language sql immutable
+-- Tables and columns that have envelopes. Events of streams are left out: they never change.
+create or replace function notifyq.sealed_columns()
+  returns setof notifyq.sealed_column language sql stable security definer
+  set search_path = pg_catalog, pg_temp
 as $$
-  select p.relation, p.keys, p.types, p.texts, p.jsons
+  select n.nspname::text, c.relname::text, p.name
   from (
     values
-      ('message', 'messages.message', '{id}'::text[], '{bigint}'::text[], '{details}'::text[],
-        '{message}'::text[]),
-      ('archive', 'messages.message_archive', '{id,archived_at}', '{bigint,timestamptz}',
-        '{details}', '{message,result}'),
-      ('attempt', 'messages.attempt', '{message_id,lock_token,ended_at}',
-        '{bigint,bigint,timestamptz}', '{details,traceback}', '{}'),
-      ('step', 'notifyq.step', '{message_id,name}', '{bigint,text}', '{}', '{value}'),
-      ('step_archive', 'notifyq.step_archive', '{message_id,name,archived_at}',
-        '{bigint,text,timestamptz}', '{}', '{value}'),
-      ('end_wait', 'notifyq.end_wait', '{message_id,step,after_id}', '{bigint,text,bigint}',
-        '{details}', '{result}'),
-      ('signal', 'notifyq.signal', '{id}', '{bigint}', '{}', '{payload}'),
-      ('output', 'notifyq.message_output', '{message_id,number}', '{bigint,bigint}', '{}',
-        '{chunk}')
-  ) as p (name, relation, keys, types, texts, jsons)
-  where p.name = sealed_place.name;
+      (1, 'messages.message', 'message'), (2, 'messages.message', 'details'),
+      (3, 'notifyq.message_unlogged', 'message'), (4, 'notifyq.message_unlogged', 'details'),
+      (5, 'messages.message_archive', 'message'), (6, 'messages.message_archive', 'result'),
+      (7, 'messages.message_archive', 'details'), (8, 'messages.attempt', 'details'),
+      (9, 'messages.attempt', 'traceback'), (10, 'notifyq.step', 'value'),
+      (11, 'notifyq.step_archive', 'value'), (12, 'notifyq.end_wait', 'result'),
+      (13, 'notifyq.end_wait', 'details'), (14, 'notifyq.signal', 'payload'),
+      (15, 'notifyq.message_output', 'chunk')
+  ) as p (number, relation, name)
+  cross join lateral (
+    select p.relation::regclass::oid
+    union
+    select t.relid::oid from pg_partition_tree(p.relation::regclass) as t
+  ) as t (oid)
+  join pg_class as c on c.oid = t.oid and c.relkind = 'r'
+  join pg_namespace as n on n.oid = c.relnamespace
+  order by p.number, n.nspname, c.relname;
+$$;
+comment on function notifyq.sealed_columns() is
+  'The tables and columns that have envelopes of encrypted queues, in the order to replace them.';
+
+create or replace function notifyq.check_sealed_column(place notifyq.sealed_column)
+  returns void language plpgsql
+as $$
+begin
+  if not exists (select from notifyq.sealed_columns() as c where c = place) then
+    perform notifyq.raise_invalid(
+      format('%s.%s.%s has no envelopes', place.namespace, place.relation, place.name)
+    );
+  end if;
+end;
 $$;
 
-create or replace function notifyq.sealed_rows(place text, "position" jsonb, quantity integer)
+create or replace function notifyq.sealed_texts(
+  namespace text, relation text, name text, first_block bigint, blocks integer
+)
   returns jsonb language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_place record;
-  v_keys text;
-  v_columns text[];
-  v_step jsonb;
+  v_last bigint := sealed_texts.first_block + sealed_texts.blocks;
+  v_from text := format('(%s,0)', first_block);
+  v_to text := format('(%s,0)', least(v_last, 4294967294));
+  v_texts jsonb;
 begin
-  perform notifyq.check_quantity(quantity, 10000);
-  select p.* into v_place from notifyq.sealed_place(place) as p;
-  if not found then
-    perform notifyq.raise_invalid(format('there is no place %L with envelopes', place));
-  end if;
-  v_columns := v_place.texts || v_place.jsons;
-  v_keys := (
-    select string_agg(format('s.%I', k.name), ', ' order by k.ordinal)
-    from unnest(v_place.keys) with ordinality as k (name, ordinal)
-  );
+  perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
+  perform notifyq.check_quantity(blocks, 10000, 'blocks'),
+    notifyq.check_between('first_block', first_block, 0, 4294967294);
+  perform notifyq.check_given('first_block', first_block is not null);
   execute format(
-    'with s as materialized (select s.* from %1$s as s %2$s order by %3$s limit $1) '
-    'select jsonb_build_object( '
-    '  ''read'', count(*), '
-    '  ''next'', case when count(*) = $1 then ( '
-    '    select jsonb_build_object(%4$s) from s order by %5$s limit 1 '
-    '  ) end, '
-    '  ''rows'', coalesce( '
-    '    jsonb_agg(jsonb_build_object(''key'', jsonb_build_object(%4$s), ''old'', '
-    '      jsonb_build_object(%6$s))) filter (where concat(%7$s) like ''%%$encrypted%%''), ''[]'' '
-    '  ) '
-    ') from s',
-    v_place.relation,
-    (
-      select format('where (%s) > (%s)', v_keys, string_agg(
-        format('%L::%s', sealed_rows.position ->> k.name, k.type), ', ' order by k.ordinal
-      ))
-      from unnest(v_place.keys, v_place.types) with ordinality as k (name, type, ordinal)
-      where sealed_rows.position is not null
-      having count(*) > 0
-    ),
-    v_keys,
-    (select string_agg(format('%L, s.%I', k, k), ', ') from unnest(v_place.keys) as k),
-    replace(v_keys, ',', ' desc,') || ' desc',
-    (select string_agg(format('%L, s.%I::text', c, c), ', ') from unnest(v_columns) as c),
-    (select string_agg(format('s.%I', c), ', ') from unnest(v_columns) as c)
+    'select jsonb_agg(jsonb_build_object(''row'', s.ctid, ''old'', s.%I::text)) '
+    'from %I.%I as s where s.ctid >= %L and s.ctid < %L and s.%I::text like %L',
+    name, namespace, relation, v_from, v_to, name, '%$encrypted%'
   )
-  using quantity
-  into v_step;
-  return v_step;
+  into v_texts;
+  return jsonb_build_object('texts', coalesce(v_texts, '[]'), 'next', (
+    select v_last
+    where v_last * current_setting('block_size')::bigint
+      < pg_relation_size(format('%I.%I', namespace, relation)::regclass)
+  ));
 end;
 $$;
-comment on function notifyq.sealed_rows(text, jsonb, integer) is
-  'Up to quantity rows of a place behind position: how many were read, the next position (null: '
-  'the end), and those that have envelopes, with their key and the texts of their columns. Places '
-  'are message, archive, attempt, step, step_archive, end_wait, signal and output.';
+comment on function notifyq.sealed_texts(text, text, text, bigint, integer) is
+  'The texts of a column that have envelopes, in some blocks of a table of sealed_columns(), each '
+  'with its row; and next, the block to go on with, null at the end. Raises NQ003 for others.';
 
 -- A text without what may differ after it was encrypted again.
 create or replace function notifyq.without_seals(value text)
@@ -99,57 +91,38 @@ as $$
   );
 $$;
 
-create or replace function notifyq.replace_sealed(place text, rows jsonb)
+create or replace function notifyq.replace_sealed(
+  namespace text, relation text, name text, texts jsonb
+)
   returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_place record;
-  v_row jsonb;
+  v_text record;
   v_one bigint;
   v_done bigint := 0::bigint;
 begin
-  select p.* into v_place from notifyq.sealed_place(place) as p;
-  if not found then
-    perform notifyq.raise_invalid(format('there is no place %L with envelopes', place));
-  end if;
-  for v_row in
-    select r.value from jsonb_array_elements(rows) as r (value)
+  perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
+  for v_text in
+    select r.row, r.old, case
+        when replace_sealed.name in ('details', 'traceback') then r.new else r.new::jsonb::text
+      end as new
+    from jsonb_to_recordset(texts) as r (row text, old text, new text)
   loop
-    execute (
-      select format(
-        'update %s as t set %s where %s and %s', v_place.relation,
-        string_agg(format('%I = ($1 -> ''new'' ->> %L)::%s', c.name, c.name, c.type), ', '),
-        (
-          select string_agg(
-            format('t.%I = ($1 -> ''key'' ->> %L)::%s', k.name, k.name, k.type), ' and '
-          )
-          from unnest(v_place.keys, v_place.types) as k (name, type)
-        ),
-        string_agg(
-          format(
-            't.%1$I::text is not distinct from $1 -> ''old'' ->> %1$L and '
-            'notifyq.without_seals(t.%1$I::text) '
-            'is not distinct from notifyq.without_seals(($1 -> ''new'' ->> %1$L)::%2$s::text)',
-            c.name, c.type
-          ), ' and '
-        )
-      )
-      from (
-        select t.name, 'text' as type from unnest(v_place.texts) as t (name)
-        union all
-        select v.name, 'jsonb' from unnest(v_place.jsons) as v (name)
-      ) as c
-    )
-    using v_row;
+    continue when
+      notifyq.without_seals(v_text.old) is distinct from notifyq.without_seals(v_text.new);
+    execute format(
+      'update %I.%I as t set %I = %L where t.ctid = %L and t.%I::text = %L',
+      namespace, relation, name, v_text.new, v_text.row, name, v_text.old
+    );
     get diagnostics v_one = row_count;
     v_done := v_done + v_one;
   end loop;
   return v_done;
 end;
 $$;
-comment on function notifyq.replace_sealed(text, jsonb) is
-  'Replace the envelopes in rows of a place, as sealed_rows() returns them, each with its new '
-  'texts too; return how many were replaced. A row is left as it is if it has changed since, or if '
-  'the new texts differ in more than key, nonce and data of envelopes.';
+comment on function notifyq.replace_sealed(text, text, text, jsonb) is
+  'Replace texts that sealed_texts() has returned by their new ones; return how many were. One is '
+  'left as it is if its row has changed since, or if more would change than key, nonce and data of '
+  'envelopes. Raises NQ003 for another column.';

@@ -130,7 +130,7 @@ begin
         '', 'notifyq',
         'create_lake hold_lake note_lake commit_lake forget_files prune_day roll_up add_rollup '
         'forget_rollup begin_replay redrive_ids replay_rows replay_archive report_anomalies '
-        'note_audit sealed_rows replace_sealed'
+        'note_audit sealed_columns sealed_texts replace_sealed'
       )
   loop
     v_roles := array_to_string(

@@ -83,7 +83,7 @@ begin
   if v_replay.target is not null and exists (
     select from notifyq.load_row as r
     where r.attempt = replay_staged.attempt
-      and r.message ? '$encrypted'
+      and replace(r.message, ' ', '') like '{"$encrypted":{%'
   ) then
     perform notifyq.raise_invalid(
       'encrypted messages can be replayed into their own queue only',

@@ -11,56 +11,46 @@ if TYPE_CHECKING:
     from notifyq.database.pool import Calls
     from notifyq.encryption import Keys
 
-SEALED_ROWS: Final = "select notifyq.sealed_rows($1, $2::text::jsonb, $3)::text"
-REPLACE_SEALED: Final = "select notifyq.replace_sealed($1, $2::text::jsonb)"
-PLACES: Final = (
-    "message", "archive", "attempt", "step", "step_archive", "end_wait", "signal", "output",
-)  # fmt: skip
-"""What has envelopes. A message that is archived meanwhile is found in the archive after it."""
-_STEP = 500
-"""Rows that are read at a time."""
+SEALED_COLUMNS: Final = "select c.* from notifyq.sealed_columns() as c"
+SEALED_TEXTS: Final = "select notifyq.sealed_texts($1, $2, $3, $4, $5)::text"
+REPLACE_SEALED: Final = "select notifyq.replace_sealed($1, $2, $3, $4::text::jsonb)"
+_BLOCKS = 128
+"""Blocks of 8 kB that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows that were read, and what has to be written."""
+    """What has to be written of some blocks of a table."""
 
-    place: str
+    place: tuple[str, str, str]
+    """Schema, table and column."""
     read: int
-    rows: list[dict[str, Any]]
-    """The rows with envelopes of other keys: key, old and new texts."""
+    """How many texts with envelopes were read."""
+    texts: list[dict[str, Any]]
+    """Those with other keys: row, old and new."""
 
 
 async def steps(calls: Calls, keys: Keys, queue: str | None) -> AsyncIterator[Step]:
-    """Read all rows with envelopes, of one queue or of all, in steps; nothing is written.
+    """Read all that has envelopes, of one queue or of all, in steps; nothing is written.
 
     Raises MissingKeyError for an envelope whose key is not known.
     """
-    for place in PLACES:
-        position: Any = None
-        while True:
-            given = None if position is None else json.dumps(position)
-            found = json.loads(await calls.value(SEALED_ROWS, place, given, _STEP))
-            rows = [{**row, "new": _again(keys, row["old"], queue)} for row in found["rows"]]
-            changed = [row for row in rows if row["new"] != row["old"]]
-            yield Step(place, found["read"], changed)
-            position = found["next"]
-            if position is None:
-                break
+    for place in await calls.fetch(SEALED_COLUMNS):
+        block: int | None = 0
+        while block is not None:
+            found = json.loads(await calls.value(SEALED_TEXTS, *place, block, _BLOCKS))
+            texts = [{**it, "new": _again(keys, it["old"], queue)} for it in found["texts"]]
+            changed = [it for it in texts if it["new"] != it["old"]]
+            yield Step((place[0], place[1], place[2]), len(texts), changed)
+            block = found["next"]
 
 
 async def write(calls: Calls, step: Step) -> int:
-    """Write a step; return how many rows were replaced: others have changed since."""
-    return int(await calls.value(REPLACE_SEALED, step.place, json.dumps(step.rows)))
+    """Write a step; return how many texts were replaced: the rows of others have changed since."""
+    return int(await calls.value(REPLACE_SEALED, *step.place, json.dumps(step.texts)))
 
 
-def _again(keys: Keys, texts: dict[str, str | None], queue: str | None) -> dict[str, str | None]:
-    return {name: _text(keys, text, queue) for name, text in texts.items()}
-
-
-def _text(keys: Keys, text: str | None, queue: str | None) -> str | None:
-    if text is None or "$encrypted" not in text:
-        return text
+def _again(keys: Keys, text: str, queue: str | None) -> str:
     try:
         value = json.loads(text)
     except ValueError:

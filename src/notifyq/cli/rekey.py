@@ -27,17 +27,17 @@ async def rekey(queue: QueueArgument = None, dsn: DsnOption = None) -> None:
     done, left, entry = 0, 0, None
     async with open_database(dsn, keys=keys) as database:
         await require_known(database, queue)
-        with Progress("rows read", total=None, unit="rows") as progress:
+        with Progress("texts read", total=None, unit="texts") as progress:
             async for step in again.steps(database, keys, queue):
-                if step.rows:
+                if step.texts:
                     subject = queue or "all"
                     async with noting(database, "queue.rekey", subject, entry=entry) as act:
                         count = await again.write(act, step)
-                        act.note(found=len(step.rows), done=count)
+                        act.note(found=len(step.texts), done=count)
                     entry = act.entry
-                    done, left = done + count, left + len(step.rows) - count
+                    done, left = done + count, left + len(step.texts) - count
                 progress.advance(step.read)
-    out.print(f"{done} rows encrypted again")
+    out.print(f"{done} texts encrypted again")
     if left:
         out.print(f"{left} have changed meanwhile: run it once more")
         raise typer.Exit(1)
