@@ -344,7 +344,7 @@ def _swapped(other: str) -> str:
 async def test_a_changed_envelope_fails_alone(
     app: App, connection: Connection, change: str
 ) -> None:
-    called: list[str] = []
+    called: list[Any] = []
 
     @app.handler("secret", policy=SECRET)
     async def pay(payload: Any) -> None:

@@ -70,7 +70,8 @@ def handle_batch(
     context = spark.sparkContext
     name = f"spark:{context.applicationId}"
     with opened(dsn, name="notifyq spark handle") as session:
-        if session.execute(statements.IS_ENCRYPTED, (queue,)).fetchone()[0]:
+        [[is_encrypted]] = session.execute(statements.IS_ENCRYPTED, (queue,)).fetchall()
+        if is_encrypted:
             raise ConfigurationError(f"queue {queue!r} is encrypted: a worker with keys handles it")
         rows = session.execute(statements.CLAIM, (queue, quantity, name)).fetchall()
     if not rows:
