@@ -157,7 +157,7 @@ async def test_a_row_that_has_changed_is_left(
         assert message.payload() == "amended"
 
 
-async def test_an_envelope_is_replaced_by_one_for_the_same_place_only(
+async def test_an_envelope_is_replaced_by_one_for_the_same_use_only(
     database: str, connection: Connection, filled: dict[str, int]
 ) -> None:
     keys = Keys(OLD)
@@ -167,17 +167,17 @@ async def test_an_envelope_is_replaced_by_one_for_the_same_place_only(
     row = await connection.fetchval("select ctid::text from messages.message where queue = 'later'")
     for wrong in ('{"plain": 1}', keys.encrypt("done", "payload", "1"), old[:-1] + ', "a": 1}'):
         texts = json.dumps([{"row": row, "old": old, "new": wrong}])
-        place = ("messages", "message", "message")
-        assert await connection.fetchval(rekey.REPLACE_SEALED, *place, texts) == 0
+        column = ("messages", "message", "message")
+        assert await connection.fetchval(rekey.REPLACE_SEALED, *column, texts) == 0
 
 
 async def test_only_columns_with_envelopes_are_read(connection: Connection) -> None:
-    for place in (("messages", "queue", "name"), ("messages", "message", "headers"), ("pg_catalog",
+    for column in (("messages", "queue", "name"), ("messages", "message", "headers"), ("pg_catalog",
         "pg_authid", "rolpassword")):  # fmt: skip
         with pytest.raises(InvalidArgumentError, match="has no envelopes"):
-            await connection.execute(rekey.SEALED_TEXTS, *place, 0, 1)
+            await connection.execute(rekey.SEALED_TEXTS, *column, 0, 1)
         with pytest.raises(InvalidArgumentError, match="has no envelopes"):
-            await connection.execute(rekey.REPLACE_SEALED, *place, "[]")
+            await connection.execute(rekey.REPLACE_SEALED, *column, "[]")
 
 
 async def test_a_missing_key_stops_it(

@@ -382,15 +382,15 @@ async def test_the_first_key_encrypts_and_all_decrypt(
 
 
 async def test_a_function_gives_keys_and_is_asked_for_unknown_ones(database: str) -> None:
-    rings = [KEYS, {"k2": b"2" * 32, **KEYS}]
-    async with App(database, encryption=lambda: rings[1]) as newer:
+    given = [KEYS, {"k2": b"2" * 32, **KEYS}]
+    async with App(database, encryption=lambda: given[1]) as newer:
         await newer.admin.create_queue("secret", SECRET)
         number = await newer.publish("secret", NUMBER)
     asked: list[int] = []
 
     def source() -> dict[str, bytes]:
         asked.append(1)
-        return rings[min(len(asked), 2) - 1]
+        return given[min(len(asked), 2) - 1]
 
     async with App(database, encryption=source) as app:
         assert app.database.keys is not None

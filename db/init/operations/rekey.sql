@@ -36,13 +36,13 @@ $$;
 comment on function notifyq.sealed_columns() is
   'The tables and columns that have envelopes of encrypted queues, in the order to replace them.';
 
-create or replace function notifyq.check_sealed_column(place notifyq.sealed_column)
+create or replace function notifyq.check_sealed_column(given notifyq.sealed_column)
   returns void language plpgsql
 as $$
 begin
-  if not exists (select from notifyq.sealed_columns() as c where c = place) then
+  if not exists (select from notifyq.sealed_columns() as c where c = given) then
     perform notifyq.raise_invalid(
-      format('%s.%s.%s has no envelopes', place.namespace, place.relation, place.name)
+      format('%s.%s.%s has no envelopes', given.namespace, given.relation, given.name)
     );
   end if;
 end;

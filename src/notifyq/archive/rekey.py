@@ -22,7 +22,7 @@ _BLOCKS = 128
 class Step:
     """What has to be written of some blocks of a table."""
 
-    place: tuple[str, str, str]
+    column: tuple[str, str, str]
     """Schema, table and column."""
     read: int
     """How many texts with envelopes were read."""
@@ -35,19 +35,19 @@ async def steps(calls: Calls, keys: Keys, queue: str | None) -> AsyncIterator[St
 
     Raises MissingKeyError for an envelope whose key is not known.
     """
-    for place in await calls.fetch(SEALED_COLUMNS):
+    for column in await calls.fetch(SEALED_COLUMNS):
         block: int | None = 0
         while block is not None:
-            found = json.loads(await calls.value(SEALED_TEXTS, *place, block, _BLOCKS))
+            found = json.loads(await calls.value(SEALED_TEXTS, *column, block, _BLOCKS))
             texts = [{**it, "new": _again(keys, it["old"], queue)} for it in found["texts"]]
             changed = [it for it in texts if it["new"] != it["old"]]
-            yield Step((place[0], place[1], place[2]), len(texts), changed)
+            yield Step((column[0], column[1], column[2]), len(texts), changed)
             block = found["next"]
 
 
 async def write(calls: Calls, step: Step) -> int:
     """Write a step; return how many texts were replaced: the rows of others have changed since."""
-    return int(await calls.value(REPLACE_SEALED, *step.place, json.dumps(step.texts)))
+    return int(await calls.value(REPLACE_SEALED, *step.column, json.dumps(step.texts)))
 
 
 def _again(keys: Keys, text: str, queue: str | None) -> str:

@@ -18,9 +18,9 @@ QueueArgument = Annotated[
 
 
 async def rekey(queue: QueueArgument = None, dsn: DsnOption = None) -> None:
-    """Encrypt again, by the first key, what older keys have encrypted.
+    """Encrypt again what older keys have encrypted.
 
-    Live messages and the archive, in steps: a run that was stopped is started again. Events of
+    The first key does it, for live messages and the archive, in steps: a run that was stopped is started again. Events of
     streams and files of a lake keep their keys.
     """
     keys = required_keys()

@@ -32,7 +32,7 @@ def open_message(message: Message, keys: Keys | None) -> Message:
     except MissingKeyError as error:
         if error.key not in _missed:
             _missed.add(error.key)
-            log.error(  # noqa: TRY400  the line says it all
+            log.error(  # noqa: TRY400  no stack helps
                 "queue %r: message %d is put back, as all are whose key is missing: %s",
                 message.queue, message.id, error,
             )  # fmt: skip
