@@ -203,18 +203,26 @@ def _decrypted(keys: Keys, value: Any) -> Any:
     return json.loads(shown(keys, seal.get("queue", ""), seal.get("use", ""), text) or text)
 
 
-def decrypted_row(keys: Keys | None, row: R) -> R:
-    """A row of the archive with what can be decrypted."""
+def decrypted(keys: Keys | None, row: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a message, an attempt or a step, with what can be decrypted."""
     if keys is None:
         return row
     changed = {
-        name: shown(keys, getattr(row, "queue", ""), use, getattr(row, name))
+        name: shown(keys, row.get("queue") or "", use, row[name])
         for name, use in _USES.items()
-        if name in row.__dataclass_fields__
+        if name in row
     }
-    if "value" in row.__dataclass_fields__:
-        changed["value"] = shown_json(keys, row.value)
-    return copied(row, type(row), **changed)
+    if "value" in row:
+        changed["value"] = shown_json(keys, row["value"])
+    return row | changed
+
+
+def decrypted_row(keys: Keys | None, row: R) -> R:
+    """The same for an object with these columns."""
+    if keys is None:
+        return row
+    columns = {name: getattr(row, name) for name in row.__dataclass_fields__}
+    return copied(row, type(row), **decrypted(keys, columns))
 
 
 def _missing(key: str) -> MissingKeyError:

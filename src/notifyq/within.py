@@ -45,6 +45,9 @@ class _Within(Publisher):
         rows = await self._adapt(connection).fetch(ENCRYPTED_NAMES)
         return any(row[0] == queue for row in rows)
 
+    def _forget_encrypted(self) -> None:
+        """Keep nothing that could be forgotten."""
+
     def _adapt(self, connection: Any) -> External:
         return adapt(connection)
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import notifyq
+from execution import in_processes
 from notifyq import (
     App,
     ConfigurationError,
@@ -108,6 +109,23 @@ async def test_each_kind_of_handler(app: App, connection: Connection, kind: str)
     async with working(app):
         assert await handle.result(timeout=20) == {"number": NUMBER}
     assert await traces(connection) == []
+
+
+async def test_a_handler_in_a_process_needs_no_keys(
+    database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = in_processes.app
+    app.dsn = database
+    monkeypatch.setattr(app, "_encryption", KEYS)
+    await app.admin.create_queue("squares", SECRET)
+    handles = [await in_processes.square.publish(number) for number in (3, 13)]
+    async with working(app, queues=["squares"]):
+        assert (await handles[0].result(timeout=20))[0] == 9
+        with pytest.raises(MessageFailedError, match="thirteen"):
+            await handles[1].result(timeout=20)
+    await app.close()
+    app.dsn = None
+    assert await traces(connection, "thirteen") == []
 
 
 async def test_errors_are_readable_here_only(app: App, connection: Connection) -> None:

@@ -20,8 +20,8 @@ QueueArgument = Annotated[
 async def rekey(queue: QueueArgument = None, dsn: DsnOption = None) -> None:
     """Encrypt again what older keys have encrypted.
 
-    The first key does it, for live messages and the archive, in steps: a run that was stopped is started again. Events of
-    streams and files of a lake keep their keys.
+    The first key does it, for live messages and the archive, in steps: start a run that was stopped
+    again. Events of streams and files of a lake keep their keys.
     """
     keys = required_keys()
     done, left, entry = 0, 0, None

@@ -232,6 +232,9 @@ class Publisher:
     async def _encrypts(self, _connection: Awaited | None, queue: str) -> bool:
         return await self._database.encrypts(queue)
 
+    def _forget_encrypted(self) -> None:
+        self._database.forget_encrypted()
+
     async def _encrypted(
         self, connection: Awaited | None, queue: str, texts: list[str], keys: Keys
     ) -> list[str]:
@@ -250,8 +253,8 @@ class Publisher:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
         except InvalidArgumentError:
-            if self._keys is not None and connection is None:
-                self._database.forget_encrypted()  # the queue may be encrypted since
+            if self._keys is not None:
+                self._forget_encrypted()  # the queue may be encrypted since
             raise
         return rows[0]
 

@@ -291,6 +291,14 @@ async def test_a_queue_without_encryption_has_no_trigger_for_it(connection: Conn
     assert await connection.fetchval(triggers) == 0
 
 
+async def test_the_doctor_misses_the_checks(encrypted: Connection) -> None:
+    missing = "select notifyq.missing_objects()"
+    assert await encrypted.fetchval(missing) == []
+    await encrypted.execute("drop trigger payload on messages.message")
+    await encrypted.execute("alter table messages.message_archive disable trigger sealed")
+    assert await encrypted.fetchval(missing) == ["trigger payload", "trigger sealed"]
+
+
 async def test_a_constraint_holds_beside_the_functions(connection: Connection) -> None:
     with pytest.raises(asyncpg.CheckViolationError):
         await connection.execute(

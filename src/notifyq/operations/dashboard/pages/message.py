@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
+from notifyq.encryption import decrypted, decrypted_row, shown_json
 from notifyq.models.message import Attempt, RecordedStep, columns
 from notifyq.models.payload import check_json
 from notifyq.operations.dashboard import statements
@@ -45,14 +46,15 @@ async def _find(view: View, message_id: int) -> dict[str, Any]:
 async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
-    row = await _find(view, id_)
+    row = decrypted(view.keys, await _find(view, id_))
     part = view.parts.read
     found, attempts, steps = await asyncio.gather(
         part("relatives", relatives(view.database, id_), []),
         part("attempts", view.database.fetch(sql.ATTEMPTS, id_), []),
         part("steps", view.database.fetch(sql.STEPS, id_), []),
     )
-    tries = [Attempt.from_row(it) for it in attempts]
+    tries = [decrypted_row(view.keys, Attempt.from_row(it)) for it in attempts]
+    recorded = [decrypted_row(view.keys, RecordedStep.from_row(it)) for it in steps]
 
     def error(text: str | None) -> str | None:
         return redacted(text, view.masks, row["message"], row["headers"])
@@ -70,7 +72,7 @@ async def message(view: View) -> Response:
         result=_shown(view, row["result"]),
         details=error(row["details"]),
         attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
-        steps=[(it, view.masks.text(it.value)) for it in map(RecordedStep.from_row, steps)],
+        steps=[(it, view.masks.text(it.value)) for it in recorded],
         relatives=found,
         events=_timeline(row, tries, found),
     )
@@ -140,7 +142,7 @@ async def payload(view: View) -> Response:
     if not rows:
         raise HTTPException(404, f"there is no message {id_}")
     # In a thread: a payload of many megabytes must not block other requests.
-    text = await asyncio.to_thread(view.masks.text, rows[0][0])
+    text = await asyncio.to_thread(view.masks.text, shown_json(view.keys, rows[0][0]))
     return Response(
         text or HIDDEN,
         media_type="application/json",
