@@ -221,7 +221,7 @@ class ArchivedMessage(_Row):
     """Who cancelled it; None: nobody. A cancelled message is rejected, and not dead."""
 
 
-def copied(row: Any, kind: type[R], **changed: Any) -> R:
+def copied(row: Any, kind: type[R], /, **changed: Any) -> R:
     """The fields of a row as another class, some of them changed."""
     copy = kind.__new__(kind)
     for name in row.__dataclass_fields__:
