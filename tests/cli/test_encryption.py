@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.programs import Notifyq
+from cli.programs import Notifyq, Running
+from support.database import session, until
 
 K1, K2 = (f"{name}:{base64.b64encode(name.encode() * 16).decode()}" for name in ("k1", "k2"))
 KEYS = {"NOTIFYQ_KEYS": K1}
@@ -74,3 +75,57 @@ def test_rekey(secret: Notifyq) -> None:
     assert entries[0]["subject"] == "secret"
     assert entries[0]["details"]["done"] >= 1
     assert CARD not in json.dumps(entries)
+
+
+async def test_a_rekey_that_is_killed_loses_nothing(secret: Notifyq) -> None:
+    """Killed while it writes: what it wrote before is kept, and a second run does the rest."""
+    assert secret.dsn is not None
+    ids = [
+        secret.good("publish", "secret", json.dumps(n), env=KEYS).out.split()[-1] for n in range(3)
+    ]
+    both = {"NOTIFYQ_KEYS": f"{K2},{K1}"}
+    async with session(secret.dsn) as holder, session(secret.dsn) as connection:
+        # It writes live messages first, and then waits for this one of the archive.
+        await connection.execute("select messages.cancel($1)", int(ids[0]))
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute(
+            "select from messages.message_archive where id = $1 for update", int(ids[0])
+        )
+        with Running(secret.dsn, "rekey", env=both) as command:
+
+            async def waits() -> bool:
+                return bool(
+                    await connection.fetchval(
+                        "select exists (select from pg_stat_activity "
+                        "where wait_event_type = 'Lock' and datname = current_database() "
+                        "and query like '%replace_sealed%')"
+                    )
+                )
+
+            await until(waits, "it waits for the row")
+            command.process.kill()
+            command.process.wait()
+        await transaction.rollback()
+
+        async def is_gone() -> bool:
+            return not await waits()
+
+        await until(is_gone, "its session is gone")
+        keys = await connection.fetch(
+            "select message #>> '{$encrypted,key}' from messages.message where id = any ($1) "
+            "union all "
+            "select message #>> '{$encrypted,key}' from messages.message_archive where id = $2",
+            [int(it) for it in ids[1:]],
+            int(ids[0]),
+        )
+        assert [row[0] for row in keys] == ["k2", "k2", "k1"]
+    for number, name in enumerate(ids):
+        found = secret.good("show", name, "--decrypt", "--json", env=both).data
+        assert found[0]["message"] == number
+    assert secret("rekey", env=both).code == 0
+    for number, name in enumerate(ids):
+        new = {"NOTIFYQ_KEYS": K2}
+        assert (
+            secret.good("show", name, "--decrypt", "--json", env=new).data[0]["message"] == number
+        )
