@@ -59,6 +59,7 @@ declare
   v_last bigint := sealed_texts.first_block + sealed_texts.blocks;
   v_from text := format('(%s,0)', first_block);
   v_to text := format('(%s,0)', least(v_last, 4294967294));
+  v_like text := '%$encrypted%';
   v_texts jsonb;
 begin
   perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
@@ -68,7 +69,7 @@ begin
   execute format(
     'select jsonb_agg(jsonb_build_object(''row'', s.ctid, ''old'', s.%I::text)) '
     'from %I.%I as s where s.ctid >= %L and s.ctid < %L and s.%I::text like %L',
-    name, namespace, relation, v_from, v_to, name, '%$encrypted%'
+    name, namespace, relation, v_from, v_to, name, v_like
   )
   into v_texts;
   return jsonb_build_object('texts', coalesce(v_texts, '[]'), 'next', (
