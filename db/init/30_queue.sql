@@ -1,5 +1,6 @@
 -- Queue: publish, claim, settle, administer.
 \ir queue/checks.sql
+\ir queue/encryption.sql
 \ir queue/encoding.sql
 \ir queue/publish.sql
 \ir queue/insert.sql

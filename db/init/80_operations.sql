@@ -9,3 +9,4 @@
 \ir operations/dead_groups.sql
 \ir operations/matching.sql
 \ir operations/audit.sql
+\ir operations/rekey.sql

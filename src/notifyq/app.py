@@ -11,10 +11,11 @@ from pydantic import TypeAdapter
 
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
-from notifyq.config import DatabaseSettings, WorkerSettings, given_dsns, require_dsn
+from notifyq.config import NO_DSN, DatabaseSettings, WorkerSettings, given_dsns, require_dsn
 from notifyq.database.loop_thread import LoopThread
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
+from notifyq.encryption import keys_of
 from notifyq.errors import AccessDeniedError, ConfigurationError, QueueNotFoundError, SchemaError
 from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from notifyq.archive.reader import CancelOptions
     from notifyq.config import DatabaseOptions, WorkerOptions
+    from notifyq.encryption import KeySource
     from notifyq.models.message import Cancellation
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
     from notifyq.queues.published import Published
@@ -56,9 +58,11 @@ class App(Decorators):
     address of the server itself where `dsn` goes through a pooler; beside a DSN from the
     environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword or
     environment. With `check_payloads`, payloads are checked against the JSON Schema of their queue
-    before they are sent. With `tracing`, each publish and each handler call is a span of the global
-    tracer provider of OpenTelemetry, or of the given one. With `capture_logs`, log records of
-    handlers from this level on are kept, 64 KB of each call: `archive.logs(id)`.
+    before they are sent. `encryption` has keys of 32 bytes by id, of which the first encrypts, or
+    returns them; by default those of NOTIFYQ_KEYS. With `tracing`, each publish and each handler
+    call is a span of the global tracer provider of OpenTelemetry, or of the given one. With
+    `capture_logs`, log records of handlers from this level on are kept, 64 KB of each call:
+    `archive.logs(id)`.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class App(Decorators):
         *,
         listen_dsn: str | None = None,
         check_payloads: bool = False,
+        encryption: KeySource | None = None,
         tracing: bool | TracerProvider = False,
         capture_logs: str | int | None = None,
         **settings: Unpack[DatabaseOptions],
@@ -76,6 +81,7 @@ class App(Decorators):
             if given is not None:
                 require_dsn(given, f"{name} of the App")
         self._check_payloads = check_payloads
+        self._encryption = encryption
         self._dsn = dsn
         self._listen_dsn = listen_dsn
         self._settings = DatabaseSettings.load(**settings)
@@ -131,12 +137,9 @@ class App(Decorators):
         if self._database is None:
             dsn, listen_dsn = given_dsns(self.dsn, self.listen_dsn)
             if dsn is None:
-                raise ConfigurationError(
-                    "no database: set NOTIFYQ_DSN or pass a DSN to the App, such as "
-                    "postgresql://user:password@host:5432/database; `notifyq server url` prints "
-                    "that of the private server"
-                )
-            self._database = Database(dsn, listen_dsn=listen_dsn, settings=self._settings)
+                raise ConfigurationError(NO_DSN)
+            settings, keys = self._settings, keys_of(self._encryption)
+            self._database = Database(dsn, listen_dsn=listen_dsn, settings=settings, keys=keys)
         return self._database
 
     @property

@@ -23,6 +23,11 @@ _UNITS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)(?:\s+|(?=\d)|$)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?)B?")
 _LONGEST_DSN = 10_000
+NO_DSN = (
+    "no database: set NOTIFYQ_DSN or pass a DSN to the App, such as "
+    "postgresql://user:password@host:5432/database; `notifyq server url` prints that of the "
+    "private server"
+)
 
 
 def parse_duration(text: str) -> timedelta:
@@ -238,23 +243,28 @@ def dsn_from_file(path: str) -> str:
 
     Raises ConfigurationError where the file cannot be read, is not safe, or has other content.
     """
+    found = secret_lines(path, "the DSN file")
+    if len(found) != 1:
+        raise ConfigurationError(f"the DSN file {path} must hold one line, not {len(found)}")
+    return found[0]
+
+
+def secret_lines(path: str, what: str) -> list[str]:
+    """The lines of a file that only its owner may read and write, without blank ones."""
     try:
         # Check the open file: a path may be a pipe, as `<(...)` of a shell, or change in between.
         with Path(path).open(encoding="utf-8") as file:
             fault = exposure(os.fstat(file.fileno()))
             lines = "" if fault else file.read(_LONGEST_DSN).split("\n")
     except UnicodeDecodeError:
-        raise ConfigurationError(f"the DSN file {path} is not text in UTF-8") from None
+        raise ConfigurationError(f"{what} {path} is not text in UTF-8") from None
     except OSError as error:
-        raise ConfigurationError(f"the DSN file {path} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{what} {path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # a NUL in the name
-        raise ConfigurationError(f"the DSN file {path!r} cannot be read: {error}") from error
+        raise ConfigurationError(f"{what} {path!r} cannot be read: {error}") from error
     if fault:
-        raise ConfigurationError(f"the DSN file {path} {fault}: `chmod 600` it, and own it")
-    found = [line.strip() for line in lines if line.strip()]
-    if len(found) != 1:
-        raise ConfigurationError(f"the DSN file {path} must hold one line, not {len(found)}")
-    return found[0]
+        raise ConfigurationError(f"{what} {path} {fault}: `chmod 600` it, and own it")
+    return [line.strip() for line in lines if line.strip()]
 
 
 def exposure(status: os.stat_result) -> str | None:

@@ -7,6 +7,8 @@ NotifyqError
 ├─ DatabaseUnavailableError         no connection, and no retries left
 ├─ AccessDeniedError                the database user may not do this
 ├─ LakeError                        the folder of a lake is wrong
+├─ DecryptionError                  an envelope was changed or moved, or needs another key
+│  └─ MissingKeyError
 ├─ ResultTimeoutError (TimeoutError)   the message was not finished in time
 ├─ SignalTimeoutError (TimeoutError)   no signal came in time
 ├─ StepError                        a step is used wrongly, or has failed
@@ -74,6 +76,17 @@ class ResultTimeoutError(NotifyqError, TimeoutError):
 
 class SignalTimeoutError(NotifyqError, TimeoutError):
     """No signal came in time; later calls of the handler raise it again."""
+
+
+class DecryptionError(NotifyqError, ValueError):
+    """It cannot be decrypted: it was changed or moved, or the key is another one of this id."""
+
+
+class MissingKeyError(DecryptionError):
+    """It is encrypted, and the program does not have the key."""
+
+    key: str
+    """The id of the key."""
 
 
 class StepError(NotifyqError):

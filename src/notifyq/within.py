@@ -9,15 +9,19 @@ A blocking connection returns the id; a call on one of asyncio is awaited:
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from notifyq.database.external import adapt
+from notifyq.database.statements import ENCRYPTED_NAMES
+from notifyq.encryption import environment_keys
 from notifyq.queues.publish_options import ManyOptions, MessageOptions
 from notifyq.queues.published import Published
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
     from notifyq.database.external import Awaited, Blocking, External
+    from notifyq.encryption import Keys
 
 __all__ = ["publish", "publish_many"]
 
@@ -31,6 +35,18 @@ class _Within(Publisher):
         """Need no database, which alone checks the payloads."""
         self._schemas = None
         self._tracing = None
+
+    @cached_property
+    def _keys(self) -> Keys | None:  # type: ignore[override]  # read when it is first needed
+        return environment_keys()
+
+    async def _encrypts(self, connection: Any, queue: str) -> bool:
+        # Each time: connections may be of any database.
+        rows = await self._adapt(connection).fetch(ENCRYPTED_NAMES)
+        return any(row[0] == queue for row in rows)
+
+    def _forget_encrypted(self) -> None:
+        """Keep nothing that could be forgotten."""
 
     def _adapt(self, connection: Any) -> External:
         return adapt(connection)

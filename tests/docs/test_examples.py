@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import codeop
 import inspect
 import re
@@ -193,6 +194,7 @@ def test_the_examples_of_commands_work(
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", prepared)
     monkeypatch.chdir(tmp_path)  # some write files
+    monkeypatch.setenv("NOTIFYQ_KEYS", f"k1:{base64.b64encode(bytes(32)).decode()}")
     page = DOCS / "reference/commands.md"
     lines = tmp_path / "lines"
     lines.write_text("1\n2\n")

@@ -70,7 +70,7 @@ async def test_an_option_is_stored_changed_and_removed(app: App, given: Option) 
         ("create_queue", Policy, set()),
         ("alter_queue", Policy, set()),
         ("create_stream", StreamPolicy, set()),
-        ("alter_stream", StreamPolicy, {"durable"}),
+        ("alter_stream", StreamPolicy, {"durable", "encrypted"}),
     ],
 )
 async def test_a_function_has_each_option_as_a_parameter(

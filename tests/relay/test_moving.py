@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from notifyq import App
 from notifyq.errors import ConfigurationError, QueueNotFoundError
 from notifyq.relay import RelayMessage, RelayMoved, RelayRefused, RelayStopped
 from relay.relaying import drained, fill, payloads, relay, relaying
@@ -187,3 +188,38 @@ async def test_a_missing_queue_ends_the_relay(
         await drained(database, far, {"gone": "default"})
     with pytest.raises(ConfigurationError, match="at least one queue"):
         relay(database, far, {})
+
+
+async def test_a_relay_passes_envelopes_on(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    """It has no keys. A queue of another name that is encrypted refuses what it cannot read."""
+    keys = {"k1": b"1" * 32}
+    for session, name in ((connection, "a"), (connection, "b"), (there, "a"), (there, "c")):
+        await session.execute("select messages.create_queue($1, encrypted => true)", name)
+    async with App(database, encryption=keys) as app:
+        await app.publish("a", {"card": 4711})
+        await app.publish("b", {"card": 4712})
+    done = await drained(database, far, {"a": "a", "b": "c"})
+    assert done.counts["moved"] == 1
+    async with App(far, encryption=keys) as app:
+        [message] = await app.archive.live("a")
+        assert message.payload() == {"card": 4711}
+        assert await app.archive.live("c") == []
+    async with App(database, encryption=keys) as app:
+        [dead] = await app.archive.dead("b")
+        assert dead.payload() == {"card": 4712}
+
+
+async def test_a_transformation_that_fails_on_an_envelope(
+    database: str, far: str, connection: Connection
+) -> None:
+    def change(message: RelayMessage) -> None:
+        raise ValueError("no")
+
+    await connection.execute("select messages.create_queue('a', encrypted => true)")
+    async with App(database, encryption={"k1": b"1" * 32}) as app:
+        number = await app.publish("a", 1)
+        await drained(database, far, {"a": "default"}, transform=change, attempts=1)
+        [attempt] = await app.archive.attempts(number)
+        assert (attempt.error_type, attempt.details) == ("ValueError", None)

@@ -39,6 +39,7 @@ async def checker(connection: Connection) -> Connection:
     # Some triggers are there while a queue needs them.
     await connection.execute("select messages.create_queue('full', capacity => 1)")
     await connection.execute("select messages.create_queue('typed', payload_type => 'text')")
+    await connection.execute("select messages.create_queue('secret', encrypted => true)")
     await connection.execute(
         "select messages.create_queue("
         "'ring', capacity => 1, overflow => 'drop_oldest', durable => false)"

@@ -142,6 +142,7 @@ RESULT = [
     "select messages.output(1)",
     "select messages.value_of('null', null::text)",
     "select messages.payload_type('typed')",
+    "select notifyq.encrypted_names()",
 ]
 READ_TABLES = [
     "select * from messages.audit",
@@ -274,6 +275,9 @@ ADMIN = [
     "select * from notifyq.load_attempt",
     "select * from notifyq.load_row",
     "select notifyq.note_audit('ann', 'queue.pause', 'default')",
+    "select notifyq.sealed_columns()",
+    "select notifyq.sealed_texts('messages', 'message', 'message', 0, 10)",
+    "select notifyq.replace_sealed('messages', 'message', 'message', '[]')",
     "select messages.alter_archive()",
     "select messages.create_queue('q')",
     "select messages.alter_queue('default')",

@@ -47,6 +47,7 @@ the command line; a bare number counts seconds. Sizes are bytes, or `64kB`, `512
 | `NOTIFYQ_DSN` | Address of the database: `postgresql://user:password@host:5432/database`. |
 | `NOTIFYQ_DSN_FILE` | File that holds the address in one line. Only its owner may read it. |
 | `NOTIFYQ_LISTEN_DSN`, `NOTIFYQ_LISTEN_DSN_FILE` | Address of the server itself for `LISTEN`, if the other one is that of a pooler. |
+| `NOTIFYQ_KEYS`, `NOTIFYQ_KEYS_FILE` | Keys of [encrypted queues](../guides/encryption.md), as `id:base64,id:base64`; the first encrypts. |
 | `NOTIFYQ_HOME` | Folder of the private server of `notifyq server`. |
 | `NOTIFYQ_PG_BIN` | Folder with the programs of PostgreSQL for the private server, `bench` and `chaos`. |
 | `NOTIFYQ_MASK` | Keys whose values the dashboard, `top`, `audit`, `dead watch` and `mcp` hide. |

@@ -18,9 +18,13 @@ begin
       format('fraction must be between 0 and 1, not %s', coalesce(fraction::text, 'null'))
     );
   end if;
-  if octet_length(note) > 1000 then
+  -- An envelope is longer than its text.
+  if octet_length(note) > (case when notifyq.envelope_of(note) is null then 1000 else 2500 end)
+  then
     perform notifyq.raise_invalid('note must have at most 1000 bytes');
   end if;
+  perform notifyq.check_texts(array[progress.id], 'note', array[progress.note])
+  where progress.note is not null;
   -- The function of the same name that reads may be called by more roles.
   if not (notifyq.has_role('notifyq_worker') or notifyq.has_role('notifyq_admin')) then
     raise exception using
@@ -92,7 +96,7 @@ declare
   v_message messages.message := notifyq.hold_lock(emit.id, emit.lock_token);
   v_number bigint;
 begin
-  perform notifyq.check_value(v_message.queue, 'chunk', chunk);
+  perform notifyq.check_value(v_message.queue, 'chunk', chunk, 'chunk');
   insert into notifyq.message_output (message_id, number, attempt, chunk)
   select v_message.id, 1 + coalesce(max(o.number), 0), v_message.attempts, emit.chunk
   from notifyq.message_output as o

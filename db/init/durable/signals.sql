@@ -9,7 +9,8 @@
 -- large, NQ011 lock lost, NQ012 step of another kind
 
 -- The first signal that a wait may receive: one to the message before one to all. null: there is
--- none. Queues with grants receive only those to their messages, as anybody may send the others.
+-- none. Queues with grants receive only those to their messages, as anybody may send the others;
+-- encrypted queues too, as a signal to all is plain text.
 create or replace function notifyq.find_signal(message_id bigint, queue text, signals text[])
   returns notifyq.signal language plpgsql stable
   set enable_seqscan = off set jit = off
@@ -29,6 +30,9 @@ begin
   limit 1;
   if not found
     and not exists (select from messages.queue_grant as g where g.queue = find_signal.queue)
+    and not exists (
+      select from messages.queue as q where q.name = find_signal.queue and q.encrypted
+    )
   then
     select f.* into v_signal
     from (
@@ -62,6 +66,13 @@ begin
         select
         from messages.message as m
         join messages.queue_grant as g on g.queue = m.queue
+        where m.id = w.message_id
+        offset 0
+      )
+      and not exists (
+        select
+        from messages.message as m
+        join messages.queue as q on q.name = m.queue and q.encrypted
         where m.id = w.message_id
         offset 0
       )
@@ -113,7 +124,7 @@ begin
     if exists (select from messages.queue_grant) then
       perform notifyq.check_access(v_queue, 'publish into');
     end if;
-    perform notifyq.check_value(v_queue, 'payload', signal.payload);
+    perform notifyq.check_value(v_queue, 'payload', signal.payload, 'signal');
     insert into notifyq.signal (name, message_id, payload, forget_at)
     values (
       signal.name, signal.id, signal.payload, clock_timestamp() + interval '1 day'
@@ -128,9 +139,10 @@ comment on function messages.signal(text, jsonb, bigint) is
   'id it is for all that wait for the name, now or later: the first one of a name is kept for as '
   'long as the archive, and a second one changes nothing and returns 0. With id it is for that '
   'message alone: each such signal is received by one wait, in their order, before one for all. A '
-  'queue with grants receives only those, from roles that may publish into it. Raises NQ002 for a '
-  'message that is not live, NQ007 without that right, and NQ008 for a payload that is larger than '
-  '1 MiB, or with id than max_bytes of the queue.';
+  'queue with grants, or with encryption, receives only those, from roles that may publish into '
+  'it. Raises NQ002 for a message that is not live, NQ003 for plain text to an encrypted queue, '
+  'NQ007 without that right, and NQ008 for a payload that is larger than 1 MiB, or with id than '
+  'max_bytes of the queue.';
 
 create or replace function notifyq.wait_for_signal(
   id bigint,

@@ -39,18 +39,22 @@ begin
 end;
 $$;
 
-create or replace function notifyq.check_value(queue text, what text, value jsonb)
+create or replace function notifyq.check_value(queue text, what text, value jsonb, use text)
   returns void language plpgsql
 as $$
 declare
-  v_most integer := (notifyq.find_queue(queue)).max_bytes;
+  v_queue messages.queue := notifyq.find_queue(queue);
 begin
   perform notifyq.check_given(what, value is not null);
-  if octet_length(value::text) > v_most then
+  if v_queue.encrypted then
+    perform notifyq.check_envelope(v_queue.name, use, value);
+  end if;
+  if octet_length(value::text) > v_queue.max_bytes then
     raise exception using
       errcode = 'NQ008',
       message = format(
-        '%s has %s bytes, and queue %L takes %s', what, octet_length(value::text), queue, v_most
+        '%s has %s bytes, and queue %L takes %s', what, octet_length(value::text), queue,
+        v_queue.max_bytes
       ),
       hint = 'record where it is kept, or raise max_bytes of the queue';
   end if;
@@ -150,7 +154,7 @@ begin
   perform notifyq.check_given('failed', failed is not null);
   is_new := v_step.number is null;
   if is_new then
-    perform notifyq.check_value(v_message.queue, 'value', value);
+    perform notifyq.check_value(v_message.queue, 'value', value, 'step');
     v_step.state := case when failed then 'failed' else 'done' end;
     v_step.value := value;
     v_step.child_id := child_id;

@@ -11,6 +11,10 @@ as $$
 declare
   v_text text := left(split_part(ltrim(details, e' \t\r\n'), e'\n', 1), 1000);
 begin
+  -- Of an encrypted error only the class is known.
+  if v_text like '{"$encrypted": {%' then
+    v_text := concat_ws(' ', 'encrypted', substring(v_text from '"error": "([^"]*)"'));
+  end if;
   v_text := regexp_replace(v_text, '(?<![A-Za-z0-9])''[^'']*''', '''<text>''', 'g');
   v_text := regexp_replace(v_text, '"[^"]*"', '"<text>"', 'g');
   v_text := regexp_replace(v_text, '[A-Za-z][A-Za-z0-9+.-]*://[^] <>"''),;}]+', '<url>', 'g');

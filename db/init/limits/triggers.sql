@@ -28,8 +28,9 @@ begin
           where not q.durable and q.capacity is not null and q.overflow = 'drop_oldest'
         ) as trimmed,
         array_agg(q.name order by q.name) filter (
-          where q.payload_type is not null or q.payload_schema is not null
-        ) as typed
+          where q.payload_type is not null or q.payload_schema is not null or q.encrypted
+        ) as typed,
+        array_agg(q.name order by q.name) filter (where q.encrypted) as encrypted
       from messages.queue as q
     )
     select t.*, g.oid is not null as is_present
@@ -40,6 +41,7 @@ begin
         ('messages', 'message', 'a_divert', 'divert_unlogged', n.unlogged, false),
         ('messages', 'message', 'capacity', 'make_room', n.bounded, false),
         ('messages', 'message', 'payload', 'check_new_payload', n.typed, false),
+        ('messages', 'message_archive', 'sealed', 'check_result', n.encrypted, false),
         ('notifyq', 'message_unlogged', 'capacity', 'make_room', n.unlogged_bounded, false),
         ('notifyq', 'message_unlogged', 'payload', 'check_new_payload', n.typed, false),
         -- When the transaction commits.

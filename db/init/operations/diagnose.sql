@@ -19,8 +19,13 @@ begin
         (
           'messages.message', 'payload',
           exists (
-            select from messages.queue as q where coalesce(q.payload_type, q.payload_schema) <> ''
+            select from messages.queue as q
+            where q.encrypted or coalesce(q.payload_type, q.payload_schema) <> ''
           )
+        ),
+        (
+          'messages.message_archive', 'sealed',
+          exists (select from messages.queue as q where q.encrypted)
         ),
         (
           'messages.message', 'a_divert',

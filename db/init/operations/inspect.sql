@@ -29,7 +29,8 @@ begin
     q.key_rate_period, q.key_rate_burst, q.ordered, q.fair, q.capacity, q.overflow,
     coalesce(c.blocked, 0), q.durable, q.payload_type, q.payload_schema::jsonb,
     v._finished, v._dropped, q.retention_dead,
-    case when notifyq.is_paused(q) then q.resumes_at end, coalesce(c.parked, 0), q.aging
+    case when notifyq.is_paused(q) then q.resumes_at end, coalesce(c.parked, 0), q.aging,
+    q.encrypted
   from messages.queue as q
   left join counted as c on c.queue = q.name
   left join lateral notifyq.count_unlogged(q.name) as v on not q.durable

@@ -260,6 +260,9 @@ begin
   if not (v_source.durable and v_target.durable) then
     perform notifyq.raise_invalid('messages of an unlogged queue cannot be moved, nor into one');
   end if;
+  if v_source.encrypted or v_target.encrypted then
+    perform notifyq.raise_invalid('messages of an encrypted queue cannot be moved, nor into one');
+  end if;
   if v_target.capacity is not null then
     -- The turn of publishers, before any message is locked: they may wait for those in their turn.
     perform from notifyq.limit_turn as f
@@ -284,7 +287,8 @@ begin
     if v_why is null then
       begin
         perform notifyq.check_payload(
-          v_target.name, v_target.payload_type, v_target.payload_schema::jsonb, v_message.message
+          v_target.name, v_target.payload_type, v_target.payload_schema::jsonb, v_target.encrypted,
+          v_message.message
         );
         -- An update of the payload calls the trigger that checks its size.
         update messages.message as m

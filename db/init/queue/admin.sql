@@ -42,7 +42,8 @@ create or replace function messages.create_queue(
   payload_type regtype default null,
   payload_schema jsonb default null,
   retention_dead interval default null,
-  aging interval default null
+  aging interval default null,
+  encrypted boolean default null
 )
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -61,7 +62,7 @@ begin
         retention, retention_dead, max_bytes, concurrency, key_concurrency, rate, rate_period,
         rate_burst, key_rate, key_rate_period, key_rate_burst, ordered, fair, capacity, overflow,
         durable, coalesce(notifyq.type_name(payload_type), payload_type::text) as payload_type,
-        payload_schema::text as payload_schema, aging
+        payload_schema::text as payload_schema, aging, encrypted
     ) as o
   ));
   perform notifyq.await_queue_changes();
@@ -95,7 +96,9 @@ comment on function messages.create_queue is
   'of the server loses the messages; those that succeed or are dropped are counted, not archived. '
   'payload_type: messages are values of it, see enqueue(); payload_schema: they satisfy this JSON '
   'Schema. aging: a waiting message gains one level of priority in this time, and parts of a level '
-  'in parts of it; not with limits, order or shares. Raises NQ009 if a transaction that changes a '
+  'in parts of it; not with limits, order or shares. encrypted: programs encrypt payloads, '
+  'results, errors, steps and output, and the database refuses plaintext; not with a type or '
+  'schema. Raises NQ009 if a transaction that changes a '
   'queue stays open for 5 seconds, or, with aging, one that publishes or claims for 2 seconds.';
 
 create or replace function messages.alter_queue(
@@ -123,7 +126,8 @@ create or replace function messages.alter_queue(
   payload_type regtype default null,
   payload_schema jsonb default null,
   retention_dead interval default null,
-  aging interval default null
+  aging interval default null,
+  encrypted boolean default null
 )
   returns messages.queue language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -141,7 +145,7 @@ begin
         max_bytes, concurrency, key_concurrency, rate, rate_period, rate_burst, key_rate,
         key_rate_period, key_rate_burst, ordered, fair, capacity, overflow, durable,
         coalesce(notifyq.type_name(payload_type), payload_type::text) as payload_type,
-        payload_schema::text as payload_schema, aging
+        payload_schema::text as payload_schema, aging, encrypted
     ) as o
   ));
   if v_old.concurrency is null and v_queue.concurrency is not null
@@ -151,8 +155,11 @@ begin
     perform notifyq.await_claims(v_queue.name);
   end if;
   v_queue := notifyq.save_options(v_queue);
-  if v_queue.durable <> v_old.durable then
+  if (v_queue.durable, v_queue.encrypted) <> (v_old.durable, v_old.encrypted) then
     perform notifyq.check_moved(v_queue.name);
+  end if;
+  if v_queue.encrypted and not v_old.encrypted then
+    perform notifyq.check_sources(v_queue.name);
   end if;
   return v_queue;
 end;
@@ -161,10 +168,11 @@ comment on function messages.alter_queue is
   'Change options of a queue, see create_queue(), and return it. Null leaves an option as it is; 0 '
   'removes a limit, retention_dead or aging, the type - and the schema {} remove theirs. Live '
   'messages follow the new options from their next claim or settlement on, but for a type or '
-  'schema; the archive follows a retention soon. Raises NQ001 for an unknown queue, NQ005 if '
-  'durable would change and it has messages, and NQ009 if transactions that publish or claim stay '
-  'open while it gets, loses or changes aging, gets or loses a capacity, a type, a schema or '
-  'durability, or gets a concurrency or an order, or if one that changes a queue stays open for 5 '
+  'schema; the archive follows a retention soon. Raises NQ001 for an unknown queue, NQ003 if '
+  'encrypted would be set and it has schedules or forwards, NQ005 if durable or encrypted would '
+  'change and it has messages, and NQ009 if transactions that publish or claim stay open while it '
+  'gets, loses or changes aging, gets or loses a capacity, a type, a schema, durability or '
+  'encryption, or gets a concurrency or an order, or if one that changes a queue stays open for 5 '
   'seconds.';
 
 -- Wait for drop_queue(), as a publisher that finds the advisory key taken. Any role of the database

@@ -82,7 +82,10 @@ begin
         when v_dead.subscriber is null then format('in queue %s', v_dead.queue)
         else format('of subscriber %s in stream %s', v_dead.subscriber, v_dead.queue)
       end,
-      v_dead.status, left(coalesce(v_dead.details, '-'), 200);
+      v_dead.status, left(
+        case when notifyq.envelope_of(v_dead.details) is null then coalesce(v_dead.details, '-')
+        else 'encrypted' end, 200
+      );
   end loop;
   if v_count > v_named then
     raise warning 'notifyq: % more dead messages in the same statement', v_count - v_named;

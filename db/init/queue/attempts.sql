@@ -96,6 +96,8 @@ begin
     and u.attempt is not null
     and u.log is not null
     and m.queue <> all (v_barred)
+    -- They would be plain text.
+    and not exists (select from messages.queue as q where q.name = m.queue and q.encrypted)
     -- A statement is sent again where its answer was lost. With an offset each lock is looked up.
     and not exists (
       select from notifyq.attempt_log as o
@@ -108,7 +110,8 @@ end;
 $$;
 comment on function notifyq.keep_logs(bigint[], bigint[], integer[], json[]) is
   'Keep the log records of calls of handlers, each a JSON array of objects with created_at, level, '
-  'logger and text, of at most 64 KiB; return of how many calls. The first log of a lock counts. '
+  'logger and text, of at most 64 KiB; return of how many calls. The first log of a lock counts; '
+  'none of an encrypted queue is kept. '
   'Raises NQ008 for a larger one.';
 
 create or replace function messages.logs(id bigint)

@@ -126,7 +126,8 @@ begin
   select q.* into v_queue from messages.queue as q where q.name = v_message.queue;
   if amend.message is not null then
     perform notifyq.check_payload(
-      v_queue.name, v_queue.payload_type, v_queue.payload_schema::jsonb, amend.message
+      v_queue.name, v_queue.payload_type, v_queue.payload_schema::jsonb, v_queue.encrypted,
+      amend.message
     );
   end if;
   if amend.headers is not null and jsonb_typeof(amend.headers) <> 'object' then

@@ -142,12 +142,20 @@ end;
 $$;
 
 -- Raises for a type and schema that a queue or stream cannot have.
-create or replace function notifyq.check_payload_policy(type text, schema jsonb)
+create or replace function notifyq.check_payload_policy(
+  type text, schema jsonb, encrypted boolean
+)
   returns void language plpgsql
 as $$
 begin
   if type is not null and schema is not null then
     perform notifyq.raise_invalid('payload_type and payload_schema exclude each other');
+  end if;
+  if encrypted and num_nonnulls(type, schema) > 0 then
+    perform notifyq.raise_invalid(
+      'encrypted excludes payload_type and payload_schema',
+      'the database cannot read encrypted payloads: check them in the handler'
+    );
   end if;
   if schema is not null then
     perform notifyq.check_schema(schema, schema, '$');
@@ -156,7 +164,9 @@ end;
 $$;
 
 -- Raises for a message that the queue or stream of this name cannot have.
-create or replace function notifyq.check_payload(name text, type text, schema jsonb, message jsonb)
+create or replace function notifyq.check_payload(
+  name text, type text, schema jsonb, encrypted boolean, message jsonb
+)
   returns void language plpgsql
   set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set extra_float_digits = 1
   set bytea_output = 'hex' set lc_monetary = 'C' set timezone = 'UTC' set xmloption = 'content'
@@ -164,6 +174,10 @@ as $$
 declare
   v_error text;
 begin
+  if encrypted then
+    perform notifyq.check_envelope(name, 'payload', message);
+    return;
+  end if;
   if type is not null and jsonb_typeof(message) = 'string' then
     begin
       perform notifyq.text_json(message #>> '{}', notifyq.find_type(type));
@@ -199,7 +213,9 @@ create or replace function notifyq.check_new_payload()
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform notifyq.check_payload(q.name, q.payload_type, q.payload_schema::jsonb, new.message)
+  perform notifyq.check_payload(
+    q.name, q.payload_type, q.payload_schema::jsonb, q.encrypted, new.message
+  )
   from messages.queue as q
   where q.name = new.queue;
   return new;

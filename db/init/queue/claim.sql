@@ -86,7 +86,8 @@ begin
     return;
   end if;
   if claim.filter is not null then
-    perform notifyq.check_filter(claim.filter);
+    perform notifyq.check_filter(claim.filter),
+      notifyq.check_readable(claim.queues, 'filters');
   end if;
   if claim.max_attempts is not null then
     perform notifyq.check_max_attempts(claim.queues, claim.max_attempts);
@@ -269,8 +270,8 @@ begin
       'give one for each queue in the list, null for none'
     );
   end if;
-  perform notifyq.check_filter(f.filter)
-  from unnest(filters) as f (filter)
+  perform notifyq.check_filter(f.filter), notifyq.check_readable(array[f.queue], 'filters')
+  from unnest(queues, filters) as f (queue, filter)
   where f.filter is not null;
   perform notifyq.find_queue(u.name) from unnest(queues) as u (name);
 end;

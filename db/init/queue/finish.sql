@@ -22,6 +22,9 @@ begin
   if exists (select from messages.queue_grant) then
     ids := notifyq.hide_barred(ids);
   end if;
+  if array_remove(details, null) <> '{}' then
+    perform notifyq.check_texts(ids, 'details', details);
+  end if;
   return query select a.id from notifyq.archive(ids, lock_tokens, statuses, details, results)
     as a (id);
 end;
@@ -46,6 +49,9 @@ begin
   end if;
   if exists (select from messages.queue_grant) then
     id := (notifyq.hide_barred(array[id]))[1];
+  end if;
+  if details is not null then
+    perform notifyq.check_texts(array[id], 'details', array[details]);
   end if;
   return exists (
     select from notifyq.archive(
@@ -246,6 +252,8 @@ begin
   if exists (select from messages.queue_grant) then
     ids := notifyq.hide_barred(ids);
   end if;
+  perform notifyq.check_texts(ids, 'details', details), notifyq.check_texts(ids, 'details', errors),
+    notifyq.check_texts(ids, 'traceback', tracebacks);
   return query
   select r.id, r.max_attempts, r.delay
   from notifyq.retry_locked(

@@ -11,7 +11,7 @@ as $$
     'backoff_max', '5 minutes', 'notify', 'auto', 'paused', false, 'retention',
     coalesce((select p.retention from messages.archive_policy as p), '30 days'),
     'max_bytes', 1048576, 'rate_period', '1 second', 'key_rate_period', '1 second',
-    'ordered', false, 'fair', false, 'overflow', 'reject', 'durable', true
+    'ordered', false, 'fair', false, 'overflow', 'reject', 'durable', true, 'encrypted', false
   ));
 $$;
 
@@ -56,7 +56,7 @@ begin
     key_rate_period = queue.key_rate_period, key_rate_burst = queue.key_rate_burst,
     ordered = queue.ordered, fair = queue.fair, capacity = queue.capacity,
     overflow = queue.overflow, durable = queue.durable, payload_type = queue.payload_type,
-    payload_schema = queue.payload_schema, aging = queue.aging
+    payload_schema = queue.payload_schema, aging = queue.aging, encrypted = queue.encrypted
   where q.name = save_options.queue.name
   returning * into v_queue;
   perform notifyq.keep_limit_rows(v_queue);
@@ -144,7 +144,9 @@ begin
       'the order of such a queue follows its limits: remove them, or aging'
     );
   end if;
-  perform notifyq.check_payload_policy(queue.payload_type, queue.payload_schema::jsonb);
+  perform notifyq.check_payload_policy(
+    queue.payload_type, queue.payload_schema::jsonb, queue.encrypted
+  );
 end;
 $$;
 

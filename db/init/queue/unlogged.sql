@@ -105,7 +105,7 @@ begin
 end;
 $$;
 
--- Called after durable was changed, while publishers are locked out.
+-- Called after durable or encrypted was changed, while publishers are locked out.
 create or replace function notifyq.check_moved(queue text)
   returns void language plpgsql
 as $$
@@ -117,7 +117,7 @@ begin
     raise exception using
       errcode = 'NQ005',
       message = format('queue %L still has messages', queue),
-      hint = 'durable can be changed once they are finished, or cancelled';
+      hint = 'durable and encrypted can be changed once they are finished, or cancelled';
   end if;
 end;
 $$;

@@ -13,6 +13,7 @@ declare
     notifyq.limit_error('header', schedule.headers)
   );
 begin
+  perform notifyq.check_readable(array[v_queue.name], 'schedules');
   if octet_length(schedule.name) not between 1 and 200
     or schedule.name ~ '[[:cntrl:]]'
     or schedule.name <> btrim(schedule.name)

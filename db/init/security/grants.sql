@@ -26,7 +26,7 @@ begin
   for v_others, v_schema, v_names in
     values
       ('publisher worker reader', 'messages', 'version result value_of payload_type'),
-      ('publisher worker reader', 'notifyq', 'oldest_client'),
+      ('publisher worker reader', 'notifyq', 'oldest_client encrypted_names'),
       ('publisher worker', 'messages', 'await_result'),
 
       -- Publish.
@@ -130,7 +130,7 @@ begin
         '', 'notifyq',
         'create_lake hold_lake note_lake commit_lake forget_files prune_day roll_up add_rollup '
         'forget_rollup begin_replay redrive_ids replay_rows replay_archive report_anomalies '
-        'note_audit'
+        'note_audit sealed_columns sealed_texts replace_sealed'
       )
   loop
     v_roles := array_to_string(

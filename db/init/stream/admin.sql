@@ -62,7 +62,8 @@ create or replace function messages.create_stream(
   max_lag interval default null,
   max_events bigint default null,
   notify text default 'auto',
-  max_bytes integer default 1048576
+  max_bytes integer default 1048576,
+  encrypted boolean default false
 )
   returns boolean language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -78,7 +79,8 @@ begin
   v_stream.notify := coalesce(create_stream.notify, 'auto');
   perform notifyq.check_stream(v_stream);
   perform notifyq.check_payload_policy(
-    notifyq.type_name(create_stream.payload_type), create_stream.payload_schema
+    notifyq.type_name(create_stream.payload_type), create_stream.payload_schema,
+    coalesce(create_stream.encrypted, false)
   );
   -- publish() serves queues and streams, so a name is one of the two. The lock makes
   -- create_queue() wait, which checks the other way round.
@@ -90,13 +92,14 @@ begin
   end if;
   insert into messages.stream (
     name, retention, max_lag, max_events, max_bytes, notify, durable, payload_type, payload_schema,
-    is_guarded
+    encrypted, is_guarded
   )
   values (
     v_stream.name, v_stream.retention, v_stream.max_lag, v_stream.max_events, v_stream.max_bytes,
     v_stream.notify, coalesce(create_stream.durable, true),
     notifyq.type_name(create_stream.payload_type),
     notifyq.schema_text(create_stream.payload_schema),
+    coalesce(create_stream.encrypted, false),
     exists (select from messages.queue_grant as g where g.queue = v_stream.name)
   )
   on conflict on constraint stream_name_pk do nothing
@@ -113,14 +116,16 @@ begin
 end;
 $$;
 comment on function messages.create_stream(
-  text, regtype, jsonb, boolean, interval, interval, bigint, text, integer
+  text, regtype, jsonb, boolean, interval, interval, bigint, text, integer, boolean
 ) is
   'Create a stream: every subscriber gets each event that is published into it. payload_type and '
   'payload_schema (JSON Schema) restrict payloads. durable => false: events cost less and are '
   'lost when the server crashes. retention: how long events are kept for replay after all '
   'subscribers have finished them. max_lag and max_events limit how far behind a subscriber may '
   'be before events are skipped for it. notify: auto, always or off. max_bytes: of an event with '
-  'its headers. False: it existed and was not changed. Raises NQ003 for the name of a queue.';
+  'its headers. encrypted: programs encrypt payloads, and the database refuses plaintext; not with '
+  'a type or schema, and for good. False: it existed and was not changed. Raises NQ003 for the '
+  'name of a queue.';
 
 create or replace function messages.alter_stream(
   name text,
@@ -147,16 +152,19 @@ begin
   v_stream.max_lag := nullif(v_stream.max_lag, interval '0');
   v_stream.max_events := nullif(v_stream.max_events, 0);
   perform notifyq.check_stream(v_stream);
+  if alter_stream.payload_type is not null then
+    v_stream.payload_type := notifyq.type_name(alter_stream.payload_type);
+  end if;
+  v_stream.payload_schema :=
+    notifyq.schema_text(coalesce(alter_stream.payload_schema, v_stream.payload_schema::jsonb));
+  perform notifyq.check_payload_policy(
+    v_stream.payload_type, v_stream.payload_schema::jsonb, v_stream.encrypted
+  );
   update messages.stream as s
   set retention = v_stream.retention, max_lag = v_stream.max_lag,
     max_events = v_stream.max_events, max_bytes = v_stream.max_bytes, notify = v_stream.notify,
-    payload_type = case when alter_stream.payload_type is null then s.payload_type
-      else notifyq.type_name(alter_stream.payload_type) end,
-    payload_schema =
-      notifyq.schema_text(coalesce(alter_stream.payload_schema, s.payload_schema::jsonb))
-  where s.id = v_stream.id
-  returning * into v_stream;
-  perform notifyq.check_payload_policy(v_stream.payload_type, v_stream.payload_schema::jsonb);
+    payload_type = v_stream.payload_type, payload_schema = v_stream.payload_schema
+  where s.id = v_stream.id;
 end;
 $$;
 comment on function messages.alter_stream(

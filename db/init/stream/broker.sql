@@ -77,6 +77,7 @@ begin
       v_obstacle, 'the broker calls procedures without arguments that the registrar may call'
     );
   end if;
+  perform notifyq.check_readable(array[new.stream], 'procedures');
   perform messages.subscribe(new.stream, new.subscriber, new.position);
   new.subscription := (notifyq.find_subscription(new.stream, new.subscriber)).id;
   select p.* into v_known

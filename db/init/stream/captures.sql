@@ -44,7 +44,8 @@ begin
       ),
       hint = format('role %I can do it', pg_get_userbyid(v_table.relowner));
   end if;
-  perform notifyq.check_access(v_stream.name, 'publish into');
+  perform notifyq.check_access(v_stream.name, 'publish into'),
+    notifyq.check_readable(array[v_stream.name], 'captured changes');
   v_unknown := array(
     select u from unnest(operations) as u
     where u is null or u not in ('insert', 'update', 'delete', 'truncate')

@@ -216,6 +216,7 @@ begin
   if forward.filter is not null then
     perform notifyq.check_filter(forward.filter);
   end if;
+  perform notifyq.check_readable(array[v_stream.name, v_queue.name], 'forwarded events');
   perform notifyq.check_access(v_stream.name, 'consume from');
   perform notifyq.check_access(v_queue.name, 'publish into');
   perform messages.subscribe(v_stream.name, subscriber, position);

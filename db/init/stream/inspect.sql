@@ -16,7 +16,8 @@ begin
   select s.name, s.created_at,
     (select count(*)::integer from messages.subscription as u where u.stream = s.id),
     g.segments, g.bytes, g.oldest_at, t.id, t.created_at, s.retention, s.max_lag, s.max_events,
-    s.max_bytes, s.notify, s.paused, s.durable, s.payload_type, s.payload_schema::jsonb
+    s.max_bytes, s.notify, s.paused, s.durable, s.payload_type, s.payload_schema::jsonb,
+    s.encrypted
   from messages.stream as s
   cross join lateral (
     select count(*)::integer, coalesce(

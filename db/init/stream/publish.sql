@@ -93,9 +93,10 @@ begin
     );
   end if;
   perform notifyq.check_payload(
-    stream.name, stream.payload_type, stream.payload_schema::jsonb, p.payload)
+    stream.name, stream.payload_type, stream.payload_schema::jsonb, stream.encrypted, p.payload
+  )
   from unnest(payloads) as p (payload)
-  where coalesce(stream.payload_type, stream.payload_schema) is not null;
+  where stream.encrypted or coalesce(stream.payload_type, stream.payload_schema) is not null;
 end;
 $$;
 

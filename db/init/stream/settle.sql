@@ -68,6 +68,22 @@ begin
 end;
 $$;
 
+-- Of an encrypted stream the reasons are envelopes, too.
+create or replace function notifyq.check_reason(batch bigint, reason text)
+  returns void language plpgsql stable
+as $$
+begin
+  perform notifyq.check_envelope(
+    s.name, 'details', coalesce(notifyq.envelope_of(reason), to_jsonb(reason))
+  )
+  from notifyq.batch as b
+  join messages.subscription as u on u.id = b.subscription
+  join messages.stream as s on s.id = u.stream
+  where b.id = check_reason.batch
+    and s.encrypted;
+end;
+$$;
+
 create or replace function messages.retry_event(
   batch bigint, event bigint, delay interval default interval '0', reason text default null
 )
@@ -79,6 +95,7 @@ begin
     perform notifyq.raise_invalid(format('delay must not be negative: %s', retry_event.delay));
   end if;
   perform notifyq.check_duration('delay', retry_event.delay);
+  perform notifyq.check_reason(batch, reason) where reason is not null;
   return (
     notifyq.settle_event(
       batch, event, clock_timestamp() + coalesce(retry_event.delay, interval '0'), reason
@@ -124,6 +141,7 @@ begin
   if fail_event.status = 'success' then
     perform notifyq.raise_invalid('an event that fails has another status than success');
   end if;
+  perform notifyq.check_reason(batch, reason) where reason is not null;
   v_event := notifyq.settle_event(batch, event, null, reason);
   perform notifyq.archive_event(
     s.name, u.name, v_event.id, v_event.created_at, v_event.type, v_event.key, v_event.message,

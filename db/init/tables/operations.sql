@@ -90,6 +90,13 @@ comment on column notifyq.worker.name is 'The value of locked_by in its locks.';
 
 do $$
 begin
+  if to_regtype('notifyq.sealed_column') is null then
+    create type notifyq.sealed_column as (
+      namespace text,
+      relation text,
+      name text
+    );
+  end if;
   if to_regtype('messages.backlog_report') is null then
     create type messages.backlog_report as (
       queue text,
@@ -265,6 +272,7 @@ begin
 end;
 $$;
 
+comment on type notifyq.sealed_column is 'A column of a table that has envelopes.';
 comment on type messages.backlog_report is 'One queue as messages.backlog() reports it.';
 comment on type messages.throughput_report is
   'Messages finished in one step of time, as messages.throughput() reports them.';

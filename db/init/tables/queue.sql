@@ -34,6 +34,7 @@ create table if not exists messages.queue (
   resumes_at timestamptz,
   has_key_limits boolean not null default false,
   aging interval,
+  encrypted boolean not null default false,
   constraint queue_name_pk primary key (name),
   -- A notification has less than 8000 bytes, the name of its queue among them.
   constraint queue_name_ck check (
@@ -68,6 +69,9 @@ create table if not exists messages.queue (
   ),
   constraint queue_payload_schema_ck check (
     jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')
+  ),
+  constraint queue_encrypted_ck check (
+    not encrypted or num_nonnulls(payload_type, payload_schema) = 0
   ),
   constraint queue_overflow_ck check (overflow in ('reject', 'drop_oldest')),
   constraint queue_aging_ck check (aging is null or aging > interval '0' and not is_limited)
@@ -134,6 +138,9 @@ comment on column messages.queue.durable is
   'Whether its messages survive a crash of the server; else they are in notifyq.message_unlogged.';
 comment on column messages.queue.aging is
   'How long a message waits to gain one level of priority; null: it gains none.';
+comment on column messages.queue.encrypted is
+  'Whether payloads, results, errors, steps and output are encrypted by its programs; plaintext is '
+  'refused.';
 
 insert into messages.queue (name)
 values ('default')

@@ -15,10 +15,11 @@ create table if not exists messages.stream (
   payload_type text,
   payload_schema text,
   is_guarded boolean not null default false,
+  encrypted boolean not null default false,
   unchecked_bytes integer generated always as (
     case
       when paused or is_guarded or notify = 'always' or payload_type is not null
-        or payload_schema is not null then null
+        or payload_schema is not null or encrypted then null
       else max_bytes
     end
   ) stored,
@@ -35,6 +36,9 @@ create table if not exists messages.stream (
   constraint stream_max_bytes_ck check (max_bytes between 4096 and 268435456),
   constraint stream_payload_schema_ck check (
     jsonb_typeof(payload_schema::jsonb) in ('object', 'boolean')
+  ),
+  constraint stream_encrypted_ck check (
+    not encrypted or num_nonnulls(payload_type, payload_schema) = 0
   ),
   constraint stream_notify_ck check (notify in ('auto', 'always', 'off'))
 );
@@ -62,6 +66,8 @@ comment on column messages.stream.durable is 'Whether events survive a crash of 
 comment on column messages.stream.payload_type is 'The type of each payload.';
 comment on column messages.stream.payload_schema is 'The JSON Schema for payloads, as text.';
 comment on column messages.stream.is_guarded is 'Whether it has grants.';
+comment on column messages.stream.encrypted is
+  'Whether payloads are encrypted by its programs; plaintext is refused.';
 comment on column messages.stream.unchecked_bytes is
   'Most bytes of an event that publish() writes without the checks of its stream; null: each is '
   'checked.';

@@ -21,7 +21,7 @@ begin
       ordered boolean, fair boolean, capacity integer, overflow text, blocked bigint,
       durable boolean, payload_type text, payload_schema jsonb,
       finished bigint, dropped bigint, retention_dead interval, resumes_at timestamptz,
-      parked bigint, aging interval
+      parked bigint, aging interval, encrypted boolean
     );
   end if;
   if to_regtype('messages.summary_report') is null then
@@ -62,7 +62,8 @@ begin
       segments integer, bytes bigint, oldest_at timestamptz,
       last_tick bigint, last_tick_at timestamptz,
       retention interval, max_lag interval, max_events bigint, max_bytes integer,
-      notify text, paused boolean, durable boolean, payload_type text, payload_schema jsonb
+      notify text, paused boolean, durable boolean, payload_type text, payload_schema jsonb,
+      encrypted boolean
     );
   end if;
   if to_regtype('messages.subscription_report') is null then

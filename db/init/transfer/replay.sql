@@ -80,6 +80,16 @@ begin
       'redrive works without a target, into the queues of the messages'
     );
   end if;
+  if v_replay.target is not null and exists (
+    select from notifyq.load_row as r
+    where r.attempt = replay_staged.attempt
+      and replace(r.message, ' ', '') like '{"$encrypted":{%'
+  ) then
+    perform notifyq.raise_invalid(
+      'encrypted messages can be replayed into their own queue only',
+      'begin the replay without a target'
+    );
+  end if;
   if redrive then
     -- As in redrive(): no other session may publish one of these again meanwhile.
     lock table notifyq.redrive in share row exclusive mode;

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 import asyncpg
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
 from notifyq.database import statements as sql
+from notifyq.encryption import decrypted_row
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
@@ -29,6 +30,8 @@ from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Database
+
+R = TypeVar("R", bound=Any)
 
 _STEP, _BUDGET = 1000, timedelta(seconds=1)
 """How many messages one step changes, and how long it searches."""
@@ -63,14 +66,20 @@ class Archive:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def _read(self, kind: type[R], row: asyncpg.Record) -> R:
+        """A row as an object, decrypted where the keys are known."""
+        found: R = decrypted_row(self._database.keys, kind.from_row(row))
+        return found
+
     async def find(self, message_id: int) -> Message | ArchivedMessage | None:
         """The message with this id, live or finished."""
         # The archive first and last: a message may move there between two statements.
         for statement in (sql.ARCHIVE_FIND, sql.MESSAGE_FIND, sql.ARCHIVE_FIND):
             rows = await self._database.fetch(statement, message_id)
             if rows:
-                kind = Message if statement == sql.MESSAGE_FIND else ArchivedMessage
-                return kind.from_row(rows[0])
+                if statement == sql.MESSAGE_FIND:
+                    return self._read(Message, rows[0])
+                return self._read(ArchivedMessage, rows[0])
         return None
 
     async def live(
@@ -78,7 +87,7 @@ class Archive:
     ) -> list[Message]:
         """Live messages, the oldest first."""
         rows = await self._database.fetch(sql.MESSAGE_LIST, queue, state, quantity)
-        return [Message.from_row(row) for row in rows]
+        return [self._read(Message, row) for row in rows]
 
     async def finished(
         self,
@@ -89,17 +98,17 @@ class Archive:
     ) -> list[ArchivedMessage]:
         """Finished messages, the latest first."""
         rows = await self._database.fetch(sql.ARCHIVE_LIST, queue, status, quantity, since)
-        return [ArchivedMessage.from_row(row) for row in rows]
+        return [self._read(ArchivedMessage, row) for row in rows]
 
     async def attempts(self, message_id: int) -> list[Attempt]:
         """The failed attempts of a message, the first one first."""
         rows = await self._database.fetch(sql.ATTEMPTS, message_id)
-        return [Attempt.from_row(row) for row in rows]
+        return [self._read(Attempt, row) for row in rows]
 
     async def steps(self, message_id: int) -> list[RecordedStep]:
         """The recorded steps of a live or finished message, in their order."""
         rows = await self._database.fetch(sql.STEPS, message_id)
-        return [RecordedStep.from_row(row) for row in rows]
+        return [self._read(RecordedStep, row) for row in rows]
 
     async def logs(self, message_id: int) -> list[LogRecord]:
         """What the handler of a message has logged, where its App has `capture_logs`."""
@@ -113,7 +122,7 @@ class Archive:
         message.
         """
         rows = await self._database.fetch(sql.PROGRESS, message_id)
-        return Progress.from_row(rows[0]) if rows else None
+        return self._read(Progress, rows[0]) if rows else None
 
     async def parked(
         self, queue: str | None = None, quantity: int = 100, *, message_id: int | None = None
@@ -131,7 +140,7 @@ class Archive:
         A message that succeeded has none.
         """
         rows = await self._database.fetch(sql.DEPENDENCIES, message_id)
-        return [Dependency.from_row(row) for row in rows]
+        return [self._read(Dependency, row) for row in rows]
 
     async def unblock(self, message_id: int) -> bool:
         """Drop the dependencies of a message, so that it is due. False: it waits for nothing."""
@@ -189,7 +198,7 @@ class Archive:
         """
         statement = sql.CANCELLED_LIST if cancelled else sql.DEAD_LIST
         rows = await self._database.fetch(statement, queue, quantity, skip, subscriber)
-        return [ArchivedMessage.from_row(row) for row in rows]
+        return [self._read(ArchivedMessage, row) for row in rows]
 
     async def dead_count(
         self,
@@ -263,13 +272,13 @@ class Archive:
         ForeignPositionError for a position of another server, from before a restore, or newer than
         a promoted standby.
         """
-        return _with_position(await self._database.persist(sql.DEAD_SINCE, seen, queue))
+        return self._with_position(await self._database.persist(sql.DEAD_SINCE, seen, queue))
 
     async def dead_from(
         self, since: datetime, queue: str | None = None
     ) -> tuple[str, list[ArchivedMessage]]:
         """Dead messages that were archived at `since` or later, and the position after them."""
-        return _with_position(await self._database.persist(sql.DEAD_FROM, since, queue))
+        return self._with_position(await self._database.persist(sql.DEAD_FROM, since, queue))
 
     async def cancel(
         self,
@@ -363,11 +372,14 @@ class Archive:
 
         Raises InvalidArgumentError for more than the priority of a message with recorded steps.
         """
+        text = None
+        if payload is not _SAME:
+            text = await self._database.encrypted_for(message_id, "payload", encode(payload))
         return bool(
             await self._database.value(
                 sql.AMEND,
                 message_id,
-                None if payload is _SAME else encode(payload),
+                text,
                 None if priority is None else integer("priority", priority),
                 instant("available_at", available_at),
                 None
@@ -376,8 +388,7 @@ class Archive:
             )
         )
 
-
-def _with_position(rows: list[asyncpg.Record]) -> tuple[str, list[ArchivedMessage]]:
-    # Without dead messages there is one row, which has only the position.
-    dead = [ArchivedMessage.from_row(row) for row in rows if row["id"] is not None]
-    return rows[0]["position"], dead
+    def _with_position(self, rows: list[asyncpg.Record]) -> tuple[str, list[ArchivedMessage]]:
+        # Without dead messages there is one row, which has only the position.
+        dead = [self._read(ArchivedMessage, row) for row in rows if row["id"] is not None]
+        return rows[0]["position"], dead

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +21,9 @@ from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
 from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
+
+if TYPE_CHECKING:
+    from notifyq.encryption import Keys
 
 log = logging.getLogger("notifyq")
 
@@ -66,11 +69,17 @@ def resolve_dsn(dsn: str | None) -> str:
 
 @asynccontextmanager
 async def open_database(
-    dsn: str | None, *, check: bool = True, serves: bool = False, **settings: Any
+    dsn: str | None,
+    *,
+    check: bool = True,
+    serves: bool = False,
+    keys: Keys | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Database]:
     """Open the database of a command; unless `check` is off, its schema must fit this package.
 
-    A command that `serves` waits for an unavailable server until it gets a stop signal.
+    A command that `serves` waits for an unavailable server until it gets a stop signal. With `keys`
+    it encrypts and decrypts.
     """
     if not serves:
         # Somebody waits for the answer: an early error is better than one after five minutes.
@@ -79,6 +88,7 @@ async def open_database(
         resolve_dsn(dsn),
         listen_dsn=listen_dsn_from_environment(),
         settings=DatabaseSettings.load(**settings),
+        keys=keys,
     )
 
     async def connect() -> None:

@@ -18,6 +18,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out
 from notifyq.config import from_environment, listen_dsn_from_environment
+from notifyq.encryption import required_keys
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
 from notifyq.operations.dashboard.users import write_user
@@ -33,6 +34,9 @@ def dashboard(
     auth_file: Path | None = option("Users and passwords, written by --add-user.", metavar="FILE"),
     password_file: Path | None = option(
         f"File with one password for all; else {_VARIABLE}.", metavar="FILE"
+    ),
+    decrypt: bool = flag(
+        "--decrypt", "Decrypt messages with the keys in NOTIFYQ_KEYS, for users who may write."
     ),
     mask: MaskOption = None,
     hide_payloads: HideOption = False,
@@ -86,6 +90,7 @@ def dashboard(
         open_to_all=users is None,
         allow_writes=allow_writes,
         masks=masks_of(mask, all_payloads=hide_payloads),
+        keys=required_keys() if decrypt else None,
         hosts=_hosts(host, trusted_host or []),
         base_path=base_path.rstrip("/"),
         interval=interval,

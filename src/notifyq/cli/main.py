@@ -60,6 +60,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "migrate": ("schema", "Upgrade the schema to the version of this notifyq."),
         "roles": ("roles", "List (ls) and create logins, one for each duty."),
         "queues": ("queues", "List (ls), create, change, pause and drop queues."),
+        "rekey": ("rekey", "Encrypt again what older keys have encrypted."),
         "stream": ("stream", "List (ls), create, change and drop streams; subscribe."),
         "schedules": ("schedules", "List (ls) and change what is published by the clock."),
         "retention": ("archive", "List (ls) and change how long the archive keeps what."),

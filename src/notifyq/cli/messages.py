@@ -27,6 +27,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, when
 from notifyq.database import statements as sql
+from notifyq.encryption import environment_keys, required_keys
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
@@ -80,11 +81,12 @@ async def ls(
 
 async def show(
     message_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=2**63 - 1)],
+    decrypt: bool = flag("--decrypt", "Decrypt it with the keys in NOTIFYQ_KEYS."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show one message, its steps, attempts and logs."""
-    async with open_database(dsn) as database:
+    async with open_database(dsn, keys=required_keys() if decrypt else None) as database:
         archive = Archive(database)
         message = await archive.find(message_id)
         attempts = await archive.attempts(message_id)
@@ -197,7 +199,9 @@ async def signal(
     The first signal of a name counts; with --id each one is received by one wait.
     """
     require_json("payload", payload)
-    async with open_database(dsn) as database:
+    async with open_database(dsn, keys=environment_keys()) as database:
+        if message_id is not None:
+            payload = await database.encrypted_for(message_id, "signal", payload)
         woken = await database.value(sql.SIGNAL, name, payload, message_id)
     out.print(
         f"signal {printable(name)} sent, {woken} parked message{'' if woken == 1 else 's'} woken"
@@ -303,6 +307,9 @@ async def amend(
         await change_matching(dsn, Act.AMEND, chosen, "changed", priority, priority=priority)
         return
     refused = "{} cannot be changed now: try again"
+    if payload is not None:
+        async with open_database(dsn, keys=environment_keys()) as database:
+            given["payload"] = await database.encrypted_for(ids[0], "payload", payload)
     args = tuple(given.values())
     await _change_each(
         dsn, ids, "message.amend", sql.AMEND, args, "changed", refused, changes=changes

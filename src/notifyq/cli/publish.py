@@ -30,6 +30,7 @@ from notifyq.cli.options import (
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.progress import Progress
 from notifyq.database.pool import Database
+from notifyq.encryption import environment_keys
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.payload import Json, check_json
 from notifyq.queues.admin import Admin
@@ -117,7 +118,7 @@ async def publish(
     if follow:
         raise typer.BadParameter("--follow is for lines of standard input")
     require_json("message", message)
-    async with open_database(dsn) as database:
+    async with open_database(dsn, keys=environment_keys()) as database:
         published = await Publisher(database).publish(
             queue, Json(message), dedup_key=dedup_key, key=key, **options
         )
@@ -144,7 +145,9 @@ async def _publish_lines(
     published = 0
     try:
         with Progress("publishing", total=size, unit="B") as progress:
-            async with open_database(dsn, command_timeout=86400) as database:
+            async with open_database(
+                dsn, command_timeout=86400, keys=environment_keys()
+            ) as database:
                 publisher = Publisher(database)
                 longest = await _longest_line(database, queue)
                 transaction = contextlib.nullcontext() if follow else publisher.transaction()

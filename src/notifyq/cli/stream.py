@@ -28,7 +28,7 @@ from notifyq.errors import ConfigurationError, StreamNotFoundError, Subscription
 from notifyq.models.event import Event
 from notifyq.operations.texts import size
 from notifyq.printable import printable
-from notifyq.streams.admin import StreamPolicy, Streams
+from notifyq.streams.admin import CREATED_WITH, StreamPolicy, Streams
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
 
@@ -98,7 +98,7 @@ async def create(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None
 
 
 @stream.command()
-@takes_policy(StreamPolicy, without=["durable"])
+@takes_policy(StreamPolicy, without=CREATED_WITH)
 async def alter(name: NameArgument, policy: StreamPolicy, dsn: DsnOption = None) -> None:
     """Change the policy of a stream. Options that are not given stay as they are."""
     async with acting(dsn, "stream.alter", name, **asdict(policy)) as act:

@@ -18,8 +18,8 @@ from notifyq.app import App
 from notifyq.config import DatabaseOptions
 from notifyq.database import statements as sql
 from notifyq.database.retry import retrying
-from notifyq.errors import DatabaseUnavailableError
-from notifyq.models.message import Message
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.models.message import Message, unsealed
 from notifyq.models.outcome import Released, Success
 from notifyq.models.payload import Json, check_json
 from notifyq.notify.listener import Listener
@@ -132,6 +132,8 @@ class NotifyqBroker(AsyncBroker):
     async def _start(self) -> tuple[Claims, Listener]:
         database = self._app.database
         await self._app.admin.check_schema()
+        if await database.encrypts(self._queue):
+            raise ConfigurationError(f"queue {self._queue!r} is encrypted: Taskiq cannot serve it")
         if not await self._app.admin.queue_info(self._queue):
             await self._app.admin.create_queue(self._queue, self._policy)
         claims = self._claims = Claims(database, process_name())
@@ -168,4 +170,4 @@ class NotifyqBroker(AsyncBroker):
 def _data(message: Message) -> bytes:
     if message.headers.get("encoding") == "base64":
         return base64.b64decode(message.payload())
-    return message.message.encode()
+    return unsealed(message.message).encode()

@@ -20,6 +20,7 @@ from notifyq.database.encoding import storable
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.probes import ROLES_OF_FUNCTION
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
+from notifyq.database.statements import ENCRYPTED_NAMES, RESULT
 from notifyq.dsn import masked, unusable
 from notifyq.errors import (
     AccessDeniedError,
@@ -31,6 +32,8 @@ from notifyq.errors import (
 )
 
 if TYPE_CHECKING:
+    from notifyq.encryption import Keys
+
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
     # A connection with a caller's transaction: its own, or one of a pool.
@@ -144,6 +147,9 @@ class Calls(Protocol):
     async def value(self, statement: str, *args: Any) -> Any:
         """Run a call and return its one value."""
 
+    def forget_encrypted(self) -> None:
+        """Read again which queues are encrypted: one has changed."""
+
 
 @dataclass
 class InTransaction:
@@ -161,6 +167,9 @@ class InTransaction:
         """Run a call and return its one value."""
         with explaining(self.dsn):
             return await self.connection.fetchval(statement, *args)
+
+    def forget_encrypted(self) -> None:
+        """Nothing is kept here."""
 
 
 class _Pooled(asyncpg.Connection):
@@ -217,6 +226,7 @@ class Database:
         listen_dsn: str | None = None,
         settings: DatabaseSettings | None = None,
         name: str = "notifyq",
+        keys: Keys | None = None,
     ) -> None:
         require_dsn(dsn)
         if listen_dsn is not None:
@@ -226,6 +236,9 @@ class Database:
         """The DSN to listen on: the same database without a pooler."""
         self.settings = settings or DatabaseSettings.load()
         self.name = name
+        self.keys = keys
+        """What encrypts and decrypts; None: nothing does."""
+        self._encrypted: set[str] | None = None
         self._route = Route(
             dsn,
             name=name,
@@ -282,13 +295,40 @@ class Database:
         """A text for people, such as details, with what this database cannot store replaced."""
         return storable(text, self.encoding)
 
+    async def encrypts(self, name: str) -> bool:
+        """Whether a queue or stream takes encrypted payloads only; false without keys."""
+        if self.keys is None:
+            return False
+        if self._encrypted is None:
+            self._encrypted = {row[0] for row in await self.fetch(ENCRYPTED_NAMES)}
+        return name in self._encrypted
+
+    async def encrypted_for(self, message_id: int, use: str, text: str) -> str:
+        """JSON for a message, as its queue takes it."""
+        if self.keys is None:
+            return text
+        [report] = await self.persist(RESULT, message_id)
+        if not await self.encrypts(report["queue"]):
+            return text
+        return self.keys.encrypt_json(report["queue"], use, text)
+
+    def forget_encrypted(self) -> None:
+        """Read again which queues are encrypted: one has changed."""
+        self._encrypted = None
+
     def dedicated(self, size: int = 1) -> Database:
         """A separate pool of the same server: with size 1 all calls share one session.
 
         The first call opens it, a lost connection is replaced, and it closes with this object.
         """
         settings = self.settings.model_copy(update={"pool_size": size})
-        pool = Database(self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name)
+        pool = Database(
+            self.dsn,
+            listen_dsn=self.listen_dsn,
+            settings=settings,
+            name=self.name,
+            keys=self.keys,
+        )
         pool._route.features = self._route.features
         self._dedicated.add(pool)
         return pool

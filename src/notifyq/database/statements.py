@@ -337,6 +337,7 @@ left join messages.events_since(stream => $2, seen => $1) as e on true
 SUPPRESS_STREAM = "select notifyq.suppress_stream(stream => $1, eager => false)"
 UNSUPPRESS_STREAMS = "select notifyq.unsuppress_streams(streams => $1)::text"
 NOTIFY_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
+ENCRYPTED_NAMES = "select e.name from notifyq.encrypted_names() as e (name)"
 PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
 LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
 

@@ -36,6 +36,8 @@ async def progress(fraction: float, note: str | None = None) -> bool:
     """
     message, database = _current("notifyq.progress()")
     note = None if note is None else database.storable(note)
+    if note is not None and message.is_encrypted and database.keys is not None:
+        note = database.keys.encrypt(message.queue, "note", note)
     kept = await database.value(sql.REPORT_PROGRESS, message.id, message.lock_token, fraction, note)
     return bool(kept)
 
@@ -47,7 +49,10 @@ async def emit(chunk: Any) -> int:
     chunk that is larger than the `max_bytes` of the queue.
     """
     message, database = _current("notifyq.emit()")
+    text = encode(chunk)
+    if message.is_encrypted and database.keys is not None:
+        text = database.keys.encrypt_json(message.queue, "chunk", text)
     try:
-        return int(await database.value(sql.EMIT, message.id, message.lock_token, encode(chunk)))
+        return int(await database.value(sql.EMIT, message.id, message.lock_token, text))
     except LockNotHeldError as error:
         raise LockLostError(str(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
 from notifyq.durable.control import LockLostError, Parked
+from notifyq.encryption import opened
 from notifyq.errors import (
     DatabaseUnavailableError,
     LockNotHeldError,
@@ -97,6 +99,7 @@ class Recorder:
         self.message = message
         self.work = work
         self._lock = (message.id, message.lock_token)
+        self._keys = work.database.keys if message.is_encrypted else None
         self.recorded: dict[str, Recorded] = {}
         self.origin = ""
         self._used: set[str] = set()
@@ -114,7 +117,8 @@ class Recorder:
         self.origin = rows[0]["origin"]
         for row in rows:
             if row["name"] is not None:
-                self.recorded[row["name"]] = Recorded(row["kind"], row["state"], row["value"])
+                value = self._read(row["kind"], row["value"])
+                self.recorded[row["name"]] = Recorded(row["kind"], row["state"], value)
 
     async def run_handler(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call the handler; a message that was parked or lost meanwhile ends it in any case."""
@@ -225,11 +229,33 @@ class Recorder:
             self.ended = LockLostError(str(error))
             raise self.ended from error
 
+    def _written(self, value: str) -> str:
+        """The value of a step as the database gets it."""
+        if self._keys is None:
+            return value
+        return self._keys.encrypt_json(self.message.queue, "step", value)
+
+    def _read(self, kind: str, value: str | None) -> str | None:
+        """What is stored for a step, decrypted; ends are decrypted by who reads them."""
+        if value is None or self._keys is None:
+            return value
+        if kind == "signal":
+            received = decoded(value)
+            payload = json.dumps(received["payload"], ensure_ascii=False)
+            return self.received(received["signal"], payload)
+        return opened(self._keys, self.message.queue, "step", value) if kind == "step" else value
+
+    def received(self, signal: str, payload: str) -> str:
+        """A signal as the value of its step."""
+        if self._keys is not None:
+            payload = opened(self._keys, self.message.queue, "signal", payload)
+        return f'{{"signal": {encode(signal)}, "payload": {payload}}}'
+
     async def record(self, step: str, value: str, *, failed: bool = False) -> None:
         """Record a step; the first record of a name wins."""
         with _storing(step):
-            [row] = await self.call(sql.RECORD_STEP, step, value, failed)
-        self.recorded[step] = Recorded("step", row["state"], row["stored"])
+            [row] = await self.call(sql.RECORD_STEP, step, self._written(value), failed)
+        self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
 
     async def record_in(
         self, tx: AnyConnection, step: str, value: str, *, child_id: int | None = None
@@ -237,11 +263,12 @@ class Recorder:
         """Record a step in the transaction of its effect; roll that back where it was recorded."""
         try:
             with _storing(step):
-                [row] = await tx.fetch(sql.RECORD_STEP_IN, *self._lock, step, value, child_id)
+                written = self._written(value)
+                [row] = await tx.fetch(sql.RECORD_STEP_IN, *self._lock, step, written, child_id)
         except LockNotHeldError as error:
             self.ended = LockLostError(str(error))
             raise self.ended from error
-        self.recorded[step] = Recorded("step", row["state"], row["stored"])
+        self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
         if not row["is_new"]:
             raise RecordedBeforeError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack
@@ -31,7 +32,6 @@ from notifyq.errors import (
     StepNameError,
 )
 from notifyq.models.message import Message
-from notifyq.models.payload import encode
 from notifyq.queues.results import Handle, outcome_of
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Steps:
             row = await self.record.wait(step, sql.WAIT_FOR_SIGNAL, signals, _timedelta(timeout))
             value = None
             if row["state"] == "received":
-                value = f'{{"signal": {encode(row["signal"])}, "payload": {row["payload"]}}}'
+                value = self.record.received(row["signal"], row["payload"])
             self.record.decide(step, "signal", row["state"], value)
         _, state, value = self.record.recorded[step]
         if state == "timed_out":
@@ -311,7 +311,10 @@ class Steps:
                 f"message {self.message.id}: not all messages ended in time for {step!r}"
             )
         kinds = {int(it): it.kind for it in messages if isinstance(it, Handle)}
-        return [outcome_of(_report(end), kinds.get(end["message_id"])) for end in decoded(value)]
+        keys = self.record.work.database.keys
+        return [
+            outcome_of(_report(end), kinds.get(end["message_id"]), keys) for end in decoded(value)
+        ]
 
     async def _try(self, call: Callable[[], Any], timeout: Duration | None) -> Any:
         limit = _timedelta(timeout)
@@ -399,7 +402,7 @@ def _report(end: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": end["message_id"],
         "state": end["status"],
-        "result": encode(end["result"]),
+        "result": json.dumps(end["result"], ensure_ascii=False),
         **{name: end[name] for name in ("queue", "attempts", "details")},
     }
 

@@ -21,8 +21,9 @@ from pydantic_core import from_json, to_json
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
-from notifyq.errors import ConfigurationError
-from notifyq.execution.runtime import Transactions
+from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
+from notifyq.execution.runtime import StepWork, Transactions
+from notifyq.execution.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.annotations import name
@@ -37,6 +38,7 @@ from notifyq.models.outcome import (
     Success,
     Suspended,
 )
+from notifyq.models.payload import is_sealed
 from notifyq.telemetry.tracebacks import clean, describe, explain, report, text_of
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
+    from notifyq.encryption import Keys
     from notifyq.execution.capture import Records
     from notifyq.execution.runtime import Runtime
     from notifyq.handlers.handler import Handler, Middleware
@@ -108,6 +111,8 @@ class HandlerCall:
 
         A `transaction` of the caller must be ended by the caller, as the outcome requires.
         """
+        if is_sealed(self.message.message) and (ended := self.open(runtime.keys)) is not None:
+            return ended
         if self.handler.process is not None:
             return await self._in_process(self.handler.process, runtime)
         payload = self.payload()
@@ -116,6 +121,17 @@ class HandlerCall:
         if runtime.capture is not None:
             self.records = runtime.capture.begin()
         return (await self.handle({self: payload}, runtime, transaction))[self]
+
+    def open(self, keys: Keys | None) -> Outcome | None:
+        """Decrypt the message if it is encrypted; return the outcome where that fails."""
+        try:
+            self.message = open_message(self.message, keys)
+        except MissingKeyError:
+            return Released(UNTIL_KEY)
+        except DecryptionError as error:
+            self.message = self.message.opened(self.message.message)  # its error is encrypted
+            return self.raised(error)
+        return None
 
     def payload(self) -> Any:
         """The payload as the handler takes it, or the outcome where it is not valid."""
@@ -149,7 +165,7 @@ class HandlerCall:
         try:
             async with self._transaction(runtime) as connection:
                 ended = await self._called(payloads, runtime, connection)
-                await _finish(connection, ended)
+                await _finish(connection, ended, runtime.keys)
         except asyncio.CancelledError as cancelled:
             return self._all_stopped(payloads, cancelled)
         except RollBackError:
@@ -248,7 +264,7 @@ class HandlerCall:
             payload = list(payloads.values())
         slots = {"payload": payload, "message": message, "transaction": transaction}
         if handler.takes_steps:
-            slots["steps"] = steps = Steps(self.message, _Work(handler, runtime))
+            slots["steps"] = steps = Steps(self.message, StepWork(handler, runtime))
             self.steps = steps.record
         if runtime.database is not None and handler.is_async:
             CURRENT.set((self.message, runtime.database))
@@ -369,12 +385,13 @@ class HandlerCall:
         return Success(text)
 
 
-async def _finish(connection: AnyConnection, ended: dict[M, Outcome]) -> None:
+async def _finish(connection: AnyConnection, ended: dict[M, Outcome], keys: Keys | None) -> None:
     """Finish in the transaction what has succeeded; the rest is settled after it."""
     done = {member: it for member, it in ended.items() if isinstance(it, Success)}
     if not done:
         raise RollBackError
-    held = await Transactions.finish(connection, [(it.message, done[it]) for it in done])
+    finishes = [(it.message, encrypted(it.message, done[it], keys)) for it in done]
+    held = await Transactions.finish(connection, finishes)
     if len(held) == len(done):
         return
     # The writes for a message that another worker has now cannot be separated from the rest:
@@ -434,6 +451,9 @@ class BatchCall(Generic[M]):
             if member in self.lost:
                 ended[member] = Released()
                 continue
+            if is_sealed(member.message.message) and (it := member.open(runtime.keys)) is not None:
+                ended[member] = it
+                continue
             payload = member.payload()
             if isinstance(payload, Rejected | Failed):
                 ended[member] = payload
@@ -457,20 +477,6 @@ def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         return task is None or asyncio.current_task() is not task
     except RuntimeError:  # there is no running loop
         return True
-
-
-class _Work:
-    """What the steps of a handler use of its worker."""
-
-    def __init__(self, handler: Handler[Any], runtime: Runtime) -> None:
-        if runtime.database is None or runtime.transactions is None:
-            raise ConfigurationError("only a worker runs handlers with steps")
-        self.publisher = handler.publisher
-        self.tracing = handler.tracing
-        self.database = runtime.database
-        self.in_thread = runtime.threads.run
-        self.transaction = runtime.transactions.open
-        self.crashes = runtime.crashes
 
 
 class EndedError(Exception):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
 from notifyq.database.retry import retrying
+from notifyq.errors import ConfigurationError
 from notifyq.execution.around import call_inside
 from notifyq.models.message import Message, newest
 from notifyq.models.outcome import Outcome, Rejected, Success
@@ -22,8 +23,9 @@ from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.encryption import Keys
     from notifyq.execution.capture import Capture, Records
-    from notifyq.handlers.handler import AroundSync
+    from notifyq.handlers.handler import AroundSync, Handler
 
     Finish = tuple[Message, Success | Rejected]
 
@@ -199,6 +201,11 @@ class Runtime:
     processes: HandlerProcesses | None = None
 
     @property
+    def keys(self) -> Keys | None:
+        """What decrypts messages, and encrypts how they ended."""
+        return None if self.database is None else self.database.keys
+
+    @property
     def stuck(self) -> int:
         """How many slots are taken by functions that run on after they were abandoned."""
         return self.threads.stuck
@@ -210,3 +217,17 @@ class Runtime:
             self.processes.close()
         if self.transactions is not None:
             await self.transactions.close()
+
+
+class StepWork:
+    """What the steps of a handler use of its worker."""
+
+    def __init__(self, handler: Handler[Any], runtime: Runtime) -> None:
+        if runtime.database is None or runtime.transactions is None:
+            raise ConfigurationError("only a worker runs handlers with steps")
+        self.publisher = handler.publisher
+        self.tracing = handler.tracing
+        self.database = runtime.database
+        self.in_thread = runtime.threads.run
+        self.transaction = runtime.transactions.open
+        self.crashes = runtime.crashes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from notifyq.models.message import Columns, decode, decode_headers
+from notifyq.models.message import Columns, copied, decode, decode_headers, unsealed
 
 if TYPE_CHECKING:
     import asyncpg
@@ -59,9 +59,23 @@ class Event:
         """The stream, for code that takes messages too."""
         return self.stream
 
+    is_encrypted = False  # without an annotation: no field
+    """Whether its stream is encrypted; `message` is decrypted."""
+
     def payload(self) -> Any:
         """Decode the message; raises what `notifyq.Message.payload` does."""
-        return decode(self.message)
+        return decode(unsealed(self.message))
+
+    def opened(self, text: str, reason: str | None = None) -> DecryptedEvent:
+        """The same event with its decrypted payload, and reason if there is one."""
+        return copied(self, DecryptedEvent, message=text, reason=reason or self.reason)
+
+
+class DecryptedEvent(Event):
+    """An event of an encrypted stream, with its decrypted payload."""
+
+    __slots__ = ()
+    is_encrypted = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic_core import from_json
 
+from notifyq.errors import DecryptionError
+from notifyq.models.payload import is_sealed
+
 if TYPE_CHECKING:
     import asyncpg
+
+
+R = TypeVar("R")
 
 
 class Status(enum.StrEnum):
@@ -102,9 +108,12 @@ class _Row:
                 object.__setattr__(self, name, aware(value))
         return self
 
+    is_encrypted = False  # without an annotation: no field
+    """Whether its queue is encrypted; `message` is decrypted."""
+
     def payload(self) -> Any:
-        """Decode the message; raises what `decode` does."""
-        return decode(self.message)
+        """Decode the message; raises what `decode` does, and DecryptionError for an envelope."""
+        return decode(unsealed(self.message))
 
 
 _MAY_BE_INFINITE = ("available_at", "lock_expires_at")
@@ -135,6 +144,15 @@ def aware(value: Any) -> Any:
 def columns(row: asyncpg.Record) -> dict[str, Any]:
     """The values of a row by column, with instants that can be compared."""
     return {name: aware(value) for name, value in row.items()}
+
+
+def unsealed(text: str) -> str:
+    """The text; raises for an envelope, which nobody has decrypted."""
+    if is_sealed(text):
+        raise DecryptionError(
+            "it is encrypted, and was read without its key: set NOTIFYQ_KEYS or App(encryption=…)"
+        )
+    return text
 
 
 def decode(text: str) -> Any:
@@ -175,6 +193,17 @@ class Message(_Row):
     locked_by: str | None
     lock_expires_at: datetime | None
 
+    def opened(self, text: str) -> DecryptedMessage:
+        """The same message with its decrypted payload."""
+        return copied(self, DecryptedMessage, message=text)
+
+
+class DecryptedMessage(Message):
+    """A message of an encrypted queue, with its decrypted payload."""
+
+    __slots__ = ()
+    is_encrypted = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedMessage(_Row):
@@ -190,6 +219,14 @@ class ArchivedMessage(_Row):
     """The event of the stream `queue`; None for a message of a queue."""
     cancelled_by: str | None = None
     """Who cancelled it; None: nobody. A cancelled message is rejected, and not dead."""
+
+
+def copied(row: Any, kind: type[R], /, **changed: Any) -> R:
+    """The fields of a row as another class, some of them changed."""
+    copy = kind.__new__(kind)
+    for name in row.__dataclass_fields__:
+        object.__setattr__(copy, name, changed.get(name, getattr(row, name)))
+    return copy
 
 
 class Columns:

@@ -20,6 +20,15 @@ _LONE_SURROGATE = re.compile(
 )
 
 
+SEALED = '{"$encrypted": {'
+"""How each envelope begins, as notifyq and PostgreSQL write it."""
+
+
+def is_sealed(text: str) -> bool:
+    """Whether this is an envelope."""
+    return text.startswith(SEALED)
+
+
 class Json(str):
     """A payload that is JSON text already, published as it is."""
 

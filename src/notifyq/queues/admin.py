@@ -57,6 +57,7 @@ class Admin:
         """Create a queue. False: it existed, and nothing changed."""
         text("name", name)
         args = (policy or Policy()).args()
+        self._database.forget_encrypted()
         return bool(await self._database.value(CREATE_QUEUE, name, *args))
 
     async def create_missing(self, policies: Mapping[str, Policy]) -> list[str]:
@@ -78,6 +79,7 @@ class Admin:
     async def alter_queue(self, name: str, policy: Policy) -> None:
         """Change the policy of a queue."""
         text("name", name)
+        self._database.forget_encrypted()
         await self._database.fetch(ALTER_QUEUE, name, *policy.args())
 
     async def drop_queue(self, name: str, *, force: bool = False) -> int:

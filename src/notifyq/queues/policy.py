@@ -120,6 +120,11 @@ class Policy(PolicyBase):
         "Other",
         none="it is not raised",
     )
+    encrypted: bool | None = option(
+        "Programs encrypt payloads, results, errors, steps and output; plain text is refused.",
+        "Payload",
+        off="plain",
+    )
 
     def differences(self, queue: Mapping[str, Any]) -> list[str]:
         """What a queue, a row of `queue_info`, has other than this policy."""

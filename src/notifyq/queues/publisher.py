@@ -10,7 +10,7 @@ import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.database.external import adapt
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, InvalidArgumentError
 from notifyq.models.payload import check_json, encode
 from notifyq.queues.publish_options import (
     ManyOptions,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.external import Awaited, External
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.encryption import Keys
     from notifyq.queues.payload_schema import PayloadSchemas
     from notifyq.queues.publish_options import KeyOf
     from notifyq.telemetry.tracing import Tracing
@@ -75,6 +76,7 @@ class Publisher:
         tracing: Tracing | None = None,
     ) -> None:
         self._database = database
+        self._keys = database.keys
         self._schemas = schemas
         self._tracing = tracing
 
@@ -97,6 +99,8 @@ class Publisher:
             encoded = encode(payload)
             if self._schemas is not None:
                 await self._schemas.check(queue, [encoded])
+            if self._keys is not None:
+                [encoded] = await self._encrypted(connection, queue, [encoded], self._keys)
             keys = text("dedup_key", dedup_key), text("key", key)
             args = (queue, encoded, *before_keys(options), *keys, *after_keys(options))
             number, is_duplicate = await self._row(connection, sql.PUBLISH, *args)
@@ -207,7 +211,10 @@ class Publisher:
         with self._span(queue, options, len(batch.texts)):
             if self._schemas is not None:
                 await self._schemas.check(queue, batch.texts, before=before)
-            args = (queue, batch.texts, *before_keys(options), *batch.keys, *after_keys(options))
+            texts = batch.texts
+            if self._keys is not None:
+                texts = await self._encrypted(connection, queue, texts, self._keys)
+            args = (queue, texts, *before_keys(options), *batch.keys, *after_keys(options))
             try:
                 ids, duplicates = await self._row(connection, sql.PUBLISH_MANY, *args)
             except _NotStoredError as error:
@@ -222,6 +229,20 @@ class Publisher:
             keeps_first = options.get("on_duplicate", "keep") == "keep"
             return of_batch(ids, duplicates, keeps_first=keeps_first)
 
+    async def _encrypts(self, _connection: Awaited | None, queue: str) -> bool:
+        return await self._database.encrypts(queue)
+
+    def _forget_encrypted(self) -> None:
+        self._database.forget_encrypted()
+
+    async def _encrypted(
+        self, connection: Awaited | None, queue: str, texts: list[str], keys: Keys
+    ) -> list[str]:
+        """The texts as this queue or stream takes them."""
+        if not await self._encrypts(connection, queue):
+            return texts
+        return [keys.encrypt_json(queue, "payload", it) for it in texts]
+
     async def _row(
         self, connection: Awaited | None, statement: str, *args: Any
     ) -> asyncpg.Record | Sequence[Any]:
@@ -231,6 +252,10 @@ class Publisher:
         except asyncpg.DataError as error:
             # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
             raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
+        except InvalidArgumentError:
+            if self._keys is not None:
+                self._forget_encrypted()  # the queue may be encrypted since
+            raise
         return rows[0]
 
 

@@ -18,6 +18,7 @@ from notifyq.database import statements as sql
 from notifyq.database.external import adapt
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
+from notifyq.encryption import Keys, decrypted_row, opened, shown
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,
@@ -173,21 +174,26 @@ class Results:
             if not limit.expired():
                 raise
             report = await self._last_poll(message_id, seconds)
-        return outcome_of(report, kind)
+        return outcome_of(report, kind, self._database.keys)
 
     async def signal(
         self, name: str, payload: Any, message_id: int | None = None, *, connection: Any = None
     ) -> int:
         """Send a signal; see `App.signal` and `Handle.signal`."""
         calls = self._database if connection is None else adapt(connection)
+        text = encode(payload)
+        if message_id is not None:
+            text = await self._database.encrypted_for(int(message_id), "signal", text)
         # Not repeated after a lost answer: a message receives each signal of its own.
-        [[woken]] = await calls.fetch(sql.SIGNAL, name, encode(payload), message_id)
+        [[woken]] = await calls.fetch(sql.SIGNAL, name, text, message_id)
         return int(woken)
 
     async def progress(self, message_id: int) -> Progress | None:
         """Read the last report of a handler; see `Handle.progress`."""
         rows = await self._database.persist(sql.PROGRESS, int(message_id))
-        return Progress.from_row(rows[0]) if rows else None
+        if not rows:
+            return None
+        return decrypted_row(self._database.keys, Progress.from_row(rows[0]))
 
     async def output(self, message_id: int, after: int) -> AsyncIterator[Chunk]:
         """Yield the chunks of a message; see `Handle.output`."""
@@ -198,13 +204,13 @@ class Results:
                 await listening.listener.open()
                 wake.clear()
                 # In this order: what is emitted before the end is read after it.
-                is_over = _is_over(await self._poll(sql.AWAIT_RESULT, message_id))
+                report = await self._poll(sql.AWAIT_RESULT, message_id)
+                is_over = _is_over(report)
                 while rows := await self._database.persist(sql.OUTPUT, int(message_id), after):
                     for row in rows:
                         after = row["number"]
-                        yield Chunk(
-                            after, row["attempt"], row["created_at"], from_json(row["chunk"])
-                        )
+                        chunk = opened(self._database.keys, report["queue"], "chunk", row["chunk"])
+                        yield Chunk(after, row["attempt"], row["created_at"], from_json(chunk))
                 if not is_over:
                     await _wait(listening.listener, wake, message_id)
 
@@ -274,21 +280,24 @@ def _spans(text: str) -> list[tuple[int, int]] | None:
         return None
 
 
-def outcome_of(report: Mapping[str, Any] | asyncpg.Record, kind: TypeAdapter[Any] | None) -> Any:
+def outcome_of(
+    report: Mapping[str, Any] | asyncpg.Record, kind: TypeAdapter[Any] | None, keys: Keys | None
+) -> Any:
     """The result of a finished message, validated by `kind`; raises for a dead message."""
-    status, text = report["state"], report["result"]
+    status, queue = report["state"], report["queue"]
     if error := _DEAD.get(status):
         raise error(
             message_id=report["id"],
-            queue=report["queue"],
+            queue=queue,
             attempts=report["attempts"],
-            details=report["details"],
+            details=shown(keys, queue, "details", report["details"]),
         )
+    text = opened(keys, queue, "result", report["result"] or "null")
     try:
-        return (kind or _ANYTHING).validate_json("null" if text is None else text)
+        return (kind or _ANYTHING).validate_json(text)
     except ValidationError as invalid:
         raise InvalidResultError(
-            f"the result of message {report['id']} of queue {report['queue']!r} has another type "
+            f"the result of message {report['id']} of queue {queue!r} has another type "
             f"than expected: {invalid}"
         ) from invalid
 

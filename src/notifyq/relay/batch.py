@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq.models.message import Status, decode
+from notifyq.models.payload import is_sealed
 from notifyq.relay.message import RelayBatch, RelayMessage
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ class QueueBatch(RelayBatch):
     def attempts(self, index: int) -> int:
         """How often a message has been claimed."""
         return int(self._row["attempts"][index])
+
+    def is_sealed(self, index: int) -> bool:
+        """Whether a message is encrypted; a relay has no keys and passes it on as it is."""
+        return is_sealed(self._row["messages"][index])
 
     def message(self, index: int) -> RelayMessage:
         """Return a message for the transformation."""
@@ -135,6 +140,8 @@ class QueueBatch(RelayBatch):
             ]
             result = results[0] if len(results) == 1 else f"[{','.join(results)}]"
         row = self._row
+        if self.is_sealed(index):
+            details = result = None  # plain text is refused there
         found.settled.append(
             (
                 row["ids"][index],

@@ -258,7 +258,8 @@ class Relay(BaseRelay):
             )  # fmt: skip
             details = storable(clean(f"the transformation of the relay failed: {describe(error)}"))
             texts = storable(it.type), storable(it.text), it.traceback and storable(it.traceback)
-            ends.append((message_id, batch.tokens[index], details, *texts, attempts >= most))
+            given = (None, texts[0], None, None) if batch.is_sealed(index) else (details, *texts)
+            ends.append((message_id, batch.tokens[index], *given, attempts >= most))
 
         async def retry(ids: Any, tokens: Any, details: Any, *rest: Any) -> list[asyncpg.Record]:
             return await self._source.persist(

@@ -70,6 +70,9 @@ def handle_batch(
     context = spark.sparkContext
     name = f"spark:{context.applicationId}"
     with opened(dsn, name="notifyq spark handle") as session:
+        [[is_encrypted]] = session.execute(statements.IS_ENCRYPTED, (queue,)).fetchall()
+        if is_encrypted:
+            raise ConfigurationError(f"queue {queue!r} is encrypted: a worker with keys handles it")
         rows = session.execute(statements.CLAIM, (queue, quantity, name)).fetchall()
     if not rows:
         return Handled()

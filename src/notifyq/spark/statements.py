@@ -114,6 +114,9 @@ ROLLING_UP: Final = "notifyq.roll_up(bigint, bigint, bigint)"
 
 # Handling.
 
+IS_ENCRYPTED: Final = (
+    "select exists (select from notifyq.encrypted_names() as e (name) where e.name = %s)"
+)
 CLAIM: Final = """
 select c.id, c.lock_token, c.message::text as message,
   extract(epoch from c.lock_expires_at - clock_timestamp())::float8 as seconds

@@ -56,10 +56,15 @@ class StreamPolicy(PolicyBase):
         least=4096,
         most=2**28,
     )
+    encrypted: bool | None = option(
+        "Programs encrypt payloads; plain text is refused.", off="plain"
+    )
 
 
+CREATED_WITH: Final = ("durable", "encrypted")
+"""Options that can only be set when a stream is created."""
 CREATE_STREAM: Final = call("create_stream", StreamPolicy)
-ALTER_STREAM: Final = call("alter_stream", StreamPolicy, without=["durable"])
+ALTER_STREAM: Final = call("alter_stream", StreamPolicy, without=CREATED_WITH)
 
 
 class Subscribing(Protocol):
@@ -95,13 +100,15 @@ class Streams:
     async def create(self, name: str, policy: StreamPolicy | None = None) -> bool:
         """Create a stream. False: it existed, and nothing changed."""
         args = (policy or StreamPolicy()).args()
+        self._database.forget_encrypted()
         return bool(await self._database.value(CREATE_STREAM, name, *args))
 
     async def alter(self, name: str, policy: StreamPolicy) -> None:
-        """Change the policy of a stream, except whether it is durable."""
-        if policy.durable is not None:
-            raise ConfigurationError("durable can only be set when a stream is created")
-        await self._database.fetch(ALTER_STREAM, name, *policy.args(without=["durable"]))
+        """Change the policy of a stream, except whether it is durable or encrypted."""
+        for option_name in CREATED_WITH:
+            if getattr(policy, option_name) is not None:
+                raise ConfigurationError(f"{option_name} can only be set when a stream is created")
+        await self._database.fetch(ALTER_STREAM, name, *policy.args(without=CREATED_WITH))
 
     async def drop(self, name: str, *, force: bool = False) -> int:
         """Drop a stream; with `force` its subscriptions, too: return how many those were."""

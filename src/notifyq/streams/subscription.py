@@ -13,8 +13,15 @@ import asyncpg
 
 from notifyq.arguments import duration
 from notifyq.database import statements as sql
-from notifyq.errors import BatchNotFoundError, ConfigurationError
+from notifyq.encryption import opened, shown
+from notifyq.errors import (
+    BatchNotFoundError,
+    ConfigurationError,
+    DecryptionError,
+    MissingKeyError,
+)
 from notifyq.models.event import Event
+from notifyq.models.payload import is_sealed
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake
 from notifyq.telemetry import TelemetryHandler, log_events
@@ -52,6 +59,8 @@ class Batch:
                 f"a batch of more than {_LOADED} events is not loaded as a whole: "
                 "write `async for event in batch`, or use a smaller quantity"
             )
+        if self._events and is_sealed(self._events[0].message):
+            self._events = [self._opened(event) for event in self._events]
         return self._events
 
     def __len__(self) -> int:
@@ -64,7 +73,7 @@ class Batch:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """Its events in order; of a large batch, a thousand are in memory at a time."""
         if self._events is not None:
-            for event in self._events:
+            for event in self.events:
                 yield event
             return
         async with AsyncExitStack() as stack:
@@ -75,7 +84,20 @@ class Batch:
             stack.push_async_callback(_close, connection)
             while rows := await connection.fetch(sql.FETCH_EVENTS):
                 for row in rows:
-                    yield Event.from_row(row, self.stream)
+                    yield self._opened(Event.from_row(row, self.stream))
+
+    def _opened(self, event: Event) -> Event:
+        """The event, decrypted; one that was changed stays as it is, and fails alone."""
+        if not is_sealed(event.message):
+            return event
+        keys = self._database.keys
+        try:
+            text = opened(keys, self.stream, "payload", event.message)
+        except MissingKeyError:
+            raise
+        except DecryptionError:
+            return event
+        return event.opened(text, shown(keys, self.stream, "details", event.reason))
 
     async def retry(
         self, event: Event | int, delay: timedelta | float = 0, reason: str | None = None
@@ -84,13 +106,26 @@ class Batch:
 
         It comes in a later batch, with the same id and a higher `retries`.
         """
+        reason = reason and self.as_stored(reason, event)
         return await self._call(
             sql.RETRY_EVENT, self.id, _id(event), duration("delay", delay), reason
         )
 
     async def fail(self, event: Event | int, reason: str | None = None) -> bool:
         """Archive an event as dead for this subscriber. False: it already was."""
+        reason = reason and self.as_stored(reason, event)
         return await self._call(sql.FAIL_EVENT, self.id, _id(event), reason)
+
+    def as_stored(self, reason: str, event: Event | int | None = None) -> str:
+        """A reason as the database gets it: encrypted if the events are."""
+        keys = self._database.keys
+        if keys is None:
+            return reason
+        if not isinstance(event, Event) and self._events:
+            event = self._events[0]
+        if isinstance(event, Event) and (event.is_encrypted or is_sealed(event.message)):
+            return keys.encrypt(self.stream, "details", reason)
+        return reason
 
     async def finish(self) -> bool:
         """Finish the batch, so that the next one follows. False: it already was finished."""

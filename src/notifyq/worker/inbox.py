@@ -14,10 +14,16 @@ from notifyq.arguments import seconds
 from notifyq.database import statements as sql
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.errors import ConfigurationError, DatabaseUnavailableError
+from notifyq.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    DecryptionError,
+    MissingKeyError,
+)
+from notifyq.execution.sealing import UNTIL_KEY, open_message
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
-from notifyq.models.payload import encode
+from notifyq.models.payload import encode, is_sealed
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most, due_in
 from notifyq.telemetry import TelemetryHandler, log_events
@@ -192,7 +198,19 @@ class MessageInbox:
             raise
         for message in claimed:
             self._held[message.id] = message
-        return claimed[0] if claimed else None
+        return await self._opened(claimed[0]) if claimed else None
+
+    async def _opened(self, message: Message) -> Message:
+        """The message, decrypted; raises MissingKeyError, and puts it back."""
+        if not is_sealed(message.message):
+            return message
+        try:
+            return open_message(message, self._database.keys)
+        except MissingKeyError:
+            await self._settle(message, Released(UNTIL_KEY))
+            raise
+        except DecryptionError:
+            return message.opened(message.message)  # its payload() raises
 
     async def _release_orphans(self, end: float) -> bool:
         """Release messages of claims without an answer; false where that takes too long."""

@@ -15,6 +15,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
+from notifyq.execution.sealing import encrypted
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
     Committed,
@@ -26,6 +27,7 @@ from notifyq.models.outcome import (
     Success,
     Suspended,
 )
+from notifyq.models.payload import is_sealed
 from notifyq.telemetry.tracebacks import clean, report
 
 if TYPE_CHECKING:
@@ -167,6 +169,8 @@ class Settler:
         self, message: Message, outcome: Outcome, log: str | None = None
     ) -> asyncio.Future[Answer]:
         """Record with others how a message ended, and its log. False: its lock was lost."""
+        if message.is_encrypted:
+            outcome, log = encrypted(message, outcome, self._database.keys), None
         kept = None if log is None else (message.attempts, log)
         return self.settle(message.id, message.lock_token, outcome, kept)
 
@@ -274,7 +278,10 @@ class Settler:
     async def _retry_by_queue(self, settlement: _Settlement[Failed], error: Exception) -> Answer:
         outcome = settlement.outcome
         why = f"retried by the queue's backoff, not after {outcome.after}: {error}"
-        again = replace(outcome, details=clean(f"{outcome.details}\n{why}"), after=None)
+        details = outcome.details  # an envelope stays whole
+        if not is_sealed(details):
+            details = clean(f"{details}\n{why}")
+        again = replace(outcome, details=details, after=None)
         answers = await self._retry([replace(settlement, outcome=again)])
         return answers.get(settlement.key, False)
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from notifyq.operations.dashboard import Masks
+from notifyq.encryption import Keys
+from notifyq.operations.dashboard import Masks, User
 from operations.dashboard.conftest import Browser, Open, make_dead
 from support.database import (
     Connection,
@@ -549,3 +550,23 @@ async def test_a_dead_message_is_retried_from_a_step(
     assert entry["action"] == "dead.retry"
     assert entry["details"]["from"] == "two <b>"
     assert "Retry from here" not in await writer.text(f"/messages/{id_}")
+
+
+async def test_only_users_who_may_write_see_encrypted_messages(
+    open_dashboard: Open, connection: Connection
+) -> None:
+    keys = Keys({"k1": b"1" * 32})
+    await connection.execute("select messages.create_queue('secret', encrypted => true)")
+    number = await connection.fetchval(
+        "select messages.publish('secret', $1::text::jsonb)",
+        keys.encrypt("secret", "payload", '{"card": 4711, "password": "hunter22"}'),
+    )
+    for may_write, given in ((True, keys), (False, keys), (True, None)):
+        browser = await open_dashboard(
+            authenticate=lambda _, it=may_write: User("ann", may_write=it),
+            allow_writes=True, masks=Masks(("password",)), keys=given,
+        )  # fmt: skip
+        for path in (f"/messages/{number}", f"/messages/{number}/payload"):
+            page = await browser.text(path)
+            assert ("4711" in page) == (may_write and given is not None)
+            assert "hunter22" not in page

@@ -62,6 +62,7 @@ async def test_queue_info_counts_messages_by_state(connection: Connection) -> No
         "dropped": None,
         "retention_dead": None,
         "aging": None,
+        "encrypted": False,
     }
     assert default["queue"] == "default"
     assert (default["waiting"], default["oldest_waiting_at"]) == (0, None)

@@ -19,6 +19,8 @@ from notifyq.operations.masks import Masks
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
+    from notifyq.encryption import Keys
+
 __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_password"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -33,6 +35,7 @@ def create_app(  # noqa: PLR0913  all are keywords
     open_to_all: bool = False,
     allow_writes: bool = False,
     masks: Masks | None = None,
+    keys: Keys | None = None,
     hosts: tuple[str, ...] = LOOPBACK,
     base_path: str = "",
     interval: float = 2.0,
@@ -47,7 +50,8 @@ def create_app(  # noqa: PLR0913  all are keywords
     name that is not in `hosts` are refused. Statements of pages are cancelled after `timeout`
     seconds. Live values are read after a notification and every `interval` seconds; `listen_dsn`
     is needed if `dsn` leads through a pooler. `secret` signs sessions and forms: all processes
-    that serve one dashboard share it. Without it, sessions end with the process.
+    that serve one dashboard share it. Without it, sessions end with the process. With `keys`, users
+    who may write see messages of encrypted queues decrypted.
     """
     if [users is not None, authenticate is not None, open_to_all].count(True) != 1:
         raise ConfigurationError(
@@ -81,6 +85,7 @@ def create_app(  # noqa: PLR0913  all are keywords
             base_path=base_path,
             allow_writes=allow_writes,
             masks=masks or Masks(),
+            keys=keys,
         )
     )
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from notifyq.database.pool import Database
+from notifyq.encryption import Keys
 from notifyq.operations.dashboard.attempts import Attempts
 from notifyq.operations.dashboard.live import Live
 from notifyq.operations.dashboard.section import Section
@@ -85,6 +86,8 @@ class Dashboard:
     """The beginning of all paths behind a proxy, such as `/notifyq`."""
     allow_writes: bool
     masks: Masks
+    keys: Keys | None = None
+    """What decrypts messages for users who may write."""
     cache: Cache = field(default_factory=Cache)
     checked: Any = None
     """The last findings of the checks."""
@@ -122,6 +125,8 @@ class View:
         is_allowed = self.user.may_write if self.user else self.is_open
         self.may_write = self.dashboard.allow_writes and is_allowed
         """Whether the user may change anything; if not, no forms are shown."""
+        self.keys = self.dashboard.keys if self.may_write else None
+        """What decrypts messages; None: envelopes are shown."""
         self.root = str(self.request.scope.get("root_path", ""))
         """The beginning of all paths: empty, or like /notifyq."""
         self.cookie_path = self.root or "/"

@@ -68,11 +68,11 @@ class _Result:
         encoding = connection.get_settings().server_encoding
         if retried := self.retried:
             delays = [delay for delay, _ in retried.values()]
-            reasons = [storable(reason, encoding) for _, reason in retried.values()]
+            reasons = [batch.as_stored(storable(it, encoding)) for _, it in retried.values()]
             await connection.fetch(sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons)
         if failed := self.failed:
             statuses, texts = zip(*failed.values(), strict=True)
-            reasons = [storable(text, encoding) for text in texts]
+            reasons = [batch.as_stored(storable(text, encoding)) for text in texts]
             await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), reasons, statuses)
 
 

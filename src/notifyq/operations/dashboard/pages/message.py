@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
+from notifyq.encryption import decrypted, decrypted_row, shown_json
 from notifyq.models.message import (
     Attempt,
     LogRecord,
@@ -55,22 +56,26 @@ async def _find(view: View, message_id: int) -> dict[str, Any]:
 async def message(view: View) -> Response:
     """Payload, attempts, timeline and result of one message."""
     id_ = view.integer(str(view.request.path_params["id"]))
-    row = await _find(view, id_)
+    row = decrypted(view.keys, await _find(view, id_))
     part, fetch = view.parts.read, view.database.fetch
     after = view.number("after") or 0
-    found, attempts, recorded, logs, waits, reports, chunks = await asyncio.gather(
-        part("relatives", relatives(view.database, id_), []),
-        part("attempts", fetch(sql.ATTEMPTS, id_), []),
-        part("steps", fetch(sql.STEPS, id_), []),
-        part("logs", fetch(sql.LOGS, id_), []),
-        part("waits", fetch(sql.PARKED, None, 1, id_), []),
-        part("progress", fetch(sql.PROGRESS, id_), []),
-        part("output", fetch(statements.OUTPUT, id_, after, _CHUNKS), []),
+    (found, attempts, recorded, logs), (waits, reports, chunks) = await asyncio.gather(
+        asyncio.gather(
+            part("relatives", relatives(view.database, id_), []),
+            part("attempts", fetch(sql.ATTEMPTS, id_), []),
+            part("steps", fetch(sql.STEPS, id_), []),
+            part("logs", fetch(sql.LOGS, id_), []),
+        ),
+        asyncio.gather(
+            part("waits", fetch(sql.PARKED, None, 1, id_), []),
+            part("progress", fetch(sql.PROGRESS, id_), []),
+            part("output", fetch(statements.OUTPUT, id_, after, _CHUNKS), []),
+        ),
     )
-    tries = [Attempt.from_row(it) for it in attempts]
-    steps = [RecordedStep.from_row(it) for it in recorded[-_STEPS:]]
+    tries = [decrypted_row(view.keys, Attempt.from_row(it)) for it in attempts]
+    steps = [decrypted_row(view.keys, RecordedStep.from_row(it)) for it in recorded[-_STEPS:]]
     wait = next((ParkedMessage.from_row(it) for it in waits), None)
-    progress = next((Progress.from_row(it) for it in reports), None)
+    progress = next((decrypted_row(view.keys, Progress.from_row(it)) for it in reports), None)
 
     def error(text: str | None) -> str | None:
         return redacted(text, view.masks, row["message"], row["headers"])
@@ -94,7 +99,7 @@ async def message(view: View) -> Response:
         wait=wait,
         progress=progress,
         note=error(progress.note) if progress else None,
-        chunks=[(it, _shown(view, it["chunk"])) for it in chunks],
+        chunks=[(it, _shown(view, shown_json(view.keys, it["chunk"]))) for it in chunks],
         following=view.here(after=chunks[-1]["number"]) if len(chunks) == _CHUNKS else "",
         relatives=found,
         events=_timeline(row, tries, steps, wait, found),
@@ -191,7 +196,7 @@ async def payload(view: View) -> Response:
     if not rows:
         raise HTTPException(404, f"there is no message {id_}")
     # In a thread: a payload of many megabytes must not block other requests.
-    text = await asyncio.to_thread(view.masks.text, rows[0][0])
+    text = await asyncio.to_thread(view.masks.text, shown_json(view.keys, rows[0][0]))
     return Response(
         text or HIDDEN,
         media_type="application/json",

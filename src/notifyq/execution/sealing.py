@@ -1,0 +1,65 @@
+"""Messages of encrypted queues: decrypted before their handler, and their ends encrypted after."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+from notifyq.encryption import opened
+from notifyq.errors import MissingKeyError
+from notifyq.models.outcome import ErrorReport, Failed, Outcome, Rejected, Success
+
+if TYPE_CHECKING:
+    from notifyq.encryption import Keys
+    from notifyq.models.message import Message
+
+log = logging.getLogger("notifyq.worker")
+
+O = TypeVar("O", bound=Outcome)  # noqa: E741
+
+UNTIL_KEY = timedelta(minutes=1)
+"""How long a message whose key is missing waits for it, or for a worker that has it."""
+_missed: set[str] = set()
+"""Missing keys that were logged."""
+
+
+def open_message(message: Message, keys: Keys | None) -> Message:
+    """The message with its decrypted payload; raises DecryptionError, and logs missing keys."""
+    try:
+        text = opened(keys, message.queue, "payload", message.message)
+    except MissingKeyError as error:
+        if error.key not in _missed:
+            _missed.add(error.key)
+            log.error(  # noqa: TRY400  no stack helps
+                "queue %r: message %d is put back, as all are whose key is missing: %s",
+                message.queue, message.id, error,
+            )  # fmt: skip
+        raise
+    return message.opened(text)
+
+
+def encrypted(message: Message, outcome: O, keys: Keys | None) -> O:
+    """The outcome as the database gets it: encrypted if the message was."""
+    if not message.is_encrypted or keys is None:
+        return outcome
+    name = message.queue
+    match outcome:
+        case Success(result=str(result)):
+            return replace(outcome, result=keys.encrypt(name, "result", result))
+        case Rejected(reason):
+            return replace(outcome, reason=keys.encrypt(name, "details", reason))
+        case Failed(error=error):
+            kind = None if error is None else error.type
+            details = keys.encrypt(name, "details", outcome.details, kind)
+            return replace(outcome, details=details, error=error and _report(name, error, keys))
+    return outcome
+
+
+def _report(queue: str, error: ErrorReport, keys: Keys) -> ErrorReport:
+    return ErrorReport(
+        type=error.type,
+        text=keys.encrypt(queue, "details", error.text, error.type),
+        traceback=error.traceback and keys.encrypt(queue, "traceback", error.traceback, error.type),
+    )
