@@ -84,12 +84,7 @@ class Keys:
 
     def decrypt(self, queue: str, use: str, envelope: str) -> str:
         """The text in an envelope; raises MissingKeyError or DecryptionError."""
-        seal = _seal_of(envelope)
-        if (seal.get("queue"), seal.get("use")) != (queue, use):
-            raise DecryptionError(
-                f"the {use} cannot be decrypted: it was encrypted as {seal.get('use')} of "
-                f"{seal.get('queue')!r}, not of {queue!r}"
-            )
+        seal = _seal_of(envelope, queue, use)
         key = str(seal.get("key"))
         cipher = self._cipher(key)
         from cryptography.exceptions import InvalidTag
@@ -169,7 +164,7 @@ def opened(keys: Keys | None, queue: str, use: str, text: str) -> str:
     if not is_sealed(text):
         return text
     if keys is None:
-        raise _missing(str(_seal_of(text).get("key")))
+        raise _missing(str(_seal_of(text, queue, use).get("key")))
     return keys.decrypt(queue, use, text)
 
 
@@ -235,13 +230,19 @@ def _missing(key: str) -> MissingKeyError:
     return error
 
 
-def _seal_of(envelope: str) -> dict[str, Any]:
+def _seal_of(envelope: str, queue: str, use: str) -> dict[str, Any]:
+    """What is in an envelope; raises DecryptionError for one that was made for something else."""
     try:
         seal = json.loads(envelope)["$encrypted"]
     except (ValueError, KeyError, TypeError):
         seal = None
     if not isinstance(seal, dict):
         raise DecryptionError(f"this begins like an envelope and is none: {SEALED}")
+    if (seal.get("queue"), seal.get("use")) != (queue, use):
+        raise DecryptionError(
+            f"the {use} cannot be decrypted: it was encrypted as {seal.get('use')} of "
+            f"{seal.get('queue')!r}, not of {queue!r}"
+        )
     return seal
 
 

@@ -333,6 +333,22 @@ async def test_a_missing_key_loses_no_message(
         assert await handles[0].result(timeout=20) == NUMBER
 
 
+async def test_an_envelope_in_a_queue_that_is_not_encrypted_fails(database: str) -> None:
+    """It does not wait for a key, as one of an encrypted queue does."""
+    async with App(database) as app:
+
+        @app.handler("plain")
+        async def pay(payload: Any) -> None:
+            raise AssertionError(payload)
+
+        await app.create()
+        for seal in ({}, {"key": "k1", "use": "payload", "queue": "secret"}):
+            handle = await app.publish("plain", {"$encrypted": seal})
+            async with working(app):
+                with pytest.raises(MessageFailedError, match="encrypted as"):
+                    await handle.result(timeout=20)
+
+
 def _swapped(other: str) -> str:
     return (
         "update messages.message as m set message = o.message "
