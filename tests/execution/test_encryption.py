@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -496,3 +497,24 @@ async def test_no_statement_more_without_keys(
         await app.publish("default", 1)
         await app.publish_many("default", [1, 2])
     assert len(sent) == 2
+
+
+async def test_what_handlers_log_is_not_kept(database: str, connection: Connection) -> None:
+    """A log would be plain text; that of a plain queue shows that logs are captured."""
+    async with App(database, encryption=KEYS, capture_logs="INFO") as app:
+
+        async def pay(card: Card) -> None:
+            logging.getLogger("shop").warning("paid with %s", card.number)
+
+        app.handler("plain")(pay)
+        app.handler("secret", policy=SECRET)(pay)
+        await app.create()
+        handles = [await app.publish(it, Card(number=NUMBER)) for it in ("plain", "secret")]
+        async with working(app):
+            for handle in handles:
+                await handle.result(timeout=20)
+            await until(lambda: app.archive.logs(handles[0]), "the log of the plain queue")
+        assert await app.archive.logs(handles[1]) == []
+        lock = [[int(handles[1])], [1], [1], ['[{"text": "secret"}]']]
+        kept = "select notifyq.keep_logs($1, $2, $3, $4::text[]::json[])"
+        assert await connection.fetchval(kept, *lock) == 0
