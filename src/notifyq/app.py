@@ -59,10 +59,8 @@ class App(Decorators):
     environment it is NOTIFYQ_LISTEN_DSN. Settings are those of `DatabaseSettings`, by keyword or
     environment. With `check_payloads`, payloads are checked against the JSON Schema of their queue
     before they are sent. `encryption` has keys of 32 bytes by id, of which the first encrypts, or
-    returns them; by default those of NOTIFYQ_KEYS. With `tracing`, each publish and each handler
-    call is a span of the global tracer provider of OpenTelemetry, or of the given one. With
-    `capture_logs`, log records of handlers from this level on are kept, 64 KB of each call:
-    `archive.logs(id)`.
+    returns them. With `tracing`, each publish and each handler call is a span of the global tracer
+    provider of OpenTelemetry, or of the given one. `capture_logs`: the least level that is kept.
     """
 
     def __init__(

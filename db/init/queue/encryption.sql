@@ -55,7 +55,7 @@ begin
           'for another queue or use', left(queue, 200), use
         )
       else format('%L is encrypted and takes no %s in plain text', left(queue, 200), use) end,
-      'programs encrypt with the keys in NOTIFYQ_KEYS, NOTIFYQ_KEYS_FILE or App(encryption=…)'
+      'programs encrypt with the keys in NOTIFYQ_KEYS, NOTIFYQ_KEYS_FILE or App(encryption=...)'
     );
   end if;
 end;

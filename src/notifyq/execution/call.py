@@ -22,7 +22,7 @@ from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
 from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
-from notifyq.execution.runtime import StepWork, Transactions
+from notifyq.execution.runtime import StepWork, Transactions, is_closing
 from notifyq.execution.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
@@ -464,19 +464,6 @@ class BatchCall(Generic[M]):
             call.task = self.task
             ended |= await call.handle(payloads, runtime, transaction)
         return ended
-
-
-def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether this error closes the coroutines of a task from outside, as when its loop ends.
-
-    A handler may raise the same error: then its task is running.
-    """
-    if not isinstance(error, GeneratorExit):
-        return False
-    try:
-        return task is None or asyncio.current_task() is not task
-    except RuntimeError:  # there is no running loop
-        return True
 
 
 class EndedError(Exception):

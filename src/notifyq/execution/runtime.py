@@ -219,6 +219,19 @@ class Runtime:
             await self.transactions.close()
 
 
+def is_closing(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether this error closes the coroutines of a task from outside, as when its loop ends.
+
+    A handler may raise the same error: then its task is running.
+    """
+    if not isinstance(error, GeneratorExit):
+        return False
+    try:
+        return task is None or asyncio.current_task() is not task
+    except RuntimeError:  # there is no running loop
+        return True
+
+
 class StepWork:
     """What the steps of a handler use of its worker."""
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from notifyq.database.refusals import concerns_all, is_refusal
-from notifyq.execution.call import BatchCall, Cause, HandlerCall, is_closing
-from notifyq.execution.runtime import Runtime
+from notifyq.execution.call import BatchCall, Cause, HandlerCall
+from notifyq.execution.runtime import Runtime, is_closing
 from notifyq.handlers.handler import Handler
 from notifyq.models.annotations import name
 from notifyq.models.message import Message, Retried

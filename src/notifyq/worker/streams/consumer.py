@@ -15,8 +15,7 @@ from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.database.refusals import PAUSE, Refusals, concerns_all, is_refusal
 from notifyq.errors import NotifyqError, RestoredDatabaseError
-from notifyq.execution.call import is_closing
-from notifyq.execution.runtime import Runtime, Threads, Transactions
+from notifyq.execution.runtime import Runtime, Threads, Transactions, is_closing
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.notify.session import Session
 from notifyq.notify.wake import TokenBucket, at_most
