@@ -179,7 +179,7 @@ def _begun(steps: Sequence[RecordedStep], number: int, locked_at: datetime) -> s
 def _of_steps(steps: Sequence[RecordedStep], wait: ParkedMessage | None) -> Iterator[_Moment]:
     """What a message has recorded, and what it waits for."""
     for it in steps:
-        text = f"{_KINDS[it.kind]} {it.name!r}: {it.state.replace('_', ' ')}"
+        text = f"{_KINDS.get(it.kind, it.kind)} {it.name!r}: {it.state.replace('_', ' ')}"
         kind = {"failed": "bad", "timed_out": "warn"}.get(it.state, "good")
         yield _Moment(it.created_at, text, kind, f"attempt {it.attempt}")
     if wait is not None:
