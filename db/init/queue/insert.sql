@@ -50,12 +50,13 @@ create or replace trigger schedule
 
 -- For several messages of one statement, from first_id on: one notification for each queue.
 -- Messages due within a minute notify as well: sleeping workers must know when to poll, see
--- next_due().
-create or replace function notifyq.notify_inserted(first_id bigint, insertion xid)
-  returns void language plpgsql
+-- next_due(). False, and nothing is done, where first_id is the only one.
+create or replace function notifyq.notify_inserted(first_id bigint)
+  returns boolean language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
+  v_insertion xid := (select m.xmin from messages.message as m where m.id = first_id);
   v_name text;
   v_queue messages.queue;
   v_first bigint;
@@ -65,6 +66,11 @@ declare
   v_end bigint;
   v_announced bigint;
 begin
+  if not exists (
+    select from messages.message as m where m.id > first_id and m.xmin = v_insertion
+  ) then
+    return false;
+  end if;
   for v_name, v_soon_count, v_first, v_last, v_end in
     select m.queue,
       count(*) filter (where m.available_at < v_soon),
@@ -73,7 +79,7 @@ begin
       max(m.id)
     from messages.message as m
     where m.id >= first_id
-      and m.xmin = insertion
+      and m.xmin = v_insertion
     group by m.queue
     order by m.queue
   loop
@@ -91,7 +97,7 @@ begin
         select m.id
         from messages.message as m
         where m.id >= first_id
-          and m.xmin = insertion
+          and m.xmin = v_insertion
           and m.queue = v_name
           and m.available_at < v_soon
         order by m.id
@@ -109,17 +115,16 @@ begin
       )),
       set_config('notifyq.announced', 'yes', true);
   end if;
+  return true;
 end;
 $$;
 
 create or replace function notifyq.check_inserted(first_id bigint, queue text, is_due boolean)
   returns void language plpgsql security definer
   set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off
 as $$
 declare
   v_queue messages.queue;
-  v_xmin xid;
   v_last bigint;
   -- A query for other rows would make each publisher conflict with all others.
   v_is_serializable boolean := current_setting('transaction_isolation') = 'serializable';
@@ -131,14 +136,8 @@ begin
       v_last := 0;  -- the id was given
   end;
   -- A single message is the last of this session: no need to search for others.
-  if v_last <> first_id and not v_is_serializable then
-    v_xmin := (select m.xmin from messages.message as m where m.id = first_id);
-    if exists (
-      select from messages.message as m where m.id > first_id and m.xmin = v_xmin
-    ) then
-      perform notifyq.notify_inserted(first_id, v_xmin);
-      return;
-    end if;
+  if v_last <> first_id and not v_is_serializable and notifyq.notify_inserted(first_id) then
+    return;
   end if;
   -- Held until the end of the transaction, and taken before the queue is read: drop_queue() waits
   -- for it, else it could miss uncommitted messages and leave them without a queue.

@@ -17,7 +17,12 @@ create or replace function notifyq.archive(
 as $$
 declare
   v_archived integer;
+  -- How all of them end, if they end alike: then there is nothing to look up for each message.
+  v_status messages.message_status;
 begin
+  if details is null and results is null and array_remove(statuses, statuses[1]) = '{}' then
+    v_status := statuses[1];
+  end if;
   return query
   with ending as (
     -- A caller may list a message twice.
@@ -25,6 +30,7 @@ begin
     from unnest(
       archive.ids, archive.lock_tokens, archive.statuses, archive.details, archive.results
     ) as u (id, lock_token, status, details, result)
+    where v_status is null
   ),
   gone as (
     delete from only messages.message as m
@@ -46,11 +52,11 @@ begin
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-    e.status, g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
+    coalesce(v_status, e.status), g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
     g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id,
     archive.cancelled_by
   from gone as g
-  join ending as e on e.id = g.id and e.lock_token = g.lock_token
+  left join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
   get diagnostics v_archived = row_count;
   if v_archived < cardinality(archive.ids) and exists (

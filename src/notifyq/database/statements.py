@@ -48,8 +48,11 @@ from (
 ) as p
 """
 
+# The columns of a Message only: each one costs the server and the worker.
 CLAIM = """
-select * from messages.claim(
+select id, queue, created_at, available_at, locked_at, lock_token, priority, attempts, type,
+  dedup_key, key, max_attempts, message, headers, details, state, locked_by, lock_expires_at
+from messages.claim(
   queues => $1, quantity => $2, lock_duration => $3, worker => $4, filter => $5::jsonpath,
   full_scan => $6, max_attempts => $7, filters => $8::text[]::jsonpath[])
 """

@@ -43,6 +43,8 @@ _SETTLE = 10.0
 """Seconds that cancelled handlers get to end and be settled at a stop."""
 _WATCH = 0.1
 """Seconds between two checks of timeouts and locks."""
+_NOTHING = Released()
+"""The outcome of a message that is not handled yet, or is settled."""
 
 
 class Held(HandlerCall, Lock):
@@ -59,7 +61,7 @@ class Held(HandlerCall, Lock):
         self.batch: BatchCall[Held] | None = None
         """The call that handles it together with others."""
         self.waits_since = 0.0
-        self.ended: Outcome = Released()
+        self.ended: Outcome = _NOTHING
         self.run = 0.0  # seconds
 
     @property
@@ -377,7 +379,7 @@ class Runner:
             except Exception:
                 log.exception("the end of message %d was not reported", held.message.id)
         # An error refers to its frames, which refer to this message: a cycle costs a collection.
-        held.ended = Released()
+        held.ended = _NOTHING
 
     def _failed(self, held: Held, error: BaseException) -> None:
         """End a message whose end was not recorded."""

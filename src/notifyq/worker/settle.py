@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -232,8 +232,10 @@ class Settler:
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.status for it in outcomes],
-            [self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes],
-            [it.result if isinstance(it, Success) else None for it in outcomes],
+            _given(
+                self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes
+            ),
+            _given(it.result if isinstance(it, Success) else None for it in outcomes),
             retried=lambda: repeats.append(True),
         )
         done = newest([it.key for it in batch], rows)
@@ -297,6 +299,12 @@ class Settler:
             else:
                 rows += await self._persist(sql.SNOOZE_MANY, some, *keys, after)
         return dict.fromkeys(newest([it.key for it in batch], rows), True)
+
+
+def _given(values: Iterable[str | None]) -> list[str | None] | None:
+    """The values; None where there is none, which the server need not look at."""
+    listed = list(values)
+    return listed if any(it is not None for it in listed) else None
 
 
 def _logs_of(batch: list[_Settlement[E]]) -> tuple[list[Any], ...]:
