@@ -119,6 +119,7 @@ class _Row:
 
 _MAY_BE_INFINITE = ("available_at", "lock_expires_at")
 
+
 @cache
 def _columns(kind: type[_Row]) -> tuple[tuple[str, ...], itemgetter[Any]]:
     """The columns of a row that are fields of this class, and what reads them."""

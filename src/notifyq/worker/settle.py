@@ -232,9 +232,7 @@ class Settler:
             [it.id for it in batch],
             [it.lock_token for it in batch],
             [it.status for it in outcomes],
-            _given(
-                self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes
-            ),
+            _given(self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes),
             _given(it.result if isinstance(it, Success) else None for it in outcomes),
             retried=lambda: repeats.append(True),
         )
