@@ -194,7 +194,12 @@ MUTANTS = (
     ),
     Mutant(
         "a rejected message is deleted and not archived", "storm", "lost",
-        (Edit("queue/settle.sql", _JOIN, f"{_JOIN} and e.status <> 'rejected'"),),
+        (
+            Edit(
+                "queue/settle.sql", _JOIN,
+                f"{_JOIN} where coalesce(v_status, e.status) <> 'rejected'",
+            ),
+        ),
     ),
     Mutant(
         "attempts are not counted", "poison", "I6",
