@@ -196,7 +196,7 @@ begin
       c, v_stream.name, v_event.type, v_event.key, null, null, null, v_event.message, v_is_dated
     ) then
       if live and not v_open @> v_event.id then
-        v_ids := v_ids || v_event.id;
+        v_ids := array_append(v_ids, v_event.id);
       else
         v_held := v_held + 1;
       end if;

@@ -58,13 +58,13 @@ async def publish(connection: Connection, message: Any = "secret", **options: An
     return found
 
 
-async def fail(connection: Connection, details: str = "details secret", **options: Any) -> int:
+async def fail(connection: Connection, details: str = 'bad value "secret"', **options: Any) -> int:
     number = await publish(connection, **options)
     claimed = await claim_one(connection)
     assert claimed["id"] == number
     await value(
         connection, "finish", **lock_of(claimed), status="failed", details=details,
-        result={"secret": 1},
+        result=details,
     )  # fmt: skip
     return number
 
@@ -210,7 +210,7 @@ async def test_events_are_counted_or_deleted(connection: Connection) -> None:
     assert await forget(connection, queue="default") == {}
     assert await forget(connection, live=True, dry_run=True) == {"events": 2}
     assert await forget(connection, live=True, budget=timedelta(0)) == {"events": 2}
-    assert await connection.fetch("select key from messages.event") == [("other",)]
+    assert await connection.fetchval("select array_agg(key) from messages.event") == ["other"]
     assert await forget(connection, live=True) == {}
 
 

@@ -1,0 +1,82 @@
+"""Forgets messages of a key, or with a payload, in all tables; lists the lakes that have more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from notifyq.database.pool import Calls
+
+FORGET: Final = """
+    select jsonb_build_array(f.counts, f.next)::text
+    from messages.forget(
+      $1, $2::text::jsonpath, $3, after => $4::text::jsonb, live => $5, dry_run => $6
+    ) as f
+"""
+LAKES: Final = "select l.id, l.location from messages.lakes() as l"
+LAKE_FILES: Final = """
+    select count(*), min(f.day), max(f.day)
+    from messages.lake_file as f
+    where f.lake = $1 and f.removed is null and coalesce(f.queue = $2, true)
+"""
+GONE: Final = ("cancelled", "archive", "events")
+"""Places of messages and events that are deleted; the others hold what belongs to these."""
+STAYING: Final = ("live", "live_events", "schedules", "settings")
+"""Places that are counted only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What messages are to be forgotten."""
+
+    key: str | None
+    """Their key or dedup_key."""
+    filter: str | None
+    """A JSON path that their payloads meet."""
+    queue: str | None
+
+    @property
+    def digest(self) -> str:
+        """What the audit keeps: neither key nor filter can be read from it."""
+        given = {"key": self.key, "filter": self.filter}
+        return " ".join(
+            f"{name} sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+            for name, text in given.items()
+            if text is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The counts of a step by place, and where the next one continues; None: it was the last."""
+
+    counts: dict[str, int]
+    position: Any | None
+
+
+async def step(
+    calls: Calls, wanted: Wanted, position: Any | None, *, live: bool, dry_run: bool
+) -> Step:
+    """Do one step of messages.forget()."""
+    after = None if position is None else json.dumps(position)
+    found = await calls.value(FORGET, wanted.key, wanted.filter, wanted.queue, after, live, dry_run)
+    counts, following = json.loads(found)
+    return Step(counts, following)
+
+
+async def lakes(calls: Calls) -> list[tuple[int, str]]:
+    """Return number and folder of each lake."""
+    return [(row[0], row[1]) for row in await calls.fetch(LAKES)]
+
+
+async def lake_files(
+    calls: Calls, lake: int, queue: str | None
+) -> tuple[int, date | None, date | None]:
+    """Return how many files of a lake may have messages of the queue; their first and last day."""
+    [(files, first, last)] = await calls.fetch(LAKE_FILES, lake, queue)
+    return files, first, last
