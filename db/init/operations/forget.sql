@@ -12,7 +12,7 @@ create or replace function notifyq.forget_archived(ids bigint[], dry_run boolean
   set enable_seqscan = off set jit = off set timezone = 'UTC'
 as $$
 declare
-  v_counts jsonb := '{}';
+  v_counts jsonb := '{}'::jsonb;
   v_place text;
   v_relation text;
   v_name text;
@@ -162,7 +162,10 @@ declare
   v_segment bigint;
   v_stream messages.stream;
   v_open int8multirange;
-  v_event record;
+  v_event bigint;
+  v_type text;
+  v_key text;
+  v_message jsonb;
   v_scanned bigint := 0::bigint;
   v_held bigint := 0::bigint;
   v_ids bigint[] := array[]::bigint[];
@@ -187,21 +190,21 @@ begin
   join notifyq.segment as g on g.stream = s.id
   where g.id = _segment;
   v_open := notifyq.open_events(v_stream.id);
-  for v_event in execute format(
+  for v_event, v_type, v_key, v_message in execute format(
     'select e.id, e.type, e.key, e.message from notifyq.%I as e where e.id > %L order by e.id',
     notifyq.event_table(_segment), _id
   )
   loop
     if notifyq.meets_conditions(
-      c, v_stream.name, v_event.type, v_event.key, null, null, null, v_event.message, v_is_dated
+      c, v_stream.name, v_type, v_key, null, null, null, v_message, v_is_dated
     ) then
-      if live and not v_open @> v_event.id then
-        v_ids := array_append(v_ids, v_event.id);
+      if live and not v_open @> v_event then
+        v_ids := array_append(v_ids, v_event);
       else
         v_held := v_held + 1;
       end if;
     end if;
-    _id := v_event.id;
+    _id := v_event;
     v_scanned := v_scanned + 1;
     exit when cardinality(v_ids) >= quantity
       or v_scanned % 100 = 0 and clock_timestamp() > v_end;

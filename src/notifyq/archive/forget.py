@@ -18,11 +18,11 @@ FORGET: Final = """
       $1, $2::text::jsonpath, $3, after => $4::text::jsonb, live => $5, dry_run => $6
     ) as f
 """
-LAKES: Final = "select l.id, l.location from messages.lakes() as l"
+LAKES: Final = "select l.id, l.location from messages.lakes() as l where l.files > 0"
 LAKE_FILES: Final = """
     select count(*), min(f.day), max(f.day)
-    from messages.lake_file as f
-    where f.lake = $1 and f.removed is null and coalesce(f.queue = $2, true)
+    from messages.lake_files($1) as f
+    where coalesce(f.queue = $2, true)
 """
 GONE: Final = ("cancelled", "archive", "events")
 """Places of messages and events that are deleted; the others hold what belongs to these."""
@@ -70,13 +70,13 @@ async def step(
 
 
 async def lakes(calls: Calls) -> list[tuple[int, str]]:
-    """Return number and folder of each lake."""
+    """Return number and folder of each lake that has files."""
     return [(row[0], row[1]) for row in await calls.fetch(LAKES)]
 
 
 async def lake_files(
     calls: Calls, lake: int, queue: str | None
 ) -> tuple[int, date | None, date | None]:
-    """Return how many files of a lake may have messages of the queue; their first and last day."""
+    """Return how many files may have archived messages of the queue; their first and last day."""
     [(files, first, last)] = await calls.fetch(LAKE_FILES, lake, queue)
     return files, first, last

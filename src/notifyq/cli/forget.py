@@ -110,10 +110,10 @@ async def _forget_in_lakes(
             done = await asyncio.to_thread(_rewrite, dsn, location, wanted, dry_run)
         except (NotifyqError, OSError) as error:
             some, first, last = await places.lake_files(database, number, wanted.queue)
-            if some:
-                left += 1
-                outcome = f"not searched, {some} files of {first} to {last} may have some: {error}"
-                rows.append({"place": f"lake {location}", "count": None, "outcome": outcome})
+            days = f"{some} files of {first} to {last} may have some: " if some else ""
+            outcome = f"not searched: {days}{error}"
+            rows.append({"place": f"lake {location}", "count": None, "outcome": outcome})
+            left += 1
             continue
         messages, files = messages + done.rows, files + done.files
         if done.rows:
