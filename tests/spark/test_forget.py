@@ -144,7 +144,8 @@ def test_events_in_a_lake(database: str, session: Connection[Any], folder: Path)
 def test_a_run_that_was_stopped_goes_on(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, done = forgetting._without, []
+    write = forgetting._without
+    done: list[int] = []
 
     def stop(*args: Any) -> Any:
         if len(done) == 2:

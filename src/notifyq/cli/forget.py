@@ -30,7 +30,7 @@ async def forget(
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete messages for good: a right to be forgotten.
+    """Delete what messages of a key have left anywhere.
 
     Archived messages go, with attempts, logs, steps, signals and output, and their rows in lakes.
     Live ones stay without --live, and those that a worker handles: exit code 1 as long as there is
