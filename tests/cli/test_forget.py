@@ -31,7 +31,7 @@ def publish(notifyq: Notifyq, key: str) -> str:
 def outcomes(notifyq: Notifyq, *args: str, code: int = 0) -> dict[str, tuple[int | None, str]]:
     result = notifyq("forget", *args, "--json")
     assert result.code == code, result
-    return {row["place"]: (row["count"], row["outcome"]) for row in result.data}
+    return {row["part"]: (row["count"], row["outcome"]) for row in result.data}
 
 
 def test_a_dry_run_counts(notifyq: Notifyq, key: str) -> None:
@@ -61,7 +61,7 @@ def test_the_audit_has_one_row_without_the_key(notifyq: Notifyq, key: str) -> No
     outcomes(notifyq, "--key", key, "--filter", f"card = '{SECRET}'", "--yes")
     entry = notifyq.good("audit", "--action", "message.forget", "--json").data[0]
     assert entry["details"]["done"] == 1
-    assert entry["details"]["places"]["archive"] == 1
+    assert entry["details"]["parts"]["archive"] == 1
     assert entry["subject"].startswith("key sha256:")
     text = json.dumps(notifyq.good("audit", "--limit", "999", "--json").data)
     assert key not in text
@@ -100,25 +100,25 @@ async def test_a_run_that_is_killed_is_done_again(notifyq: Notifyq, key: str) ->
     assert outcomes(notifyq, "--key", key, "--yes") == {"archive": (1, "deleted")}
 
 
-def test_a_lake_that_is_not_here_is_never_said_to_be_done(
+def test_a_lake_that_is_not_here_is_never_reported_as_done(
     notifyq: Notifyq, key: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("adbc_driver_postgresql")
     folder = tmp_path / "lake"
     notifyq.good("spark", "export", "--lake", str(folder))
-    place = f"lake {folder}"
+    part = f"lake {folder}"
     found = outcomes(notifyq, "--key", key, "--dry-run")
-    assert found[place] == (1, "1 files to be rewritten")
+    assert found[part] == (1, "1 files to be rewritten")
     folder.rename(tmp_path / "elsewhere")
     left = outcomes(notifyq, "--key", key, "--yes", code=1)
     assert left["archive"] == (1, "deleted")
-    assert left[place][0] is None
-    assert "not searched" in left[place][1]
+    assert left[part][0] is None
+    assert "not searched" in left[part][1]
     (tmp_path / "elsewhere").rename(folder)
     done = notifyq("forget", "--key", key, "--yes")
     assert done.code == 0
     assert "1 files rewritten" in " ".join(done.out.split())
     assert "spark tidy" in done.err
     entry = notifyq.good("audit", "--action", "message.forget", "--json").data[0]
-    assert entry["details"]["places"]["lake"] == 1
+    assert entry["details"]["parts"]["lake"] == 1
     assert outcomes(notifyq, "--key", key, "--yes") == {}

@@ -86,7 +86,7 @@ def test_files_are_written_anew_without_the_messages(
 
 
 def test_a_day_is_pruned_after_it(database: str, session: Connection[Any], folder: Path) -> None:
-    session.execute('select * from messages.forget(%s, after => \'{"place": "archive"}\')', (KEY,))
+    session.execute('select * from messages.forget(%s, after => \'{"part": "archive"}\')', (KEY,))
     forget(database, folder, WANTED)
     pruned = prune(database, folder)
     assert [(it.day, it.rows) for it in pruned.dropped] == [

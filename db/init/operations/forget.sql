@@ -1,6 +1,6 @@
--- Forget: messages of a key, or with a payload, are deleted from all places, in steps.
+-- Forget: messages of a key, or with a payload, are deleted from all parts, in steps.
 --
--- The places come one after the other. Live messages are first: one that ends meanwhile is then
+-- The parts come one after the other. Live messages are first: one that ends meanwhile is then
 -- found in the archive, and one that is still live was counted.
 --
 -- raises: NQ003 invalid argument
@@ -13,7 +13,7 @@ create or replace function notifyq.forget_archived(ids bigint[], dry_run boolean
 as $$
 declare
   v_counts jsonb := '{}'::jsonb;
-  v_place text;
+  v_part text;
   v_relation text;
   v_name text;
   v_count bigint;
@@ -62,7 +62,7 @@ begin
     else (select count(*) from deleted) end
   into v_count;
   v_counts := v_counts || jsonb_build_object('dedup_keys', v_count);
-  for v_place, v_relation, v_name in
+  for v_part, v_relation, v_name in
     values
       ('archive', 'messages.message_archive', 'id'),
       ('attempts', 'messages.attempt', 'message_id'),
@@ -85,7 +85,7 @@ begin
       );
       get diagnostics v_count = row_count;
     end if;
-    v_counts := notifyq.add_counts(v_counts, jsonb_build_object(v_place, v_count));
+    v_counts := notifyq.add_counts(v_counts, jsonb_build_object(v_part, v_count));
   end loop;
   if not dry_run then
     delete from notifyq.redrive as r where r.archive_id = any (ids);
@@ -95,7 +95,7 @@ end;
 $$;
 comment on function notifyq.forget_archived is
   'Delete archived messages with their attempts, logs, steps, signals, output, deduplication keys '
-  'and samples of errors; return how many of each place, as JSON. dry_run: only count.';
+  'and samples of errors; return how many of each part, as JSON. dry_run: only count.';
 
 create or replace function notifyq.forget_live(
   c notifyq.search_conditions,
@@ -323,10 +323,10 @@ declare
   c notifyq.search_conditions := notifyq.parse_conditions(
     jsonb_build_object('payload', filter::text, 'queue', queue), null
   );
-  v_place text := coalesce(after ->> 'place', 'live');
+  v_part text := coalesce(after ->> 'part', 'live');
   v_id bigint := (after ->> 'id')::bigint;
   v_at timestamptz := (after ->> 'at')::timestamptz;
-  v_part bigint := (after ->> 'part')::bigint;
+  v_group bigint := (after ->> 'group')::bigint;
   v_ids bigint[];
 begin
   if key is null and filter is null then
@@ -337,12 +337,12 @@ begin
     notifyq.check_given('live', live is not null),
     notifyq.check_given('dry_run', dry_run is not null);
   c.any_key := key;
-  case v_place
+  case v_part
     when 'live' then
       select f._counts, f._id into counts, v_id
       from notifyq.forget_live(c, live, dry_run, quantity, budget, v_id) as f;
-      next := case when v_id is null then '{"place": "archive"}'
-        else jsonb_build_object('place', 'live', 'id', v_id) end;
+      next := case when v_id is null then '{"part": "archive"}'
+        else jsonb_build_object('part', 'live', 'id', v_id) end;
     when 'archive' then
       -- A clock may have been wrong: all that is archived, also with later times.
       c.until_at := coalesce(v_at, clock_timestamp() + interval '1 year');
@@ -352,23 +352,23 @@ begin
       into v_ids, v_id, v_at
       from notifyq.search_archive_step(c, quantity, v_at, v_id, budget, false) as f;
       counts := notifyq.forget_archived(v_ids, dry_run);
-      next := case when v_id is null then '{"place": "events"}'
-        else jsonb_build_object('place', 'archive', 'at', v_at, 'id', v_id) end;
+      next := case when v_id is null then '{"part": "events"}'
+        else jsonb_build_object('part', 'archive', 'at', v_at, 'id', v_id) end;
     when 'events' then
-      select f._counts, f._segment, f._id into counts, v_part, v_id
-      from notifyq.forget_events(c, live, dry_run, quantity, budget, v_part, v_id) as f;
-      next := case when v_part is null then '{"place": "retries"}'
-        else jsonb_build_object('place', 'events', 'part', v_part, 'id', v_id) end;
+      select f._counts, f._segment, f._id into counts, v_group, v_id
+      from notifyq.forget_events(c, live, dry_run, quantity, budget, v_group, v_id) as f;
+      next := case when v_group is null then '{"part": "retries"}'
+        else jsonb_build_object('part', 'events', 'group', v_group, 'id', v_id) end;
     when 'retries' then
-      select f._counts, f._subscription, f._id into counts, v_part, v_id
-      from notifyq.forget_retries(c, live, dry_run, quantity, budget, v_part, v_id) as f;
-      next := case when v_part is null then '{"place": "definitions"}'
-        else jsonb_build_object('place', 'retries', 'part', v_part, 'id', v_id) end;
+      select f._counts, f._subscription, f._id into counts, v_group, v_id
+      from notifyq.forget_retries(c, live, dry_run, quantity, budget, v_group, v_id) as f;
+      next := case when v_group is null then '{"part": "definitions"}'
+        else jsonb_build_object('part', 'retries', 'group', v_group, 'id', v_id) end;
     when 'definitions' then
       counts := notifyq.count_definitions(c);
     else
       perform notifyq.raise_invalid(
-        format('there is no place %L', left(v_place, 100)), 'after is the result next of a step'
+        format('there is no part %L', left(v_part, 100)), 'after is the result next of a step'
       );
   end case;
   counts := coalesce(counts, '{}');
@@ -379,7 +379,7 @@ comment on function messages.forget is
   'the filter, of one queue or stream (null: all): archived ones with all that is kept about them. '
   'live: cancel those that no worker has, and delete events of streams too; else these are counted '
   'as live and live_events. Schedules, shares and limits of the key are counted only. A step finds '
-  'up to quantity, within about budget. Returns counts by place, and as next what after is to be '
+  'up to quantity, within about budget. Returns counts by part, and as next what after is to be '
   'for the next step; null: all is done. dry_run: only count. Lakes, backups and other databases '
   'keep theirs. Raises NQ003 without key and filter.';
 

@@ -7,23 +7,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from notifyq.database import statements as sql
+
 if TYPE_CHECKING:
     from datetime import date
 
     from notifyq.database.pool import Calls
 
-FORGET: Final = """
-    select jsonb_build_array(f.counts, f.next)::text
-    from messages.forget(
-      $1, $2::text::jsonpath, $3, after => $4::text::jsonb, live => $5, dry_run => $6
-    ) as f
-"""
-LAKES: Final = "select l.id, l.location from messages.lakes() as l where l.files > 0"
-LAKE_FILES: Final = """
-    select count(*), min(f.day), max(f.day)
-    from messages.lake_files($1) as f
-    where coalesce(f.queue = $2, true)
-"""
 GONE: Final = ("cancelled", "archive", "events")
 """Places of messages and events that are deleted; the others hold what belongs to these."""
 STAYING: Final = ("live", "live_events", "schedules", "settings")
@@ -53,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The counts of a step by place, and where the next one continues; None: it was the last."""
+    """The counts of a step by part, and where the next one continues; None: it was the last."""
 
     counts: dict[str, int]
     position: Any | None
@@ -64,19 +54,21 @@ async def step(
 ) -> Step:
     """Do one step of messages.forget()."""
     after = None if position is None else json.dumps(position)
-    found = await calls.value(FORGET, wanted.key, wanted.filter, wanted.queue, after, live, dry_run)
+    found = await calls.value(
+        sql.FORGET, wanted.key, wanted.filter, wanted.queue, after, live, dry_run
+    )
     counts, following = json.loads(found)
     return Step(counts, following)
 
 
 async def lakes(calls: Calls) -> list[tuple[int, str]]:
     """Return number and folder of each lake that has files."""
-    return [(row[0], row[1]) for row in await calls.fetch(LAKES)]
+    return [(it["id"], it["location"]) for it in await calls.fetch(sql.LAKES) if it["files"]]
 
 
 async def lake_files(
     calls: Calls, lake: int, queue: str | None
 ) -> tuple[int, date | None, date | None]:
     """Return how many files may have archived messages of the queue; their first and last day."""
-    [(files, first, last)] = await calls.fetch(LAKE_FILES, lake, queue)
+    [(files, first, last)] = await calls.fetch(sql.LAKE_FILES, lake, queue)
     return files, first, last

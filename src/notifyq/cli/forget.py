@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from notifyq.archive import forget as places
+from notifyq.archive import forget as forgetting
 from notifyq.archive.forget import GONE, STAYING, Wanted
 from notifyq.cli.command import noting, open_database, resolve_dsn
 from notifyq.cli.hints import require_known
@@ -25,7 +25,7 @@ async def forget(
     filter: FilterOption = None,
     queue: QueueOption = None,
     live: bool = flag("--live", "Cancel waiting messages first; delete events of streams."),
-    dry_run: bool = flag("--dry-run", "Count what each place has, and delete nothing."),
+    dry_run: bool = flag("--dry-run", "Count what each part has, and delete nothing."),
     yes: bool = flag("--yes", "Without a question."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -53,7 +53,7 @@ async def forget(
         if noted and not dry_run:
             given = {"entry": entry} if entry else {}
             async with noting(database, "message.forget", wanted.digest, **given) as act:
-                act.note(found=0, done=0, places=noted)
+                act.note(found=0, done=0, parts=noted)
     print_rows([*rows, *in_lakes], as_json=as_json, empty="there is nothing to forget")
     if not dry_run and (left or left_in_lakes):
         err.print("notifyq: not all is forgotten: run it again once that can go, too")
@@ -65,22 +65,22 @@ async def forget(
 async def _forget(
     database: Database, wanted: Wanted, *, live: bool, dry_run: bool
 ) -> tuple[Counter[str], int | None]:
-    """Go through the tables; return the counts by place, and the id of the audit row."""
+    """Go through the tables; return the counts by part, and the id of the audit row."""
     total: Counter[str] = Counter()
     position = entry = None
     with Progress("searched", total=None, unit="steps") as progress:
         while True:
             if dry_run:
-                step = await places.step(database, wanted, position, live=live, dry_run=True)
+                step = await forgetting.step(database, wanted, position, live=live, dry_run=True)
             else:
                 async with noting(
                     database, "message.forget", wanted.digest, entry=entry, queue=wanted.queue,
                     live=live,
                 ) as act:  # fmt: skip
-                    step = await places.step(act, wanted, position, live=live, dry_run=False)
-                    done = sum(step.counts.get(place, 0) for place in GONE)
-                    found = done + sum(step.counts.get(place, 0) for place in STAYING)
-                    act.note(found=found, done=done, places=step.counts)
+                    step = await forgetting.step(act, wanted, position, live=live, dry_run=False)
+                    done = sum(step.counts.get(part, 0) for part in GONE)
+                    found = done + sum(step.counts.get(part, 0) for part in STAYING)
+                    act.note(found=found, done=done, parts=step.counts)
                 entry = act.entry
             total.update(step.counts)
             progress.advance()
@@ -92,11 +92,11 @@ async def _forget(
 def _rows(counts: Counter[str], *, dry_run: bool) -> tuple[list[dict[str, Any]], int]:
     done = "to be deleted" if dry_run else "deleted"
     rows = [
-        {"place": place, "count": count, "outcome": "still there" if place in STAYING else done}
-        for place, count in counts.items()
+        {"part": part, "count": count, "outcome": "still there" if part in STAYING else done}
+        for part, count in counts.items()
         if count
     ]
-    return rows, sum(counts[place] for place in STAYING)
+    return rows, sum(counts[part] for part in STAYING)
 
 
 async def _forget_in_lakes(
@@ -105,14 +105,14 @@ async def _forget_in_lakes(
     """Return a row for each lake that has, or may have, such messages; how many may; counts."""
     rows: list[dict[str, Any]] = []
     left = messages = files = 0
-    for number, location in await places.lakes(database):
+    for number, location in await forgetting.lakes(database):
         try:
             done = await asyncio.to_thread(_rewrite, dsn, location, wanted, dry_run)
         except (NotifyqError, OSError) as error:
-            some, first, last = await places.lake_files(database, number, wanted.queue)
+            some, first, last = await forgetting.lake_files(database, number, wanted.queue)
             days = f"{some} files of {first} to {last} may have some: " if some else ""
             outcome = f"not searched: {days}{error}"
-            rows.append({"place": f"lake {location}", "count": None, "outcome": outcome})
+            rows.append({"part": f"lake {location}", "count": None, "outcome": outcome})
             left += 1
             continue
         messages, files = messages + done.rows, files + done.files
@@ -120,7 +120,7 @@ async def _forget_in_lakes(
             verb = "to be rewritten" if dry_run else "rewritten"
             rows.append(
                 {
-                    "place": f"lake {location}",
+                    "part": f"lake {location}",
                     "count": done.rows,
                     "outcome": f"{done.files} files {verb}",
                 }
@@ -128,7 +128,7 @@ async def _forget_in_lakes(
         for table in done.unsearched:
             left += 1
             outcome = "not searched: it does not know queues"
-            rows.append({"place": f"lake {location} {table}", "count": None, "outcome": outcome})
+            rows.append({"part": f"lake {location} {table}", "count": None, "outcome": outcome})
     noted = {"lake": messages, "lake_files": files, "lakes_left": left}
     printed = [{**row, "outcome": printable(row["outcome"])} for row in rows]
     return printed, left, {name: count for name, count in noted.items() if count}

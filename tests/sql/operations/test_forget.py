@@ -1,4 +1,4 @@
-"""Forget: what messages carried is deleted from each place, in steps, and counted."""
+"""Forget: what messages carried is deleted from each part, in steps, and counted."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ async def forget(
         counts, after = await one_row(
             connection, FORGET, key, filter, queue, after, live, dry_run, quantity, budget
         )
-        for place, count in counts.items():
-            total[place] = total.get(place, 0) + count
+        for part, count in counts.items():
+            total[part] = total.get(part, 0) + count
         if after is None:
-            return {place: count for place, count in total.items() if count}
+            return {part: count for part, count in total.items() if count}
 
 
 async def publish(connection: Connection, message: Any = "secret", **options: Any) -> int:
@@ -83,7 +83,7 @@ async def texts(connection: Connection) -> str:
 
 @pytest.fixture
 async def filled(connection: Connection) -> dict[str, int]:
-    """Give ids of messages that leave something in each place, and of one with another key."""
+    """Give ids of messages that leave something in each part, and of one with another key."""
     await connection.execute("update messages.queue set max_attempts = 1")
     failed = await fail(
         connection, dedup_key=f"of {KEY}", dedup_window=timedelta(days=1), headers={"h": "secret"}
@@ -145,7 +145,7 @@ async def test_steps_are_small_and_reach_all(connection: Connection, budget: tim
         "update messages.message_archive set archived_at = $1 where id = $2", future, ids[3]
     )
     first = await one_row(
-        connection, FORGET, KEY, None, None, {"place": "archive"}, False, False, 2,
+        connection, FORGET, KEY, None, None, {"part": "archive"}, False, False, 2,
         timedelta(seconds=5),
     )  # fmt: skip
     assert first["counts"]["archive"] == 2
@@ -245,8 +245,8 @@ async def test_it_is_refused_without_a_key_and_a_filter(connection: Connection) 
         await forget(connection, None)
     with pytest.raises(InvalidArgumentError, match="gives values instead"):
         await forget(connection, filter="$.n")
-    with pytest.raises(InvalidArgumentError, match="no place"):
-        await value(connection, "forget", key=KEY, after={"place": "moon"})
+    with pytest.raises(InvalidArgumentError, match="no part"):
+        await value(connection, "forget", key=KEY, after={"part": "moon"})
 
 
 async def test_payloads_of_a_lake_are_matched(connection: Connection) -> None:
