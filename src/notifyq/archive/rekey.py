@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Calls
-    from notifyq.encryption import Keys
+    from notifyq.encryption.envelopes import Keys
 
 SEALED_COLUMNS: Final = "select c.* from notifyq.sealed_columns() as c"
 SEALED_TEXTS: Final = "select notifyq.sealed_texts($1, $2, $3, $4, $5)::text"

@@ -18,7 +18,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out
 from notifyq.config import from_environment, listen_dsn_from_environment
-from notifyq.encryption import required_keys
+from notifyq.encryption.envelopes import required_keys
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
 from notifyq.operations.dashboard.users import write_user

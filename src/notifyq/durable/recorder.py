@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
 from notifyq.durable.control import LockLostError, Parked
-from notifyq.encryption import opened
+from notifyq.encryption.envelopes import opened
 from notifyq.errors import (
     DatabaseUnavailableError,
     LockNotHeldError,

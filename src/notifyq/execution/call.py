@@ -21,9 +21,9 @@ from pydantic_core import from_json, to_json
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
+from notifyq.encryption.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
 from notifyq.execution.runtime import StepWork, Transactions, is_closing
-from notifyq.execution.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.annotations import name
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
-    from notifyq.encryption import Keys
+    from notifyq.encryption.envelopes import Keys
     from notifyq.execution.capture import Records
     from notifyq.execution.runtime import Runtime
     from notifyq.handlers.handler import Handler, Middleware

@@ -23,7 +23,7 @@ from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.encryption import Keys
+    from notifyq.encryption.envelopes import Keys
     from notifyq.execution.capture import Capture, Records
     from notifyq.handlers.handler import AroundSync, Handler
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from notifyq.database.external import Awaited, External
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.encryption import Keys
+    from notifyq.encryption.envelopes import Keys
     from notifyq.queues.payload_schema import PayloadSchemas
     from notifyq.queues.publish_options import KeyOf
     from notifyq.telemetry.tracing import Tracing

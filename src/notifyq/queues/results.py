@@ -18,7 +18,7 @@ from notifyq.database import statements as sql
 from notifyq.database.external import adapt
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.encryption import Keys, decrypted_row, opened, shown
+from notifyq.encryption.envelopes import Keys, decrypted_row, opened, shown
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,

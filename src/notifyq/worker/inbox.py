@@ -14,13 +14,13 @@ from notifyq.arguments import seconds
 from notifyq.database import statements as sql
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
+from notifyq.encryption.sealing import UNTIL_KEY, open_message
 from notifyq.errors import (
     ConfigurationError,
     DatabaseUnavailableError,
     DecryptionError,
     MissingKeyError,
 )
-from notifyq.execution.sealing import UNTIL_KEY, open_message
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.models.payload import encode, is_sealed

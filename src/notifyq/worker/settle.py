@@ -14,8 +14,8 @@ import asyncpg
 
 from notifyq.database import statements as sql
 from notifyq.database.refusals import halving
+from notifyq.encryption.sealing import encrypted
 from notifyq.errors import InvalidArgumentError
-from notifyq.execution.sealing import encrypted
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
     Committed,

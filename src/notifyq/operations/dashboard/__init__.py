@@ -19,7 +19,7 @@ from notifyq.operations.masks import Masks
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from notifyq.encryption import Keys
+    from notifyq.encryption.envelopes import Keys
 
 __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_password"]
 

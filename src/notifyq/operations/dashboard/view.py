@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from notifyq.database.pool import Database
-from notifyq.encryption import Keys
+from notifyq.encryption.envelopes import Keys
 from notifyq.operations.dashboard.attempts import Attempts
 from notifyq.operations.dashboard.live import Live
 from notifyq.operations.dashboard.section import Section
