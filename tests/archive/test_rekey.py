@@ -12,7 +12,7 @@ import pytest
 import notifyq
 from notifyq import App, InvalidArgumentError, MissingKeyError, Policy, StreamPolicy
 from notifyq.archive import rekey
-from notifyq.encryption.envelopes import Keys
+from notifyq.database.encryption.envelopes import Keys
 from support.database import Connection, until
 from support.running import working
 

@@ -10,7 +10,7 @@ from notifyq.cli.hints import require_known
 from notifyq.cli.options import DsnOption
 from notifyq.cli.output import out
 from notifyq.cli.progress import Progress
-from notifyq.encryption.envelopes import required_keys
+from notifyq.database.encryption.envelopes import required_keys
 
 QueueArgument = Annotated[
     str | None, typer.Argument(metavar="[QUEUE]", help="A queue or stream; all without it.")

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from notifyq.arguments import seconds
 from notifyq.database import statements as sql
+from notifyq.database.encryption.sealing import UNTIL_KEY, open_message
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.encryption.sealing import UNTIL_KEY, open_message
 from notifyq.errors import (
     ConfigurationError,
     DatabaseUnavailableError,

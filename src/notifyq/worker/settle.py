@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.encryption.sealing import encrypted
 from notifyq.database.refusals import halving
-from notifyq.encryption.sealing import encrypted
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from notifyq.encryption.envelopes import Keys
+from notifyq.database.encryption.envelopes import Keys
 from notifyq.operations.dashboard import Masks, User
 from operations.dashboard.conftest import Browser, Open, make_dead
 from support.database import (
