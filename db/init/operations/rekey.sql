@@ -109,7 +109,8 @@ begin
   perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
   for v_text in
     select r.row, r.old, case
-        when replace_sealed.name in ('details', 'reason', 'traceback') then r.new else r.new::jsonb::text
+        when replace_sealed.name in ('details', 'reason', 'traceback') then r.new
+        else r.new::jsonb::text
       end as new
     from jsonb_to_recordset(texts) as r (row text, old text, new text)
   loop
