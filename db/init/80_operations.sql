@@ -10,3 +10,4 @@
 \ir operations/matching.sql
 \ir operations/audit.sql
 \ir operations/rekey.sql
+\ir operations/forget.sql

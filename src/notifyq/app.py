@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 from notifyq.archive.dead_letters import DeadLetters
 from notifyq.archive.reader import Archive
 from notifyq.config import NO_DSN, DatabaseSettings, WorkerSettings, given_dsns, require_dsn
+from notifyq.database.encryption.envelopes import keys_of
 from notifyq.database.loop_thread import LoopThread
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.encryption import keys_of
 from notifyq.errors import AccessDeniedError, ConfigurationError, QueueNotFoundError, SchemaError
 from notifyq.handlers.decorators import Decorators
 from notifyq.queues.admin import Admin
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from notifyq.archive.reader import CancelOptions
     from notifyq.config import DatabaseOptions, WorkerOptions
-    from notifyq.encryption import KeySource
+    from notifyq.database.encryption.envelopes import KeySource
     from notifyq.models.message import Cancellation
     from notifyq.queues.publish_options import ManyOptions, MessageOptions
     from notifyq.queues.published import Published

@@ -12,16 +12,16 @@ from collections.abc import Coroutine, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
+from notifyq.database.encryption.envelopes import environment_keys
 from notifyq.database.external import adapt
 from notifyq.database.statements import ENCRYPTED_NAMES
-from notifyq.encryption import environment_keys
 from notifyq.queues.publish_options import ManyOptions, MessageOptions
 from notifyq.queues.published import Published
 from notifyq.queues.publisher import Publisher
 
 if TYPE_CHECKING:
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.database.external import Awaited, Blocking, External
-    from notifyq.encryption import Keys
 
 __all__ = ["publish", "publish_many"]
 

@@ -46,6 +46,15 @@ def test_every_module_must_have_a_floor() -> None:
     assert all(contract["exhaustive"] for contract in layers)
 
 
+def test_the_root_has_few_modules() -> None:
+    """Only what users import or read first; the rest has a folder."""
+    root = ROOT / "src/notifyq"
+    modules = [path.stem for path in root.glob("*.py") if not path.stem.startswith("__")]
+    folders = [path.parent for path in root.glob("*/__init__.py")]
+    assert len(modules) <= 10, modules
+    assert len(folders) <= 22, folders
+
+
 def test_the_contributing_page_lists_the_floors() -> None:
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
     [contract] = [

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import notifyq
-from notifyq import App, InvalidArgumentError, MissingKeyError, Policy
+from notifyq import App, InvalidArgumentError, MissingKeyError, Policy, StreamPolicy
 from notifyq.archive import rekey
-from notifyq.encryption import Keys
+from notifyq.database.encryption.envelopes import Keys
 from support.database import Connection, until
 from support.running import working
 
@@ -43,6 +44,16 @@ async def filled(database: str, connection: Connection) -> dict[str, int]:
 
         await app.create()
         await app.admin.create_queue("later", SECRET)
+        await app.streams.create("orders", StreamPolicy(encrypted=True))
+        reader = app.subscription("orders", "reader")
+        await app.streams.subscribe("orders", "reader", "start")
+        await app.publish("orders", "again")
+        batch = await reader.next_batch()
+        assert batch is not None
+        [event] = batch.events
+        await batch.retry(event, timedelta(0), "why")
+        await batch.finish()
+        await app.publish("orders", "new")
         failed = await app.publish("fails", "failed")
         worked = await app.publish("works", "worked")
         parked = await app.publish("works", "parked")
@@ -107,6 +118,11 @@ async def test_everything_gets_the_current_key(
         steps = {it.name: it.value for it in await app.archive.steps(filled["worked"])}
         assert json.loads(str(steps["go"])) == "go"
         assert '"result": 1' in str(steps["children"])
+        seen = []
+        while batch := await app.subscription("orders", "reader").next_batch():
+            seen += [it.payload() for it in batch.events]
+            await batch.finish()
+        assert sorted(seen) == ["again", "new"]
         plain = await connection.fetchval(
             "select message from messages.message where queue = 'default'"
         )

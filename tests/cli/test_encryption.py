@@ -50,6 +50,16 @@ def test_publish_show_amend_and_signal(secret: Notifyq) -> None:
     secret.good("signal", "go", payload, "--id", number, env=KEYS)
 
 
+def test_lists_name_the_key(secret: Notifyq) -> None:
+    number = secret.good("publish", "secret", f'"{CARD}"', env=KEYS).out.split()[-1]
+    lines = secret.good("ls", "-q", "secret", "--limit", "10000").out.splitlines()
+    [line] = [it for it in lines if it.split()[0] == number]
+    assert line.endswith(" encrypted with k1")
+    done = secret("cancel", "--queue", "secret", "--yes")
+    assert "encrypted with k1" in done.out
+    assert "$encrypted" not in done.out
+
+
 def test_keys_in_a_file(secret: Notifyq, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{K1}\n")

@@ -52,7 +52,7 @@ OTHERS = {
     "show", "stream tail", "dead show", "dead watch", "init", "migrate", "relay", "retention set",
     "roles create", "top", "spark export", "spark load", "spark replay", "spark rollup",
     "spark sample", "spark tidy", "spark anomalies", "spark stream", "dead retry", "ping",
-    "report", "bench report",
+    "report", "bench report", "forget",
 }  # fmt: skip
 """Commands with --json that print no table of rows of the database."""
 

@@ -27,8 +27,8 @@ from notifyq import (
     Transaction,
     within,
 )
-from notifyq.encryption import environment_keys
-from notifyq.execution import sealing
+from notifyq.database.encryption import sealing
+from notifyq.database.encryption.envelopes import environment_keys
 from notifyq.streams.subscription import Batch
 from support.database import Connection, until
 from support.running import working

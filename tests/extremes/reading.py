@@ -58,7 +58,7 @@ revoke, queues share, queues limit, signal, stream create, stream alter, stream 
 pause, stream resume, stream subscribe, stream unsubscribe, stream seek, stream tick, stream
 forward, stream unforward, schedules add, schedules remove, schedules enable, schedules disable,
 schedules run, schedules apply, spark export, spark load, spark replay, spark rollup, spark
-sample, spark stream, spark tidy, rekey
+sample, spark stream, spark tidy, rekey, forget
 """
 CHANGING = {" ".join(it.split()) for it in _CHANGING.split(",")}
 """Commands that change something, or that use no database."""

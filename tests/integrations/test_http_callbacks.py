@@ -14,7 +14,7 @@ from notifyq import App, Handle, MessageFailedError, MessageRejectedError, Polic
 from notifyq.contrib.http import Webhooks
 from notifyq.contrib.http_callbacks import Callbacks, callback_path
 from notifyq.models.message import Attempt
-from notifyq.serving import ServerThread
+from notifyq.worker.serving import ServerThread
 from support.database import until
 from support.running import Events, working
 

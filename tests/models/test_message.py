@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from notifyq import Message
 from notifyq.models.message import decode
+from notifyq.models.payload import without_envelope
 from support.rows import message
 
 JSON = st.recursive(
@@ -67,3 +68,17 @@ def test_what_python_can_hold_is_decoded_to_the_last_digit(text: str) -> None:
 def test_what_python_cannot_hold_is_refused(text: str) -> None:
     with pytest.raises((ValueError, RecursionError)):
         decode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ('{"$encrypted": {"key": "k1", "use": "payload", "data": "…"}}', "encrypted with k1"),
+        ('{"$encrypted": {"key": "2026-01", "use": "det', "encrypted with 2026-01"),
+        ('{"$encrypted": {"key": 7}}', "encrypted"),
+        ('{"$encrypted": 7, "key": "k1"}', '{"$encrypted": 7, "key": "k1"}'),
+        ('a text with {"$encrypted": {"key": "k1"}}', 'a text with {"$encrypted": {"key": "k1"}}'),
+    ],
+)
+def test_a_list_names_the_key_of_an_envelope(text: str, listed: str) -> None:
+    assert without_envelope(text) == listed

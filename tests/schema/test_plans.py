@@ -633,6 +633,8 @@ SEARCHES = {
     f"messages.amend_matching('{LIVE}}}', 3, 100)": 210,
     f"""messages.amend_matching('{LIVE}, "queue": "default"}}', 3, 100)""": 11100,
     f"""messages.move_matching('{LIVE}, "queue": "default"}}', 'q', 100)""": 11100,
+    "messages.forget('k', quantity => 100, budget => '0')": 210,
+    """messages.forget('k', after => '{"part": "archive"}', budget => '0')""": 5000,
 }
 MODES = ("auto", "force_custom_plan", "force_generic_plan")
 

@@ -13,7 +13,7 @@ import pytest
 
 import notifyq
 from notifyq import App, InvalidArgumentError, Policy, StreamPolicy
-from notifyq.encryption import Keys
+from notifyq.database.encryption.envelopes import Keys
 from notifyq.server import Server
 from security.conftest import Enter
 from support.database import Connection, session, until

@@ -2,6 +2,21 @@
 --
 -- raises: NQ003 invalid argument
 
+create or replace function notifyq.add_counts(counts jsonb, more jsonb)
+  returns jsonb language sql immutable
+as $$
+  select coalesce(jsonb_object_agg(c.part, c.total), '{}')
+  from (
+    select e.part, sum(e.n::bigint) as total
+    from (
+      select f.part, f.n from jsonb_each(counts) as f (part, n)
+      union all
+      select f.part, f.n from jsonb_each(more) as f (part, n)
+    ) as e
+    group by e.part
+  ) as c;
+$$;
+
 create or replace function notifyq.note_audit(
   actor text,
   action text,
@@ -25,7 +40,9 @@ begin
   set details = a.details || jsonb_build_object(
     'found', (a.details -> 'found')::bigint + (note_audit.details -> 'found')::bigint,
     'done', (a.details -> 'done')::bigint + (note_audit.details -> 'done')::bigint
-  )
+  ) || case when note_audit.details ? 'parts' then jsonb_build_object(
+    'parts', notifyq.add_counts(a.details -> 'parts', note_audit.details -> 'parts')
+  ) else '{}' end
   where a.id = note_audit.id
     and (a.role, a.actor, a.action)
       = (notifyq.calling_role(), left(note_audit.actor, 200), note_audit.action)
@@ -48,9 +65,9 @@ comment on function notifyq.note_audit is
   'Record an action of a person, in the transaction that does it. actor: the person who is logged '
   'in; action: such as queue.pause; subject: a name or id; details: counts and values (left out '
   'over 16 kB); origin: an address; id: the row of the steps of this action before this one, to '
-  'which found and done of details are added. The role of the database is recorded too. Returns '
-  'the id of the row, which maintain() removes after 400 days. Raises NQ003 without actor or '
-  'action.';
+  'which found, done and the counts in parts of details are added. The role of the database is '
+  'recorded too. Returns the id of the row, which maintain() removes after 400 days. Raises NQ003 '
+  'without actor or action.';
 
 create or replace function messages.audit_list(
   before bigint default null,

@@ -7,7 +7,7 @@
 --
 -- raises: NQ003 invalid argument
 
--- Tables and columns that have envelopes. Events of streams are left out: they never change.
+-- Tables and columns that have envelopes.
 create or replace function notifyq.sealed_columns()
   returns setof notifyq.sealed_column language sql stable security definer
   set search_path = pg_catalog, pg_temp
@@ -22,7 +22,8 @@ as $$
       (9, 'messages.attempt', 'traceback'), (10, 'notifyq.step', 'value'),
       (11, 'notifyq.step_archive', 'value'), (12, 'notifyq.end_wait', 'result'),
       (13, 'notifyq.end_wait', 'details'), (14, 'notifyq.signal', 'payload'),
-      (15, 'notifyq.message_output', 'chunk')
+      (15, 'notifyq.message_output', 'chunk'), (16, 'messages.event', 'message'),
+      (17, 'notifyq.event_retry', 'message'), (18, 'notifyq.event_retry', 'reason')
   ) as p (number, relation, name)
   cross join lateral (
     select p.relation::regclass::oid
@@ -34,7 +35,8 @@ as $$
   order by p.number, n.nspname, c.relname;
 $$;
 comment on function notifyq.sealed_columns() is
-  'The tables and columns that have envelopes of encrypted queues, in the order to replace them.';
+  'The tables and columns that have envelopes of encrypted queues and streams, in the order to '
+  'replace them.';
 
 create or replace function notifyq.check_sealed_column(given notifyq.sealed_column)
   returns void language plpgsql
@@ -107,7 +109,8 @@ begin
   perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
   for v_text in
     select r.row, r.old, case
-        when replace_sealed.name in ('details', 'traceback') then r.new else r.new::jsonb::text
+        when replace_sealed.name in ('details', 'reason', 'traceback') then r.new
+        else r.new::jsonb::text
       end as new
     from jsonb_to_recordset(texts) as r (row text, old text, new text)
   loop

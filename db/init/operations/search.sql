@@ -83,6 +83,7 @@ as $$
     and (c.type is null or type = c.type)
     and (c.key is null or key = c.key)
     and (c.dedup_key is null or dedup_key = c.dedup_key)
+    and (c.any_key is null or key = c.any_key or dedup_key = c.any_key)
     and (c.worker is null or worker ^@ c.worker)
     and (c.error is null or strpos(lower(details), lower(c.error)) > 0)
     -- The text begins like its fingerprint: comparing that first is faster.
@@ -179,7 +180,8 @@ begin
           -- (no details) is the fingerprint of dead ones.
           and (c.fingerprint is null or s.details is not null)
           and notifyq.meets_conditions(
-            c, s.queue, s.type, s.key, s.dedup_key, s.locked_by, s.details, s.message, v_is_dated
+            c, s.queue, s.type, s.key, coalesce(s.dedup_key, s.given_up_key), s.locked_by,
+            s.details, s.message, v_is_dated
           )
         then row(
           s.id, s.queue, case when s.blockers is null then s.state::text else 'blocked' end,

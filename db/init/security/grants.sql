@@ -120,7 +120,7 @@ begin
         'grant_queue revoke_queue cancel amend unblock run_now redrive receive adopt dead_retry '
         'dead_retry_from dead_delete '
         'dead_retry_matching dead_delete_matching cancel_matching run_now_matching '
-        'move_matching amend_matching schedule unschedule pause_schedule '
+        'move_matching amend_matching forget schedule unschedule pause_schedule '
         'resume_schedule run_schedule create_stream alter_stream drop_stream pause_stream '
         'resume_stream unsubscribe seek forward unforward alter_archive forget_lake'
       ),
@@ -130,7 +130,7 @@ begin
         '', 'notifyq',
         'create_lake hold_lake note_lake commit_lake forget_files prune_day roll_up add_rollup '
         'forget_rollup begin_replay redrive_ids replay_rows replay_archive report_anomalies '
-        'note_audit sealed_columns sealed_texts replace_sealed'
+        'note_audit sealed_columns sealed_texts replace_sealed forget_archived match_payloads'
       )
   loop
     v_roles := array_to_string(

@@ -211,7 +211,8 @@ begin
       fingerprint text,
       payload jsonpath,
       since_at timestamptz,
-      until_at timestamptz
+      until_at timestamptz,
+      any_key text
     );
   end if;
   if to_regtype('notifyq.found_message') is null then
@@ -285,7 +286,8 @@ comment on type messages.cron_report is
   'One entry of pg_cron for notifyq, as messages.cron_entries() reports it.';
 comment on type messages.figure is 'One number as messages.health() reports it, with its unit.';
 comment on type notifyq.search_conditions is
-  'Conditions that search_live(), search_archive() and dead_groups() take as JSON; null: any.';
+  'Conditions that search_live(), search_archive() and dead_groups() take as JSON; null: any. Only '
+  'forget() sets any_key: a key or a dedup_key.';
 comment on type notifyq.found_message is
   'A message as search_live() and search_archive() report it: state is that of a live message or '
   'the status of a finished one, message is null where the payload is long.';

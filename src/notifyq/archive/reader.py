@@ -13,7 +13,7 @@ import asyncpg
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
 from notifyq.database import statements as sql
-from notifyq.encryption import decrypted_row
+from notifyq.database.encryption.envelopes import decrypted_row
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,

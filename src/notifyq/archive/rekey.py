@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.database.pool import Calls
-    from notifyq.encryption import Keys
 
 SEALED_COLUMNS: Final = "select c.* from notifyq.sealed_columns() as c"
 SEALED_TEXTS: Final = "select notifyq.sealed_texts($1, $2, $3, $4, $5)::text"

@@ -23,7 +23,7 @@ from notifyq.errors import ConfigurationError, DatabaseError
 from notifyq.operations import monitor
 
 if TYPE_CHECKING:
-    from notifyq.encryption import Keys
+    from notifyq.database.encryption.envelopes import Keys
 
 log = logging.getLogger("notifyq")
 

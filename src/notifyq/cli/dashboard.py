@@ -18,7 +18,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out
 from notifyq.config import from_environment, listen_dsn_from_environment
-from notifyq.encryption import required_keys
+from notifyq.database.encryption.envelopes import required_keys
 from notifyq.errors import ConfigurationError
 from notifyq.operations.dashboard import LOOPBACK, MISSING, User, Users, create_app
 from notifyq.operations.dashboard.users import write_user
@@ -36,7 +36,7 @@ def dashboard(
         f"File with one password for all; else {_VARIABLE}.", metavar="FILE"
     ),
     decrypt: bool = flag(
-        "--decrypt", "Decrypt messages with the keys in NOTIFYQ_KEYS, for users who may write."
+        "--decrypt", "Decrypt messages with the keys in NOTIFYQ_KEYS, for users with write access."
     ),
     mask: MaskOption = None,
     hide_payloads: HideOption = False,

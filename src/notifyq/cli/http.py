@@ -95,7 +95,7 @@ class HttpOptions:
             yield
             return
         from notifyq.contrib.http import Webhooks
-        from notifyq.serving import ServerThread
+        from notifyq.worker.serving import ServerThread
 
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
         webhooks = Webhooks(app, callback=self.callback, callback_timeout=self.callback_timeout)

@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "run-now": ("messages", "Make scheduled messages due."),
         "move": ("messages", "Move messages that no worker handles to another queue."),
         "amend": ("messages", "Change messages that no worker handles."),
+        "forget": ("forget", "Delete what messages of a key have left anywhere."),
         "unblock": ("messages", "Hand out messages without those they wait for."),
     },
     "Set up": {

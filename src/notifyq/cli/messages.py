@@ -27,7 +27,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import cell, err, out, pick, print_rows, row_json, when
 from notifyq.database import statements as sql
-from notifyq.encryption import environment_keys, required_keys
+from notifyq.database.encryption.envelopes import environment_keys, required_keys
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from notifyq.cli.arguments import running
 from notifyq.dsn import masked_in
+from notifyq.models.payload import without_envelope
 from notifyq.operations.texts import span
 from notifyq.printable import first_line, printable
 
@@ -181,7 +182,7 @@ def cell(value: Any, most: int = _MOST) -> str:
         case dict() | list():
             return _json(value)[:most]
         case _:
-            return first_line(str(value), most)
+            return first_line(without_envelope(str(value)), most)
 
 
 def when(value: datetime, *, full: bool = False) -> str:

@@ -29,8 +29,8 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.progress import Progress
+from notifyq.database.encryption.envelopes import environment_keys
 from notifyq.database.pool import Database
-from notifyq.encryption import environment_keys
 from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.models.payload import Json, check_json
 from notifyq.queues.admin import Admin

@@ -10,7 +10,7 @@ from notifyq.cli.hints import require_known
 from notifyq.cli.options import DsnOption
 from notifyq.cli.output import out
 from notifyq.cli.progress import Progress
-from notifyq.encryption import required_keys
+from notifyq.database.encryption.envelopes import required_keys
 
 QueueArgument = Annotated[
     str | None, typer.Argument(metavar="[QUEUE]", help="A queue or stream; all without it.")
@@ -20,8 +20,8 @@ QueueArgument = Annotated[
 async def rekey(queue: QueueArgument = None, dsn: DsnOption = None) -> None:
     """Encrypt again what older keys have encrypted.
 
-    The first key does it, for live messages and the archive, in steps: start a run that was stopped
-    again. Events of streams and files of a lake keep their keys.
+    The first key does it, for live messages, the archive and events, in steps: start a run that was
+    stopped again. Files of a lake keep their keys.
     """
     keys = required_keys()
     done, left, entry = 0, 0, None

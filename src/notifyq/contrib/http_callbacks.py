@@ -18,7 +18,7 @@ from notifyq.database.loop_thread import LoopThread
 from notifyq.errors import MessageLimitError, MessageNotFoundError, NotifyqError
 from notifyq.models.payload import check_json
 from notifyq.queues.results import Handle
-from notifyq.serving import respond
+from notifyq.worker.serving import respond
 
 log = logging.getLogger("notifyq.http")
 

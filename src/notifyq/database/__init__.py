@@ -1,1 +1,1 @@
-"""Connections to PostgreSQL, retries and statements."""
+"""Connections to PostgreSQL, retries and statements, and the encryption of what is stored."""

@@ -32,7 +32,7 @@ from notifyq.errors import (
 )
 
 if TYPE_CHECKING:
-    from notifyq.encryption import Keys
+    from notifyq.database.encryption.envelopes import Keys
 
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]

@@ -343,6 +343,17 @@ NOTIFY_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('ne
 ENCRYPTED_NAMES = "select e.name from notifyq.encrypted_names() as e (name)"
 PAYLOAD_SCHEMA = "select messages.payload_schema(queue => $1)"
 LAKES = "select l.*, clock_timestamp() - l.exported_at as idle from messages.lakes() as l"
+FORGET = """
+    select jsonb_build_array(f.counts, f.next)::text
+    from messages.forget(
+      $1, $2::text::jsonpath, $3, after => $4::text::jsonb, live => $5, dry_run => $6
+    ) as f
+"""
+LAKE_FILES = """
+    select count(*), min(f.day), max(f.day)
+    from messages.lake_files($1) as f
+    where coalesce(f.queue = $2, true)
+"""
 
 NEW_EVENT = "new_event"
 NEW_MESSAGE = "new_message"

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
+from notifyq.database.encryption.envelopes import opened
 from notifyq.durable.control import LockLostError, Parked
-from notifyq.encryption import opened
 from notifyq.errors import (
     DatabaseUnavailableError,
     LockNotHeldError,
@@ -236,7 +236,7 @@ class Recorder:
         return self._keys.encrypt_json(self.message.queue, "step", value)
 
     def _read(self, kind: str, value: str | None) -> str | None:
-        """What is stored for a step, decrypted; ends are decrypted by who reads them."""
+        """What is stored for a step, decrypted; the reader of an end decrypts it."""
         if value is None or self._keys is None:
             return value
         if kind == "signal":

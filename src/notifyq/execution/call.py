@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
+from notifyq.database.encryption.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
 from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
 from notifyq.execution.runtime import StepWork, Transactions, is_closing
-from notifyq.execution.sealing import UNTIL_KEY, encrypted, open_message
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.annotations import name
@@ -44,9 +44,9 @@ from notifyq.telemetry.tracebacks import clean, describe, explain, report, text_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
-    from notifyq.encryption import Keys
     from notifyq.execution.capture import Records
     from notifyq.execution.runtime import Runtime
     from notifyq.handlers.handler import Handler, Middleware

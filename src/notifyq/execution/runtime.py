@@ -22,8 +22,8 @@ from notifyq.models.outcome import Outcome, Rejected, Success
 from notifyq.notify.wake import call_on
 
 if TYPE_CHECKING:
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.encryption import Keys
     from notifyq.execution.capture import Capture, Records
     from notifyq.handlers.handler import AroundSync, Handler
 

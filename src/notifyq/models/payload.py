@@ -22,11 +22,20 @@ _LONE_SURROGATE = re.compile(
 
 SEALED = '{"$encrypted": {'
 """How each envelope begins, as notifyq and PostgreSQL write it."""
+_SEALED_BY = re.compile(r'"key": "([A-Za-z0-9._-]{1,100})"')
 
 
 def is_sealed(text: str) -> bool:
     """Whether this is an envelope."""
     return text.startswith(SEALED)
+
+
+def without_envelope(text: str) -> str:
+    """What lists show of a text: of an envelope, also of its beginning, the id of its key."""
+    if not is_sealed(text):
+        return text
+    key = _SEALED_BY.search(text)
+    return "encrypted" if key is None else f"encrypted with {key[1]}"
 
 
 class Json(str):

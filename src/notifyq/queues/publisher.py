@@ -25,9 +25,9 @@ from notifyq.queues.published import Published, of_batch
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.database.external import Awaited, External
     from notifyq.database.pool import AnyConnection, Database
-    from notifyq.encryption import Keys
     from notifyq.queues.payload_schema import PayloadSchemas
     from notifyq.queues.publish_options import KeyOf
     from notifyq.telemetry.tracing import Tracing

@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from notifyq.database import statements as sql
+from notifyq.database.encryption.envelopes import Keys, decrypted_row, opened, shown
 from notifyq.database.external import adapt
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
-from notifyq.encryption import Keys, decrypted_row, opened, shown
 from notifyq.errors import (
     DatabaseUnavailableError,
     DeadMessageError,

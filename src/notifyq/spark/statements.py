@@ -151,6 +151,8 @@ COMMIT_LAKE: Final = """
       %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], "position" => %s
     )
 """
+FORGET_ARCHIVED: Final = "select notifyq.forget_archived(%s::bigint[])"
+MATCH_PAYLOADS: Final = "select notifyq.match_payloads(%s::text[], %s::jsonpath)"
 
 # Roll-ups.
 

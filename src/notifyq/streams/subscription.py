@@ -13,7 +13,7 @@ import asyncpg
 
 from notifyq.arguments import duration
 from notifyq.database import statements as sql
-from notifyq.encryption import opened, shown
+from notifyq.database.encryption.envelopes import opened, shown
 from notifyq.errors import (
     BatchNotFoundError,
     ConfigurationError,

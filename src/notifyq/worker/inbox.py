@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from notifyq.arguments import seconds
 from notifyq.database import statements as sql
+from notifyq.database.encryption.sealing import UNTIL_KEY, open_message
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
 from notifyq.errors import (
@@ -20,7 +21,6 @@ from notifyq.errors import (
     DecryptionError,
     MissingKeyError,
 )
-from notifyq.execution.sealing import UNTIL_KEY, open_message
 from notifyq.models.message import Message
 from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.models.payload import encode, is_sealed

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.encryption.sealing import encrypted
 from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
-from notifyq.execution.sealing import encrypted
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
     Committed,

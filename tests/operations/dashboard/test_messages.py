@@ -12,7 +12,7 @@ import httpx
 import pytest
 from markupsafe import escape
 
-from notifyq.encryption import Keys
+from notifyq.database.encryption.envelopes import Keys
 from notifyq.operations.dashboard import Masks, User
 from operations.dashboard.conftest import Browser, Open, make_dead
 from support.database import (
@@ -566,6 +566,7 @@ async def test_only_users_who_may_write_see_encrypted_messages(
             authenticate=lambda _, it=may_write: User("ann", may_write=it),
             allow_writes=True, masks=Masks(("password",)), keys=given,
         )  # fmt: skip
+        assert "encrypted with k1" in await browser.text("/messages?queue=secret")
         for path in (f"/messages/{number}", f"/messages/{number}/payload"):
             page = await browser.text(path)
             assert ("4711" in page) == (may_write and given is not None)

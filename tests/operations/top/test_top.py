@@ -109,6 +109,9 @@ async def test_a_queue_opens_its_messages_and_a_message_its_details(
     await connection.execute(
         r"""select messages.publish('ledger', '{"text": "\u001b[2J wiped", "n": 1}')"""
     )
+    await connection.execute(
+        """select messages.publish('ledger', '{"$encrypted": {"key": "k1"}}', priority => -1)"""
+    )
     async with watching(database) as pilot:
         await see(pilot, "billing")
         await pilot.press("enter")
@@ -119,7 +122,9 @@ async def test_a_queue_opens_its_messages_and_a_message_its_details(
         await see(pilot, "message 67", "details:", '"order": 67', "attempt 1: failed")
         await pilot.press("escape", "escape")
         await see(pilot, "[1 Queues]", "ledger")
-        await pilot.press("down", "down", "enter", "enter")
+        await pilot.press("down", "down", "enter")
+        assert "$encrypted" not in await see(pilot, "encrypted with k1", "wiped")
+        await pilot.press("enter")
         text = await see(pilot, "wiped", '"n": 1')
         assert "\x1b" not in text
 

@@ -19,7 +19,7 @@ from notifyq.operations.masks import Masks
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from notifyq.encryption import Keys
+    from notifyq.database.encryption.envelopes import Keys
 
 __all__ = ["LOOPBACK", "MISSING", "Masks", "User", "Users", "create_app", "hash_password"]
 
@@ -51,7 +51,7 @@ def create_app(  # noqa: PLR0913  all are keywords
     seconds. Live values are read after a notification and every `interval` seconds; `listen_dsn`
     is needed if `dsn` leads through a pooler. `secret` signs sessions and forms: all processes
     that serve one dashboard share it. Without it, sessions end with the process. With `keys`, users
-    who may write see messages of encrypted queues decrypted.
+    with write access see messages of encrypted queues decrypted.
     """
     if [users is not None, authenticate is not None, open_to_all].count(True) != 1:
         raise ConfigurationError(

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from notifyq.database.encryption.envelopes import Keys
 from notifyq.database.pool import Database
-from notifyq.encryption import Keys
 from notifyq.operations.dashboard.attempts import Attempts
 from notifyq.operations.dashboard.live import Live
 from notifyq.operations.dashboard.section import Section
@@ -87,7 +87,7 @@ class Dashboard:
     allow_writes: bool
     masks: Masks
     keys: Keys | None = None
-    """What decrypts messages for users who may write."""
+    """They decrypt messages for users with write access."""
     cache: Cache = field(default_factory=Cache)
     checked: Any = None
     """The last findings of the checks."""

@@ -11,7 +11,7 @@ from notifyq.operations.metrics.broker import BrokerMetrics
 from notifyq.operations.metrics.health import Health, LoopHealth
 from notifyq.operations.metrics.relay import RelayMetrics
 from notifyq.operations.metrics.worker import WorkerMetrics
-from notifyq.serving import ServerThread, address, respond
+from notifyq.worker.serving import ServerThread, address, respond
 
 DEFAULT_PORT = 9464
 _RESPONDS_WITHIN = 5.0

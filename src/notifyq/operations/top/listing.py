@@ -10,6 +10,7 @@ from textual.widgets import DataTable, Static
 
 from notifyq.archive.reader import Archive
 from notifyq.models.message import ArchivedMessage, Message
+from notifyq.models.payload import without_envelope
 from notifyq.operations import monitor
 from notifyq.operations.masks import Masks, redacted
 from notifyq.operations.monitor import Conditions, DeadGroup, Found
@@ -56,7 +57,8 @@ def _row(it: Message | ArchivedMessage | Found, masks: Masks) -> Row:
         shown = details or it.message
     else:
         shown = redacted(details, masks, None) or masks.text(it.message, indent=None)
-    return Row(it.id, state, at, it.attempts, first_line(it.type), first_line(shown))
+    line = first_line(without_envelope(shown or ""))
+    return Row(it.id, state, at, it.attempts, first_line(it.type), line)
 
 
 class Listing(LiveScreen):

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from textual.app import ComposeResult
 from textual.widgets import DataTable, Input, Static
 
+from notifyq.models.payload import without_envelope
 from notifyq.operations.top import acts
 from notifyq.operations.top.details import WorkerScreen
 from notifyq.operations.top.frame import LiveScreen, line
@@ -171,6 +172,6 @@ class Main(LiveScreen):
             which = f"these {count(row.dead)} dead messages"
             question = f"Retry {which if row.dead > 1 else 'this dead message'}?\n"
             self.top.act(
-                question + first_line(row.sample),
+                question + first_line(without_envelope(row.sample or "")),
                 lambda: acts.retry_group(source.database, row.fingerprint, source.masks),
             )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from notifyq.models.payload import without_envelope
 from notifyq.operations.texts import size
 from notifyq.operations.top.snapshot import Snapshot
 from notifyq.operations.top.text import age, count, course, lasting, per_second
@@ -32,7 +33,7 @@ class Column:
 
     def show(self, seen: Snapshot, row: Any) -> str:
         """One line that a terminal can show: what a cell has may come from anybody."""
-        return first_line(self.cell(seen, row))
+        return first_line(without_envelope(self.cell(seen, row)))
 
 
 @dataclass(frozen=True, slots=True)

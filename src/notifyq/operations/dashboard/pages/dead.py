@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
+from notifyq.models.payload import without_envelope
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.matching import act_on_matching
 from notifyq.operations.dashboard.searching import conditions_of, position_of, problem_of
@@ -57,7 +58,7 @@ async def _shown(view: View, group: DeadGroup) -> tuple[DeadGroup, str, str]:
     return (
         group,
         redacted(group.fingerprint, view.masks, *documents) or "",
-        redacted(group.sample, view.masks, *documents) or "",
+        without_envelope(redacted(group.sample, view.masks, *documents) or ""),
     )
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
-from notifyq.encryption import decrypted, decrypted_row, shown_json
+from notifyq.database.encryption.envelopes import decrypted, decrypted_row, shown_json
 from notifyq.models.message import (
     Attempt,
     LogRecord,

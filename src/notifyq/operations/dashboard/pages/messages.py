@@ -5,6 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from notifyq.errors import InvalidArgumentError
+from notifyq.models.payload import without_envelope
 from notifyq.operations.dashboard.matching import act_on_matching
 from notifyq.operations.dashboard.searching import NAMES, conditions_of, position_of, problem_of
 from notifyq.operations.dashboard.section import Section
@@ -98,5 +99,5 @@ def _details(view: View, message: Found) -> str:
     """The most useful line of a message: its error, or else its payload."""
     if message.details:
         # The headers, which may be masked, are not known here, but on the page of the message.
-        return redacted(message.details, view.masks, None) or ""
-    return view.masks.text(message.message, indent=None) or ""
+        return without_envelope(redacted(message.details, view.masks, None) or "")
+    return without_envelope(view.masks.text(message.message, indent=None) or "")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from notifyq.encryption import opened
+from notifyq.database.encryption.envelopes import opened
 from notifyq.errors import MissingKeyError
 from notifyq.models.outcome import ErrorReport, Failed, Outcome, Rejected, Success
 
 if TYPE_CHECKING:
-    from notifyq.encryption import Keys
+    from notifyq.database.encryption.envelopes import Keys
     from notifyq.models.message import Message
 
 log = logging.getLogger("notifyq.worker")

@@ -1,0 +1,1 @@
+"""Encrypted queues and streams: keys and their envelopes, and messages that have some."""

@@ -1,0 +1,143 @@
+"""Forget: rewrite the files of a lake that have messages of a key, or with a payload."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from notifyq.errors import LakeError
+from notifyq.spark import statements
+from notifyq.spark.connection import connect, translated
+from notifyq.spark.lake import delta
+from notifyq.spark.lake.files import FileWriter, WrittenFile
+from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from notifyq.archive.forget import Wanted
+    from notifyq.spark.connection import Session
+
+_ROWS = 16_384
+_KEYS = ("key", "dedup_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetSummary:
+    """What was deleted from a lake, or would be."""
+
+    rows: int
+    files: int
+    """Files with such rows: each was replaced by one without them."""
+    unsearched: tuple[str, ...]
+    """Tables that have payloads and no queue, where only one queue was searched."""
+
+
+def forget(
+    dsn: str, location: str | Path, wanted: Wanted, *, dry_run: bool = False
+) -> ForgetSummary:
+    """Replace each file of a lake that has such messages, a day at a time.
+
+    Each day is committed as it is done: a run that was stopped is started again. The old files stay
+    until `tidy` deletes them. What PostgreSQL still has about these messages is deleted too.
+    Forget them in PostgreSQL before: else the next export would bring them back.
+    """
+    lake = Lake(dsn, location)
+    rows = files = 0
+    unsearched = []
+    with closing(connect(dsn, name="notifyq forget")) as session:
+        for table in sorted(it.name for it in lake.root.iterdir() if it.is_dir()):
+            listed = lake.files(table)
+            if not listed or "message" not in lake.schema(table, listed).names:
+                continue
+            if wanted.queue is not None and table != ARCHIVE:
+                unsearched.append(table)
+                continue
+            for day in sorted({str(it.day) for it in listed}):
+                with lake.held(session):
+                    found = _forget_day(lake, session, table, day, wanted, dry_run=dry_run)
+                rows += sum(found)
+                files += len(found)
+            if not dry_run:
+                delta.mirror(lake, table)
+    return ForgetSummary(rows=rows, files=files, unsearched=tuple(unsearched))
+
+
+def _forget_day(
+    lake: Lake, session: Session, table: str, day: str, wanted: Wanted, *, dry_run: bool
+) -> list[int]:
+    """Return how many rows were found, for each file that has some."""
+    found: list[int] = []
+    replaced: list[int] = []
+    written: list[WrittenFile] = []
+    ids: list[int] = []
+    for file in lake.files(table):
+        if str(file.day) != day or (wanted.queue is not None and file.queue != wanted.queue):
+            continue
+        masks = [_mask(session, batch, wanted) for batch in _batches(lake, table, file)]
+        if not (count := sum(pc.sum(mask).as_py() or 0 for mask in masks)):
+            continue
+        found.append(count)
+        if dry_run:
+            continue
+        replaced.append(file.id)
+        if count < file.rows:
+            written.append(_without(lake, table, file, masks))
+        if table == ARCHIVE:
+            batches = zip(_batches(lake, table, file), masks, strict=True)
+            ids += [i for it, mask in batches for i in it.column("id").filter(mask).to_pylist()]
+    if replaced:
+        lake.commit(session, written, dataset=table, removed=replaced)
+        # Days that were pruned are only here, and their attempts may be there.
+        with translated():
+            session.execute(statements.FORGET_ARCHIVED, (ids,))
+    return found
+
+
+def _batches(lake: Lake, table: str, file: LakeFile) -> Iterator[pa.RecordBatch]:
+    scanner = lake.dataset(table, [file]).scanner(batch_size=_ROWS, use_threads=False)
+    try:
+        yield from scanner.to_batches()
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise LakeError(f"{lake.root / file.path} cannot be read: {reason}") from None
+
+
+def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
+    """Return for each row whether it is to be forgotten."""
+    mask = pa.repeat(pa.scalar(value=True), batch.num_rows)
+    if wanted.key is not None:
+        keys = [
+            pc.equal(batch.column(name), wanted.key) for name in _KEYS if name in batch.schema.names
+        ]
+        mask = pa.repeat(pa.scalar(value=False), batch.num_rows)
+        for one in keys:
+            mask = pc.or_(mask, pc.fill_null(one, fill_value=False))
+    if wanted.filter is not None and pc.any(mask).as_py():
+        payloads = batch.column("message").filter(mask).to_pylist()
+        with translated():
+            values = (payloads, wanted.filter)
+            [[matched]] = session.execute(statements.MATCH_PAYLOADS, values).fetchall()
+        mask = pc.replace_with_mask(mask, mask, pa.array(matched, pa.bool_()))
+    return mask
+
+
+def _without(lake: Lake, table: str, file: LakeFile, masks: list[Any]) -> WrittenFile:
+    schema = lake.schema(table, [file])
+    own = pa.schema([it for it in schema if it.name not in _folders(file)])
+    time = "archived_at" if table == ARCHIVE else "created_at"
+    with FileWriter(
+        lake.home, table, own, day=file.day, queue=file.queue, time_column=time
+    ) as writer:
+        for batch, mask in zip(_batches(lake, table, file), masks, strict=True):
+            writer.write(batch.filter(pc.invert(mask)))
+        return writer.close()
+
+
+def _folders(file: LakeFile) -> set[str]:
+    return {name for name in ("day", "queue") if getattr(file, name) is not None}
