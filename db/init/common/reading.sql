@@ -39,9 +39,8 @@ begin
 end;
 $$;
 
--- The names that the caller may read; null: all. Of one queue only, if it is given: raises if the
--- caller may not read it, whether it exists or not. to_workers: they may see all, which is so for
--- names, policies and counts.
+-- The names that the caller may read; null: all. Raises if it has named a queue that it may not
+-- read, whether there is one or not. to_workers: they may see all, as names, policies and counts.
 create or replace function notifyq.readable_names(queue text, to_workers boolean default false)
   returns text[] language plpgsql stable
 as $$
@@ -52,7 +51,6 @@ begin
     return null;
   elsif queue is not null then
     perform notifyq.check_readable(queue);
-    return array[queue];
   end if;
   return array(
     select n.name
