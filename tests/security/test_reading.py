@@ -358,11 +358,12 @@ async def test_relations_to_messages_of_others_are_left_out(
     own, theirs = [await fill(connection, *it) for it in (("mine", "feed"), ("theirs", "tide"))]
     publish = "select messages.publish($1, '1', after => array[$2::bigint])"
     waits = await connection.fetchval(publish, "mine", theirs["waiting"])
-    await connection.execute(publish, "theirs", own["waiting"])
+    foreign = await connection.fetchval(publish, "theirs", own["waiting"])
     await give(connection, "viewer", "mine")
     viewer = await enter("viewer")
-    assert await seen(viewer, f"select * from messages.dependencies({waits})") == []
-    assert await seen(viewer, f"select * from notifyq.message_relatives({waits})") == []
+    for id_ in (waits, foreign):
+        assert await seen(viewer, f"select * from messages.dependencies({id_})") == []
+        assert await seen(viewer, f"select * from notifyq.message_relatives({id_})") == []
     relatives = f"select id from notifyq.message_relatives({own['waiting']})"
     assert await seen(viewer, relatives) == [{"id": own["blocked"]}]
 
