@@ -195,7 +195,7 @@ class Filled:
             held = await self.claim()
             await run(
                 "select notifyq.keep_logs(array[$1::bigint], array[$2::bigint], '{1}', "
-                """array['[{"text": "said"}]'::json])""",
+                """array['[{"text": "line"}]'::json])""",
                 *held,
             )
             await run("select messages.retry($1, $2, '0', 'boom')", *held)
@@ -228,6 +228,28 @@ class Filled:
         await run("select messages.fail_event($1, $2, 'boom')", batch, event)
 
 
+# So many dead messages that not all are counted, one of a day without a table, and a roll-up of a
+# lake, which has no row for each message.
+MORE = """
+insert into messages.message_archive (id, queue, message, headers, status, details, created_at,
+  available_at, locked_at, lock_token, attempts, priority)
+select 1000000 + i, 'theirs 0', '1', '{}', 'failed', 'boom', now(), now(), now(), 1, 1, 0
+from generate_series(1, 2001) as i;
+insert into messages.message_archive (id, queue, message, headers, status, created_at, available_at,
+  archived_at, lock_token, attempts, priority)
+values (1, 'theirs 0', '1', '{}', 'success', '2000-01-01', '2000-01-01', '2000-01-01', 1, 1, 0);
+insert into notifyq.rollup (lake, span, bucket_at, queue, type, status, finished, dead, retried,
+  attempts, waited, wait_total_us, wait_max_us, wait_bins, wait_counts, ran, run_total_us,
+  run_max_us, run_bins, run_counts)
+select l.id, 'hour', '2026-01-01', u.queue, '', 'success', 7, 0, 0, 7, 7, 7, 7, '{1}', '{7}', 7, 7,
+  7, '{1}', '{7}'
+from notifyq.create_lake('/lake') as l, unnest('{mine,theirs 0}'::text[]) as u (queue);
+insert into notifyq.lake_batch (lake, dataset) select l.id, 'archive' from notifyq.lake as l;
+insert into notifyq.rollup_progress (lake, batch) select b.lake, b.id from notifyq.lake_batch as b;
+analyze;
+"""
+
+
 async def fill(connection: Connection, queue: str, stream: str) -> dict[str, Any]:
     filled = Filled(connection, queue, stream)
     await filled.queue()
@@ -247,7 +269,7 @@ async def seen(session: Connection, statement: str) -> list[dict[str, Any]]:
 
 
 def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the rows that are not empty: an aggregate has one that says 0."""
+    """Those of the rows that are not empty: an aggregate has one with 0."""
     return [it for it in rows if any(it.values())]
 
 
@@ -314,7 +336,7 @@ async def test_what_others_do_changes_nothing_that_a_viewer_sees(
     assert empty == []
     for number in range(3):
         await fill(connection, f"theirs {number}", f"tide {number}")
-    await connection.execute("analyze")
+    await connection.execute(MORE)
     after = await all_seen(session, own)
     changed = [it for it in before if before[it] != after[it]]
     if who == "viewer":
@@ -324,10 +346,7 @@ async def test_what_others_do_changes_nothing_that_a_viewer_sees(
     else:
         # Else equal answers would prove nothing.
         unchanged = {it for group in LISTS.values() for it in group} - {*changed}
-        assert unchanged == {
-            "select * from notifyq.archive_extent()",
-            "select * from notifyq.archive_names()",
-        }
+        assert unchanged == {"select * from notifyq.archive_names()"}
 
 
 async def test_ids_and_names_of_others_give_nothing(connection: Connection, enter: Enter) -> None:

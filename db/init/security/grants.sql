@@ -113,7 +113,7 @@ begin
       ),
       ('reader', 'messages', 'workers'),
 
-      -- Read what was granted: each of these asks notifyq.readable_names() or may_read().
+      -- Read what was granted: each of these calls notifyq.readable_names() or may_read().
       (
         'viewer', 'messages',
         'queue_info queue_grants queue_shares queue_limits dependencies message_list message_find '
