@@ -241,7 +241,7 @@ values (1, 'theirs 0', '1', '{}', 'success', '2000-01-01', '2000-01-01', '2000-0
 insert into notifyq.rollup (lake, span, bucket_at, queue, type, status, finished, dead, retried,
   attempts, waited, wait_total_us, wait_max_us, wait_bins, wait_counts, ran, run_total_us,
   run_max_us, run_bins, run_counts)
-select l.id, 'hour', '2026-01-01', u.queue, '', 'success', 7, 0, 0, 7, 7, 7, 7, '{1}', '{7}', 7, 7,
+select l.id, 'hour', '2020-01-01', u.queue, '', 'success', 7, 0, 0, 7, 7, 7, 7, '{1}', '{7}', 7, 7,
   7, '{1}', '{7}'
 from notifyq.create_lake('/lake') as l, unnest('{mine,theirs 0}'::text[]) as u (queue);
 insert into notifyq.lake_batch (lake, dataset) select l.id, 'archive' from notifyq.lake as l;

@@ -262,11 +262,12 @@ create or replace function messages.events_since(stream text, seen text default 
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  v_readable text[] := notifyq.readable_names(stream);
-  v_stream messages.stream := notifyq.find_stream(stream);
   v_seen pg_snapshot := notifyq.snapshot_since(seen);
+  v_stream messages.stream;
   v_table text;
 begin
+  perform notifyq.check_readable(stream);
+  v_stream := notifyq.find_stream(stream);
   for v_table in
     select notifyq.event_table(s.id)
     from notifyq.segment as s
