@@ -74,6 +74,11 @@ LISTS = {
     ],
     "notifyq.search_archive": [
         "select * from notifyq.search_archive()",
+        # Where the budget ends, the last row has the position of the row that was read last.
+        *(
+            f"""select * from notifyq.search_archive('{{"state": "{it}"}}', budget => '1 us')"""
+            for it in ("dead", "failed", "rejected")
+        ),
         *(
             f"""select * from notifyq.search_archive('{{"{name}": "{wanted}"}}')"""
             for name, wanted in (
@@ -90,7 +95,10 @@ LISTS = {
         ),
     ],
     # The last row has the number of those that were read.
-    "notifyq.dead_groups": ["select * from notifyq.dead_groups()"],
+    "notifyq.dead_groups": [
+        "select * from notifyq.dead_groups()",
+        "select * from notifyq.dead_groups(budget => '1 us')",
+    ],
     "notifyq.open_batches": [
         "select * from notifyq.open_batches()",
     ],
