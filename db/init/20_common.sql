@@ -3,6 +3,7 @@
 \ir common/statistics.sql
 \ir common/notify.sql
 \ir common/access.sql
+\ir common/reading.sql
 \ir common/positions.sql
 \ir common/json_schema.sql
 \ir common/filters.sql

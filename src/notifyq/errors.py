@@ -223,7 +223,7 @@ class QueueNotEmptyError(DatabaseError):
 
 
 class QueueDeniedError(DatabaseError, AccessDeniedError):
-    """The queue has grants, and none of them allows this to the role of the session."""
+    """The queue has grants, and none of them allows this to the role; or it may not read it."""
 
     sqlstate = "NQ007"
 

@@ -63,7 +63,8 @@ def test_the_audit_has_changes_of_queues(notifyq: Notifyq) -> None:
         (
             "queue.grant",
             "q",
-            {"role": "notifyq_worker", "publish": False, "consume": True, "changed": True},
+            {"role": "notifyq_worker", "publish": False, "consume": True, "read": False}
+            | {"changed": True},
         ),
         ("queue.revoke", "q", {"role": "notifyq_worker", "changed": True}),
         ("queue.drop", "q", {"deleted": 0}),

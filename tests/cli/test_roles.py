@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
@@ -14,7 +15,7 @@ from cli.test_refusals import with_login
 from support.database import session
 
 PASSWORD = "it's \\ p@ss/w:rd $1 %"
-DUTIES = ("publisher", "worker", "reader", "admin", "dashboard")
+DUTIES = ("publisher", "worker", "viewer", "reader", "admin", "dashboard")
 VARIABLES = {
     f"NOTIFYQ_{'DASHBOARD_DB' if it == 'dashboard' else it.upper()}_PASSWORD": f"{PASSWORD} {it}"
     for it in DUTIES
@@ -43,11 +44,12 @@ async def test_each_login_may_do_its_duty_and_no_more(notifyq: Notifyq, prefix: 
     assert printed.out.splitlines()[0] == (
         f"created {prefix}_publisher, a member of notifyq_publisher"
     )
-    assert len(printed.out.splitlines()) == 5
+    assert len(printed.out.splitlines()) == 6
     statements = {
         "publisher": "select messages.publish('mail', '{}')",
         "worker": "select id from messages.claim(array['mail'])",
-        "reader": "select count(*) from messages.message_list()",
+        "viewer": "select * from notifyq.readable_archive",
+        "reader": "select * from messages.message_archive",
         "admin": "select messages.pause_queue('mail')",
     }
     for duty in DUTIES:
@@ -57,7 +59,7 @@ async def test_each_login_may_do_its_duty_and_no_more(notifyq: Notifyq, prefix: 
             own = "reader" if duty == "dashboard" else duty
             # An admin may do what the others may.
             for other, statement in statements.items():
-                if own in {other, "admin"}:
+                if own in {other, "admin"} or (own, other) == ("reader", "viewer"):
                     await connection.execute(statement)
                 else:
                     with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -129,3 +131,54 @@ def test_logins_are_listed(notifyq: Notifyq, prefix: str) -> None:
     notifyq.good("roles", "create", "worker", "--prefix", prefix, env=VARIABLES)
     mine = [it for it in notifyq.good("roles", "--json").data if it["name"].startswith(prefix)]
     assert mine == [{"name": f"{prefix}_worker", "duties": ["worker"], "superuser": False}]
+
+
+async def test_a_viewer_sees_the_queues_that_were_granted_to_it(
+    notifyq: Notifyq, prefix: str, tmp_path: Path
+) -> None:
+    env = {"NOTIFYQ_VIEWER_PASSWORD": "x"}
+    notifyq.good("roles", "create", "viewer", "--prefix", prefix, env=env)
+    ids = {}
+    for name in ("mine", "theirs"):
+        notifyq.good("queues", "create", name)
+        ids[name] = notifyq.good("publish", name, f'"of {name}"').out.strip()
+        notifyq.good("cancel", ids[name])
+        notifyq.good("publish", name, f'"of {name}"')
+    login = f"{prefix}_viewer"
+    assert notifyq.good("queues", "grant", "mine", login, "--read").out == (
+        f"granted mine to {login}\n"
+    )
+    assert notifyq.good("queues", "grant", "mine", login, "--read").out == (
+        f"{login} has that grant already\n"
+    )
+    [row] = notifyq.good("queues", "grants", "--json").data
+    assert (row["role"], row["may_publish"], row["may_read"]) == (login, False, True)
+    file = tmp_path / "archive.csv"
+    variables = {"NOTIFYQ_DSN": with_login(notifyq.dsn or "", f"{login}:x")}
+    printed = [
+        notifyq.good(*command, env=variables).out
+        for command in (
+            ("ls",),
+            ("ls", "--finished"),
+            ("parked",),
+            ("queues",),
+            ("queues", "grants"),
+            ("dead",),
+            ("dead", "groups"),
+            ("stream",),
+            ("schedules",),
+            ("show", ids["mine"]),
+            ("archive", "export", str(file)),
+        )
+    ]
+    assert "theirs" not in "".join(printed) + file.read_text()
+    assert "of mine" in file.read_text()
+    assert notifyq.refused("show", ids["theirs"], env=variables) == (
+        f"notifyq: there is no message {ids['theirs']}, neither live nor archived\n"
+    )
+    assert notifyq.refused("queues", "show", "theirs", env=variables) == (
+        f"notifyq: role {login} may not read queue 'theirs': an admin can allow it with "
+        "`notifyq queues grant`, to read with --read\n"
+    )
+    assert notifyq.good("queues", "revoke", "mine", login).out == f"revoked mine from {login}\n"
+    assert notifyq.good("queues", "--json", env=variables).data == []

@@ -18,6 +18,7 @@ ROLES = {
     "mallory": (),
     "publisher": ("notifyq_publisher",),
     "worker": ("notifyq_worker",),
+    "viewer": ("notifyq_viewer",),
     "reader": ("notifyq_reader",),
     "admin": ("notifyq_admin",),
     # What the grants of the tests are made to, and a member of it.

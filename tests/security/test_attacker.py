@@ -97,7 +97,18 @@ RULE = [
     "select notifyq.drop_partitions()",
     "do $$ begin perform notifyq.calling_role(); end $$",
 ]
-MAY = {"mallory": [], "publisher": PUBLISH, "worker": [*WORK, "select messages.archive_find(1)"]}
+MAY = {
+    "mallory": [],
+    "publisher": PUBLISH,
+    "worker": [*WORK, "select messages.archive_find(1)"],
+    # They show what was granted, see test_reading.py.
+    "viewer": [
+        "select messages.message_list()",
+        "select messages.archive_find(1)",
+        "select messages.dead_list()",
+        "select messages.queue_info()",
+    ],
+}
 
 
 async def is_denied(session: Connection, statement: str) -> bool:

@@ -94,6 +94,8 @@ create or replace function messages.dead_list(
   set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   perform notifyq.check_quantity(dead_list.quantity, 10000);
   perform notifyq.check_given('cancelled', cancelled is not null);
@@ -115,6 +117,7 @@ begin
     where a.status <> 'success'
       and a.cancelled_by is not null
       and (dead_list.subscriber is null or a.subscriber = dead_list.subscriber)
+      and (v_readable is null or a.queue = any (v_readable))
       and not exists (select from notifyq.redrive as r where r.archive_id = a.id offset 0)
     order by a.archived_at desc, a.id desc
     limit dead_list.quantity
@@ -125,6 +128,7 @@ begin
   select d.*
   from messages.dead_message as d
   where (dead_list.subscriber is null or d.subscriber = dead_list.subscriber)
+    and (v_readable is null or d.queue = any (v_readable))
     -- `offset 0`: an index scan for each, see dead_rows().
     and not exists (select from notifyq.redrive as r where r.archive_id = d.id offset 0)
   order by d.archived_at desc, d.id desc
@@ -149,6 +153,8 @@ create or replace function messages.dead_count(
   set enable_nestloop = off set enable_mergejoin = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   perform notifyq.check_given('cancelled', cancelled is not null);
   if dead_count.queue is null and not cancelled then
@@ -156,6 +162,7 @@ begin
       select count(*)
       from messages.dead_message as d
       where (dead_count.subscriber is null or d.subscriber = dead_count.subscriber)
+        and (v_readable is null or d.queue = any (v_readable))
         and not exists (select from notifyq.redrive as r where r.archive_id = d.id)
     );
   elsif dead_count.queue is null then
@@ -165,6 +172,7 @@ begin
       where k.status <> 'success'
         and k.cancelled_by is not null
         and (dead_count.subscriber is null or k.subscriber = dead_count.subscriber)
+        and (v_readable is null or k.queue = any (v_readable))
         and not exists (select from notifyq.redrive as r where r.archive_id = k.id)
     );
   end if;

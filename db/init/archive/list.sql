@@ -18,6 +18,21 @@ comment on view notifyq.timed_message is
   'Finished messages, with the time from when they could be claimed to the last lock (wait), and '
   'from there to their end (run).';
 
+create or replace function notifyq.archive_names()
+  returns text[] language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select notifyq.readable_names(null);
+$$;
+comment on function notifyq.archive_names is
+  'The queues and streams whose archive the caller may read; null: all.';
+
+create or replace view notifyq.readable_archive with (security_barrier) as
+  select a.*
+  from messages.message_archive as a
+  where (a.queue = any ((select notifyq.archive_names())::text[])) is not false;
+comment on view notifyq.readable_archive is 'The archive, as far as the caller may read it.';
+
 create or replace function notifyq.archive_extent(
   since timestamptz default null,
   until timestamptz default null
@@ -30,7 +45,10 @@ as $$
   from (
     select p.day from notifyq.day_partition as p where p.parent = 'message_archive'
     union
-    select a.archived_at::date from notifyq.message_archive_default as a
+    select a.archived_at::date
+    from notifyq.message_archive_default as a
+    cross join notifyq.readable_names(null) as r (names)
+    where r.names is null or a.queue = any (r.names)
   ) as d
   where (archive_extent.since is null or d.day + 1 > archive_extent.since)
     and (archive_extent.until is null or d.day < archive_extent.until)
@@ -53,6 +71,7 @@ create or replace function messages.archive_list(
 as $$
 declare
   v_since timestamptz := coalesce(since, '-infinity'::timestamptz);
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   perform notifyq.check_quantity(archive_list.quantity, 100000);
   if status <> 'success' and archive_list.queue is not null then
@@ -69,6 +88,7 @@ begin
     where a.status <> 'success'
       and a.status = archive_list.status
       and a.archived_at >= v_since
+      and (v_readable is null or a.queue = any (v_readable))
     order by a.archived_at desc, a.id desc
     limit archive_list.quantity;
     return;
@@ -77,7 +97,7 @@ begin
   return query
   select f.*
   from unnest(
-    case when archive_list.queue is null then notifyq.archived_queues()
+    case when archive_list.queue is null then coalesce(v_readable, notifyq.archived_queues())
       else array[archive_list.queue] end
   ) as q (name)
   cross join lateral (

@@ -1,4 +1,4 @@
--- Roles: five roles without login; security/grants.sql gives them their rights.
+-- Roles: six roles without login; security/grants.sql gives them their rights.
 --
 -- raises: nothing; without the right to create roles the owner grants by hand
 
@@ -7,7 +7,8 @@ declare
   v_role text;
 begin
   foreach v_role in array array[
-    'notifyq_owner', 'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
+    'notifyq_owner', 'notifyq_publisher', 'notifyq_worker', 'notifyq_viewer', 'notifyq_reader',
+    'notifyq_admin'
   ] loop
     begin
       if to_regrole(v_role) is null then

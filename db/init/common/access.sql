@@ -22,6 +22,15 @@ as $$
   );
 $$;
 
+create or replace function notifyq.is_admin()
+  returns boolean language sql stable
+as $$
+  select notifyq.has_role('notifyq_admin')
+    or notifyq.has_role(
+      (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
+    );
+$$;
+
 create or replace function notifyq.is_allowed(queue text, act text)
   returns boolean language plpgsql stable
 as $$
@@ -33,18 +42,8 @@ begin
         and case is_allowed.act when 'publish into' then g.may_publish else g.may_consume end
         and notifyq.has_role(g.role)
     )
-    or notifyq.has_role('notifyq_admin')
-    or notifyq.has_role(
-      (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'messages')
-    );
+    or notifyq.is_admin();
 end;
-$$;
-
--- Whether the caller may see who consumes from a queue or stream: readers may see all.
-create or replace function notifyq.may_inspect(queue text)
-  returns boolean language sql stable
-as $$
-  select notifyq.is_allowed(queue, 'consume from') or notifyq.has_role('notifyq_reader');
 $$;
 
 create or replace function notifyq.check_access(queue text, act text)
@@ -79,14 +78,6 @@ as $$
   select coalesce(array_agg(q.name), '{}')
   from (select distinct g.queue from messages.queue_grant as g) as q (name)
   where not notifyq.is_allowed(q.name, 'consume from');
-$$;
-
--- Queues whose messages the caller may not read: a reader may read all, a worker only what it may
--- consume.
-create or replace function notifyq.unreadable_queues()
-  returns text[] language sql stable
-as $$
-  select case when notifyq.has_role('notifyq_reader') then '{}' else notifyq.barred_queues() end;
 $$;
 
 -- The ids, with null for each message in a barred queue: anybody can guess an id and a token.
@@ -187,6 +178,21 @@ create or replace trigger guard
   for each statement
   execute function notifyq.mark_guarded_streams();
 
+create or replace function notifyq.check_grant(queue text, role text)
+  returns void language plpgsql stable
+as $$
+begin
+  if not exists (select from messages.stream as s where s.name = check_grant.queue) then
+    perform notifyq.find_queue(check_grant.queue);
+  end if;
+  if to_regrole(quote_ident(check_grant.role)) is null then
+    perform notifyq.raise_invalid(
+      format('there is no role %L', check_grant.role), 'create it with CREATE ROLE'
+    );
+  end if;
+end;
+$$;
+
 create or replace function messages.grant_queue(
   queue text, role text, publish boolean default true, consume boolean default true
 )
@@ -196,14 +202,7 @@ as $$
 declare
   v_is_new boolean;
 begin
-  if not exists (select from messages.stream as s where s.name = grant_queue.queue) then
-    perform notifyq.find_queue(grant_queue.queue);
-  end if;
-  if to_regrole(quote_ident(grant_queue.role)) is null then
-    perform notifyq.raise_invalid(
-      format('there is no role %L', grant_queue.role), 'create it with CREATE ROLE'
-    );
-  end if;
+  perform notifyq.check_grant(queue, role);
   if (publish or consume) is not true then
     perform notifyq.raise_invalid(
       'a grant must allow to publish, to consume, or both', 'take one back with revoke_queue()'
@@ -246,21 +245,6 @@ comment on function messages.revoke_queue is
   'Revoke what a role may do with a queue. With the last grant the queue is open again to all '
   'publishers and workers: to keep it closed, first grant it to notifyq_admin. False: there was '
   'no such grant.';
-
-create or replace function messages.queue_grants(queue text default null)
-  returns setof messages.queue_grant language plpgsql stable security definer
-  set search_path = pg_catalog, pg_temp
-as $$
-begin
-  return query
-  select g.*
-  from messages.queue_grant as g
-  where queue_grants.queue is null or g.queue = queue_grants.queue
-  order by g.queue, g.role;
-end;
-$$;
-comment on function messages.queue_grants is
-  'Which roles may use a queue (null: all queues that have grants).';
 
 -- A new or restored trigger is disabled, but restored grants must hold.
 do $$ begin perform notifyq.rebuild_access_trigger(); end; $$;

@@ -112,7 +112,7 @@ create or replace function messages.parked(
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_barred text[] := notifyq.barred_queues();
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   perform notifyq.check_quantity(parked.quantity, 1000000);
   if parked.queue is not null then
@@ -140,7 +140,7 @@ begin
   where m.parked_at is not null
     and (parked.queue is null or m.queue = parked.queue)
     and (parked.id is null or m.id = parked.id)
-    and m.queue <> all (v_barred)
+    and (v_readable is null or m.queue = any (v_readable))
   order by m.parked_at, m.id
   limit parked.quantity;
 end;

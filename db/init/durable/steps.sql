@@ -194,7 +194,7 @@ create or replace function messages.steps(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := notifyq.unreadable_queues();
+  v_sees_all boolean := notifyq.sees_all();
 begin
   return query
   select s.name, case when s.kind = 'signal' then s.value -> 'payload' else s.value end,
@@ -209,14 +209,14 @@ begin
     where a.message_id = steps.id
   ) as s
   where s.state is not null
-    and s.queue <> all (v_barred)
+    and (v_sees_all or notifyq.may_read(s.queue))
   order by s.number;
 end;
 $$;
 comment on function messages.steps(bigint) is
   'The recorded steps of a live or archived message in their order. kind: step, sleep, signal '
   '(a wait for one) or end (a wait for messages); state: done, failed, received or timed_out. What '
-  'it still waits for is in parked(). A worker gets none of a queue from which it may not consume.';
+  'it still waits for is in parked(). None of a queue that the caller may not read.';
 
 -- For a worker that begins to handle a message: also what it waits for. origin is the same for a
 -- dead message and what it was published again as.

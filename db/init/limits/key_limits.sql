@@ -73,11 +73,14 @@ create or replace function messages.queue_limits(queue text default null)
   returns setof messages.queue_limit language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   return query
   select l.*
   from messages.queue_limit as l
-  where queue_limits.queue is null or l.queue = queue_limits.queue
+  where (queue_limits.queue is null or l.queue = queue_limits.queue)
+    and (v_readable is null or l.queue = any (v_readable))
   order by l.queue, l.key;
 end;
 $$;

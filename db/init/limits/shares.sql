@@ -40,11 +40,14 @@ create or replace function messages.queue_shares(queue text default null)
   returns setof messages.share language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   return query
   select s.*
   from messages.share as s
-  where queue_shares.queue is null or s.queue = queue_shares.queue
+  where (queue_shares.queue is null or s.queue = queue_shares.queue)
+    and (v_readable is null or s.queue = any (v_readable))
   order by s.queue, s.weight desc, s.key;
 end;
 $$;

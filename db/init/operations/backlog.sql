@@ -97,9 +97,11 @@ create or replace function messages.backlog(
 as $$
 declare
   v_now timestamptz := clock_timestamp();
+  v_readable text[] := notifyq.readable_names(queue, to_workers => true);
   v_queues text[] := array(
     select q.name from messages.queue as q
-    where backlog.queue is null or q.name = backlog.queue
+    where (backlog.queue is null or q.name = backlog.queue)
+      and (v_readable is null or q.name = any (v_readable))
   );
   v_most integer;
 begin
@@ -123,6 +125,7 @@ begin
       from messages.message_archive as a
       where notifyq.is_dead(a.status, a.cancelled_by)
         and a.archived_at > v_now - interval '1 day'
+        and (v_readable is null or a.queue = any (v_readable))
       -- Bounded: each reads a row somewhere in the archive.
       order by a.archived_at desc
       limit 2000
@@ -174,6 +177,8 @@ begin
     cross join lateral (
       select t.state, e._name as name, e._guess as guess
       from notifyq.estimate_counts(t.state, o.names, o.counted) as e
+      -- The estimate is of all queues: it would show how many messages wait in those of others.
+      where v_readable is null
     ) as g
   )
   select q.name, notifyq.is_paused(q), greatest(c.waiting, w.guess), greatest(c.scheduled, s.guess),
@@ -199,7 +204,7 @@ comment on function messages.backlog is
   'and no worker serves the queue; how many are parked, which are not in scheduled. Cheap enough '
   'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; '
   'beyond that is_exact is false and the number is the larger of the count and an estimate of the '
-  'server. Raises NQ003.';
+  'server, which a viewer does not get. Raises NQ003.';
 
 -- Until when the roll-up of a lake has all that was archived. No row: there is none, or more than
 -- one.
@@ -270,6 +275,7 @@ create or replace function messages.throughput(
   set jit = off
 as $$
 declare
+  v_readable text[] := notifyq.readable_names(queue, to_workers => true);
   v_until timestamptz := coalesce(until, clock_timestamp());
   v_since timestamptz := coalesce(since, v_until - interval '1 hour');
   v_step interval := step;
@@ -281,7 +287,8 @@ declare
       -- Dead events are archived under the name of their stream.
       select s.name from messages.stream as s
     ) as n
-    where throughput.queue is null or n.name = throughput.queue
+    where (throughput.queue is null or n.name = throughput.queue)
+      and (v_readable is null or n.name = any (v_readable))
   );
   v_lake bigint;
   v_rolled timestamptz;
@@ -316,7 +323,8 @@ begin
     );
   end if;
   v_since := date_bin(v_step, v_since, '2000-01-03 00:00+00');
-  if v_step >= interval '1 hour' and date_trunc('hour', v_step) = v_step then
+  -- Percentiles of a roll-up are those of all queues.
+  if v_readable is null and v_step >= interval '1 hour' and date_trunc('hour', v_step) = v_step then
     select r._lake, date_bin(v_step, r._until, '2000-01-03 00:00+00')
     into v_lake, v_rolled
     from notifyq.rolled_until() as r;

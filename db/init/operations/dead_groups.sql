@@ -28,6 +28,7 @@ declare
   v_groups notifyq.dead_group[] := array[]::notifyq.dead_group[];
   v_last notifyq.dead_group;
 begin
+  c.readable := notifyq.readable_names(c.queue);
   perform notifyq.check_quantity(dead_groups.quantity, 2000);
   perform notifyq.check_duration('budget', dead_groups.budget);
   v_end := clock_timestamp() + dead_groups.budget;
@@ -48,6 +49,7 @@ begin
         and (a.archived_at < v_at or a.id < v_id)
         -- Not `is null or`: that is no index condition.
         and a.archived_at >= coalesce(c.since_at, '-infinity')
+        and (c.readable is null or a.queue = any (c.readable))
       order by a.archived_at desc, a.id desc
       limit v_slice
     ), same as (

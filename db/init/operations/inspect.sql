@@ -6,6 +6,8 @@ create or replace function messages.queue_info(queue text default null)
   returns setof messages.queue_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue, to_workers => true);
 begin
   return query
   -- One pass for all queues: one for each would read the whole table each time.
@@ -19,7 +21,8 @@ begin
       count(m.blockers) as blocked,
       min(m.available_at) filter (where m.state = 'waiting') as oldest_waiting_at
     from messages.message as m
-    where queue_info.queue is null or m.queue = queue_info.queue
+    where (queue_info.queue is null or m.queue = queue_info.queue)
+      and (v_readable is null or m.queue = any (v_readable))
     group by m.queue
   )
   select q.name, notifyq.is_paused(q), coalesce(c.waiting, 0), coalesce(c.scheduled, 0),
@@ -34,7 +37,8 @@ begin
   from messages.queue as q
   left join counted as c on c.queue = q.name
   left join lateral notifyq.count_unlogged(q.name) as v on not q.durable
-  where queue_info.queue is null or q.name = queue_info.queue
+  where (queue_info.queue is null or q.name = queue_info.queue)
+    and (v_readable is null or q.name = any (v_readable))
   order by q.name;
 end;
 $$;
@@ -51,6 +55,8 @@ create or replace function messages.message_list(
   returns setof messages.message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   perform notifyq.check_quantity(message_list.quantity, 10000);
   return query
@@ -58,6 +64,7 @@ begin
   from messages.message as m
   where (message_list.queue is null or m.queue = message_list.queue)
     and (message_list.state is null or m.state = message_list.state)
+    and (v_readable is null or m.queue = any (v_readable))
   order by m.id
   limit message_list.quantity;
 end;
@@ -68,8 +75,14 @@ create or replace function messages.message_find(id bigint)
   returns setof messages.message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_sees_all boolean := notifyq.sees_all();
 begin
-  return query select m.* from messages.message as m where m.id = message_find.id;
+  return query
+  select m.*
+  from messages.message as m
+  where m.id = message_find.id
+    and (v_sees_all or notifyq.may_read(m.queue));
 end;
 $$;
 comment on function messages.message_find is 'The live message with this id, or no row.';
@@ -80,26 +93,29 @@ create or replace function messages.archive_find(id bigint)
   set enable_seqscan = off
 as $$
 declare
-  v_barred text[] := notifyq.unreadable_queues();
+  v_sees_all boolean := notifyq.sees_all();
 begin
   return query
   select a.*
   from messages.message_archive as a
   where a.id = archive_find.id
-    and a.queue <> all (v_barred);
+    and (v_sees_all or notifyq.may_read(a.queue));
 end;
 $$;
 comment on function messages.archive_find is
-  'The finished message with this id, or no row; a worker gets none of queues that it may not '
-  'consume from.';
+  'The finished message with this id, or no row, also for a queue that the caller may not read.';
 
 create or replace function messages.archive_summary(
   queue text default null,
   since timestamptz default null
 )
-  returns setof messages.summary_report language sql stable security definer
+  returns setof messages.summary_report language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(queue);
+begin
+  return query
   select a.queue, a.status, count(*), min(a.created_at), max(a.archived_at),
     percentile_cont(0.50) within group (order by a.locked_at - a.created_at),
     percentile_cont(0.95) within group (order by a.locked_at - a.created_at),
@@ -110,8 +126,10 @@ as $$
   from messages.message_archive as a
   where (archive_summary.queue is null or a.queue = archive_summary.queue)
     and (archive_summary.since is null or a.archived_at >= archive_summary.since)
+    and (v_readable is null or a.queue = any (v_readable))
   group by grouping sets ((a.queue, a.status), (a.queue))
   order by a.queue, a.status nulls last;
+end;
 $$;
 comment on function messages.archive_summary is
   'For each queue and status, and for each queue as a whole (status null): how many messages were '
@@ -127,6 +145,7 @@ create or replace function messages.dead_since(
 as $$
 declare
   v_seen pg_snapshot := notifyq.snapshot_since(seen);
+  v_readable text[] := notifyq.readable_names(queue);
 begin
   return query
   select d.*
@@ -137,6 +156,7 @@ begin
     and not pg_visible_in_snapshot(d.xid, v_seen)
     and (dead_since.queue is null or d.queue = dead_since.queue)
     and (dead_since.subscriber is null or d.subscriber = dead_since.subscriber)
+    and (v_readable is null or d.queue = any (v_readable))
   order by d.archived_at, d.id;
 end;
 $$;
@@ -153,7 +173,9 @@ create or replace function notifyq.queue_list(queue text default null)
 as $$
   select q.*
   from messages.queue as q
-  where queue_list.queue is null or q.name = queue_list.queue
+  cross join notifyq.readable_names(queue_list.queue) as r (names)
+  where (queue_list.queue is null or q.name = queue_list.queue)
+    and (r.names is null or q.name = any (r.names))
   order by q.name;
 $$;
 comment on function notifyq.queue_list is

@@ -80,6 +80,7 @@ create or replace function notifyq.meets_conditions(
   returns boolean language sql stable
 as $$
   select (c.queue is null or queue = c.queue)
+    and (c.readable is null or queue = any (c.readable))
     and (c.type is null or type = c.type)
     and (c.key is null or key = c.key)
     and (c.dedup_key is null or dedup_key = c.dedup_key)
@@ -118,6 +119,7 @@ as $$
 declare
   v_most integer := 10000;
   v_ids bigint[];
+  v_more bigint[];
 begin
   if c.queue is not null and c.dedup_key is not null then
     return array(
@@ -138,6 +140,15 @@ begin
         and coalesce(c.state, 'locked') = 'locked'
       limit v_most + 1
     );
+  elsif c.readable is not null then
+    v_ids := '{}';
+    foreach c.queue in array c.readable loop
+      v_more := notifyq.few_live_ids(c);
+      if v_more is null then
+        return null;
+      end if;
+      v_ids := v_ids || v_more;
+    end loop;
   end if;
   return case when cardinality(v_ids) <= v_most then v_ids end;
 end;
@@ -239,14 +250,14 @@ create or replace function notifyq.search_live(
   returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  c notifyq.search_conditions := notifyq.parse_conditions(
+    conditions, array['waiting', 'scheduled', 'blocked', 'locked']
+  );
 begin
   perform notifyq.check_quantity(search_live.quantity, 1000);
-  return query
-  select f.*
-  from notifyq.search_live_step(
-    notifyq.parse_conditions(conditions, array['waiting', 'scheduled', 'blocked', 'locked']),
-    quantity, before_id, budget
-  ) as f;
+  c.readable := notifyq.readable_names(c.queue);
+  return query select f.* from notifyq.search_live_step(c, quantity, before_id, budget) as f;
 end;
 $$;
 comment on function notifyq.search_live is
@@ -261,8 +272,13 @@ create or replace function notifyq.message_relatives(id bigint, quantity integer
   set search_path = pg_catalog, pg_temp
   set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(null);
 begin
   perform notifyq.check_quantity(message_relatives.quantity, 10000);
+  if coalesce(notifyq.queue_of(id), '') <> all (v_readable) then
+    return;
+  end if;
   return query
   select o.kind, o.id, s.queue, s.state, coalesce(o.happened_at, s.happened_at)
   from (
@@ -311,7 +327,8 @@ begin
       order by a.archived_at desc
     )
     limit 1
-  ) as s on true;
+  ) as s on true
+  where v_readable is null or s.queue = any (v_readable);
 end;
 $$;
 comment on function notifyq.message_relatives is

@@ -51,6 +51,7 @@ declare
     when c.state = 'rejected' or coalesce(c.subscriber, c.error, c.fingerprint) is not null
       and c.state is null then 'failed'
     when c.queue is not null then 'queue' else 'window' end;
+  v_kind text := v_path;
   v_low timestamptz := greatest(
     c.since_at, case when is_ascending then position_at end, '-infinity'::timestamptz
   );
@@ -74,8 +75,12 @@ begin
   perform notifyq.check_duration('budget', budget);
   v_end := clock_timestamp() + budget;
   v_more.state := 'more';
+  -- Not by an index of all queues: positions to continue from would be those of foreign messages.
+  if c.readable is not null then
+    v_path := case when c.queue is null then 'window' else 'queue' end;
+  end if;
   if v_path = 'window' then
-    v_queues := notifyq.archived_queues();
+    v_queues := coalesce(c.readable, notifyq.archived_queues());
     -- From 9999 back, windows would grow beyond the range of instants. A year is for wrong clocks.
     v_high := least(v_high, clock_timestamp() + interval '1 year');
     v_low := greatest(v_low, (
@@ -114,6 +119,14 @@ begin
     for v_row in
       select s.id, s.archived_at, case
           when (c.state is null or c.state = 'dead' or s.status::text = c.state)
+            and (
+              v_kind = v_path
+              or case v_kind
+                when 'dead' then notifyq.is_dead(s.status, s.cancelled_by)
+                when 'failed' then s.status <> 'success'
+                else true
+              end
+            )
             and (c.subscriber is null or s.subscriber = c.subscriber)
             and notifyq.meets_conditions(
               c, s.queue, s.type, s.key, s.dedup_key, s.handled_by, s.details, s.message, v_is_dated
@@ -211,16 +224,16 @@ create or replace function notifyq.search_archive(
   returns setof notifyq.found_message language plpgsql stable security definer
   set search_path = pg_catalog, pg_temp
 as $$
+declare
+  c notifyq.search_conditions := notifyq.parse_conditions(
+    conditions, array['success', 'rejected', 'failed', 'lock_expired', 'dead']
+  );
 begin
   perform notifyq.check_quantity(search_archive.quantity, 1000);
+  c.readable := notifyq.readable_names(c.queue);
   return query
   select f.*
-  from notifyq.search_archive_step(
-    notifyq.parse_conditions(
-      conditions, array['success', 'rejected', 'failed', 'lock_expired', 'dead']
-    ),
-    quantity, before_at, before_id, budget, false
-  ) as f;
+  from notifyq.search_archive_step(c, quantity, before_at, before_id, budget, false) as f;
 end;
 $$;
 comment on function notifyq.search_archive is

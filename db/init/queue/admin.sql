@@ -254,6 +254,7 @@ begin
   end if;
   delete from notifyq.dedup as d where d.queue = v_queue.name;
   delete from messages.queue_grant as g where g.queue = v_queue.name;
+  delete from messages.read_grant as g where g.queue = v_queue.name;
   delete from notifyq.limit_turn as f where f.queue = v_queue.name;
   delete from notifyq.limit_state as s where s.queue = v_queue.name;
   delete from notifyq.limit_key as k where k.queue = v_queue.name;

@@ -30,13 +30,13 @@ create or replace function messages.attempts(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := notifyq.unreadable_queues();
+  v_sees_all boolean := notifyq.sees_all();
 begin
   return query
   select a.*
   from messages.attempt as a
   where a.message_id = attempts.id
-    and a.queue <> all (v_barred)
+    and (v_sees_all or notifyq.may_read(a.queue))
   order by a.lock_token;
 end;
 $$;
@@ -44,8 +44,7 @@ comment on function messages.attempts is
   'Attempts of a live or finished message that did not succeed, in order: when each began and '
   'ended, its status, worker and error, and when the next one was due. A successful attempt is '
   'the archived message itself; a released one does not count. Attempts are kept as long as the '
-  'archive keeps messages of their day. A worker gets none of a queue from which it may not '
-  'consume.';
+  'archive keeps messages of their day. None of a queue that the caller may not read.';
 
 -- Beside the end of a call: the message is locked under the token, or has been since. Ids that the
 -- caller may not consume, and those of messages that are gone, are left out.
@@ -121,7 +120,7 @@ create or replace function messages.logs(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := notifyq.unreadable_queues();
+  v_sees_all boolean := notifyq.sees_all();
 begin
   return query
   select g.attempt, l.level, l.logger, l.text, l.created_at, g.lock_token
@@ -129,7 +128,7 @@ begin
   cross join lateral unnest(g.lines) with ordinality
     as l (created_at, level, logger, text, position)
   where g.message_id = logs.id
-    and g.queue <> all (v_barred)
+    and (v_sees_all or notifyq.may_read(g.queue))
   order by g.lock_token, l.position;
 end;
 $$;
@@ -137,4 +136,4 @@ comment on function messages.logs is
   'What the handler of a live or finished message has logged, in order, where its App captures '
   'logs: up to 64 KB of each call, also of those that succeeded. A parked message is called again '
   'under the same number of the attempt, with another lock_token. The time is that of the worker. '
-  'Kept as attempts are. A worker gets none of a queue from which it may not consume.';
+  'Kept as attempts are. None of a queue that the caller may not read.';

@@ -136,15 +136,19 @@ create or replace function messages.dependencies(id bigint)
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_barred text[] := notifyq.unreadable_queues();
+  v_sees_all boolean := notifyq.sees_all();
+  v_readable text[] := notifyq.readable_names(null, to_workers => true);
 begin
+  if coalesce(notifyq.queue_of(id), '') <> all (v_readable) then
+    return;
+  end if;
   return query
   select d.after_id, coalesce(m.queue, a.queue),
     coalesce(a.status::text, m.state::text, d.status::text),
     coalesce(a.attempts, m.attempts), coalesce(a.available_at, m.available_at),
     a.archived_at,
-    case when a.queue <> all (v_barred) then a.details end,
-    case when a.queue <> all (v_barred) then a.result end
+    case when v_sees_all or notifyq.may_read(a.queue) then a.details end,
+    case when v_sees_all or notifyq.may_read(a.queue) then a.result end
   from notifyq.dependency as d
   left join lateral (
     select m.* from messages.message as m where m.id = d.after_id offset 0
@@ -153,13 +157,15 @@ begin
     select a.* from messages.message_archive as a where a.id = d.after_id offset 0
   ) as a on true
   where d.message_id = dependencies.id
+    and (v_readable is null or coalesce(m.queue, a.queue) = any (v_readable))
   order by d.position;
 end;
 $$;
 comment on function messages.dependencies is
   'Messages that a message waits for or has waited for, in the order given when it was published: '
   'the state of each, or how it ended, with its result. Details and result are left out for '
-  'queues from which the caller may not consume. None once the message itself has succeeded.';
+  'queues that the caller may not read; a viewer does not get these messages at all. None once the '
+  'message itself has succeeded.';
 
 create or replace function messages.unblock(id bigint)
   returns boolean language plpgsql security definer

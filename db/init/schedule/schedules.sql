@@ -210,7 +210,9 @@ create or replace function messages.schedule_info(name text default null)
 as $$
   select s.*
   from messages.schedule as s
-  where schedule_info.name is null or s.name = schedule_info.name
+  cross join notifyq.readable_names(null) as r (names)
+  where (schedule_info.name is null or s.name = schedule_info.name)
+    and (r.names is null or s.queue = any (r.names))
   order by s.name;
 $$;
 comment on function messages.schedule_info(text) is

@@ -113,12 +113,30 @@ begin
       ),
       ('reader', 'messages', 'workers'),
 
+      -- Read what was granted: each of these calls notifyq.readable_names() or may_read().
+      (
+        'viewer', 'messages',
+        'queue_info queue_grants queue_shares queue_limits dependencies message_list message_find '
+        'archive_list archive_find archive_summary attempts logs steps parked dead_list '
+        'dead_count dead_since events_since schedule_info stream_info subscription_info forwards '
+        'backlog throughput'
+      ),
+      (
+        'viewer', 'notifyq',
+        'search_live search_archive dead_groups message_relatives open_batches queue_list '
+        'archive_extent subscription_lags'
+      ),
+      ('viewer reader', 'notifyq', 'archive_names'),
+      -- These show nothing of a queue.
+      ('viewer', 'messages', 'version current_position known_position cron_next'),
+      ('viewer', 'notifyq', 'oldest_client snapshot_of error_fingerprint'),
+
       -- Administer.
       (
         '', 'messages',
         'create_queue alter_queue drop_queue pause_queue resume_queue set_share set_limit '
-        'grant_queue revoke_queue cancel amend unblock run_now redrive receive adopt dead_retry '
-        'dead_retry_from dead_delete '
+        'grant_queue revoke_queue grant_read revoke_read cancel amend unblock run_now redrive '
+        'receive adopt dead_retry dead_retry_from dead_delete '
         'dead_retry_matching dead_delete_matching cancel_matching run_now_matching '
         'move_matching amend_matching forget schedule unschedule pause_schedule '
         'resume_schedule run_schedule create_stream alter_stream drop_stream pause_stream '
@@ -153,7 +171,7 @@ begin
   end loop;
 
   grant usage on schema messages, notifyq
-    to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin;
+    to notifyq_publisher, notifyq_worker, notifyq_viewer, notifyq_reader, notifyq_admin;
 
   grant insert (
       queue, message, priority, available_at, type, headers, dedup_key, key, max_attempts
@@ -173,6 +191,7 @@ begin
   grant select, insert (stream, subscriber, procedure, position)
     on messages.subscriber_procedure to notifyq_worker, notifyq_admin;
   grant select on all tables in schema messages, notifyq to notifyq_reader, notifyq_admin;
+  grant select on notifyq.readable_archive to notifyq_viewer;
   -- Who knows these names and numbers can act as that relay or load.
   revoke select on notifyq.relay_self, notifyq.load_attempt, notifyq.load_row from notifyq_reader;
 end;
@@ -194,8 +213,8 @@ begin
     execute format('revoke all on type %s from public', v_type);
     if to_regrole('notifyq_admin') is not null then
       execute format(
-        'grant usage on type %s '
-        'to notifyq_publisher, notifyq_worker, notifyq_reader, notifyq_admin', v_type
+        'grant usage on type %s to notifyq_publisher, notifyq_worker, notifyq_viewer, '
+        'notifyq_reader, notifyq_admin', v_type
       );
     end if;
   end loop;

@@ -273,8 +273,9 @@ as $$
   from notifyq.forward as f
   join messages.subscription as u on u.id = f.subscription
   join messages.stream as s on s.id = u.stream
-  where forwards.stream is null
-    or s.name = forwards.stream
+  cross join notifyq.readable_names(forwards.stream, to_workers => true) as r (names)
+  where (forwards.stream is null or s.name = forwards.stream)
+    and (r.names is null or array[s.name, f.queue] <@ r.names)
   order by s.name, u.name;
 $$;
 comment on function messages.forwards(text) is

@@ -8,6 +8,8 @@ create or replace function messages.stream_info(stream text default null)
   set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+  v_readable text[] := notifyq.readable_names(stream_info.stream, to_workers => true);
 begin
   if stream_info.stream is not null then
     perform notifyq.find_stream(stream_info.stream);
@@ -30,7 +32,8 @@ begin
     select t.id, t.created_at
     from notifyq.tick as t where t.stream = s.id order by t.id desc limit 1
   ) as t on true
-  where s.name = stream_info.stream or stream_info.stream is null
+  where (s.name = stream_info.stream or stream_info.stream is null)
+    and (v_readable is null or s.name = any (v_readable))
   order by s.name;
 end;
 $$;
@@ -107,7 +110,7 @@ begin
     join messages.stream as s on s.id = u.stream
     where (s.name = subscription_lags.stream or subscription_lags.stream is null)
       and (u.name = subscription_lags.subscriber or subscription_lags.subscriber is null)
-      and notifyq.may_inspect(s.name)
+      and notifyq.may_read(s.name)
     order by s.name, u.name
   loop
     v_unread := notifyq.unread_batch(v_subscription.id);
@@ -145,6 +148,8 @@ create or replace function messages.subscription_info(
 as $$
 #variable_conflict use_column
 begin
+  -- Before an error could name streams that a viewer may not read.
+  perform notifyq.readable_names(subscription_info.stream, to_workers => true);
   if subscription_info.subscriber is not null then
     perform notifyq.find_subscription(subscription_info.stream, subscription_info.subscriber);
   elsif subscription_info.stream is not null then
@@ -186,11 +191,10 @@ as $$
 declare
   v_batch notifyq.batch := notifyq.find_batch(batch_info.batch);
 begin
-  perform notifyq.check_access(s.name, 'consume from')
+  perform notifyq.check_readable(s.name)
   from messages.subscription as u
   join messages.stream as s on s.id = u.stream
-  where u.id = v_batch.subscription
-    and not notifyq.may_inspect(s.name);
+  where u.id = v_batch.subscription;
   return query
   select v_batch.id, s.name, u.name, v_batch.member, v_batch.opened_at, e.ended_at,
     v_batch.kind = 'retries', greatest(v_batch.after_id, v_batch.seen_low) + 1, v_batch.last_id,
@@ -223,6 +227,8 @@ create or replace function notifyq.open_batches(
   set search_path = pg_catalog, pg_temp
   set jit = off
 as $$
+declare
+  v_readable text[] := notifyq.readable_names(stream);
 begin
   perform notifyq.check_quantity(open_batches.quantity, 10000);
   if open_batches.stream is not null then
@@ -237,6 +243,7 @@ begin
     join messages.stream as s on s.id = u.stream
     where b.kind <> 'position'
       and (open_batches.stream is null or s.name = open_batches.stream)
+      and (v_readable is null or s.name = any (v_readable))
       and not exists (select from notifyq.batch_end as e where e.batch = b.id)
     order by b.opened_at, b.id
     limit open_batches.quantity
@@ -255,11 +262,12 @@ create or replace function messages.events_since(stream text, seen text default 
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
-  v_stream messages.stream := notifyq.find_stream(stream);
   v_seen pg_snapshot := notifyq.snapshot_since(seen);
+  v_stream messages.stream;
   v_table text;
 begin
-  perform notifyq.check_access(v_stream.name, 'consume from');
+  perform notifyq.check_readable(stream);
+  v_stream := notifyq.find_stream(stream);
   for v_table in
     select notifyq.event_table(s.id)
     from notifyq.segment as s
@@ -281,4 +289,5 @@ comment on function messages.events_since(text, text) is
   'Events that were committed after the position seen, as far as they are kept. seen is a text of '
   'current_position(); null: all. It needs no subscriber and moves none. Read current_position() '
   'in the same statement and pass it as seen next time: no event is missed and none comes twice. '
-  'Raises NQ020 for an unknown stream, NQ903 and NQ904 as dead_since().';
+  'Raises NQ007 without the right to read the stream, NQ020 for an unknown one, NQ903 and NQ904 as '
+  'dead_since().';

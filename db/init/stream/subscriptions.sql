@@ -291,6 +291,7 @@ begin
   perform notifyq.end_subscription(u.id) from unnest(v_subscriptions) as u (id);
   delete from notifyq.tick as t where t.stream = v_stream.id;
   delete from messages.queue_grant as g where g.queue = v_stream.name;
+  delete from messages.read_grant as g where g.queue = v_stream.name;
   delete from messages.stream as s where s.id = v_stream.id;
   -- Maintenance truncates them, once nobody writes to them.
   update notifyq.segment as s

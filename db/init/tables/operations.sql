@@ -114,6 +114,16 @@ begin
       parked bigint
     );
   end if;
+  if to_regtype('messages.grant_report') is null then
+    create type messages.grant_report as (
+      queue text,
+      role text,
+      granted_at timestamptz,
+      may_publish boolean,
+      may_consume boolean,
+      may_read boolean
+    );
+  end if;
   if to_regtype('messages.throughput_report') is null then
     create type messages.throughput_report as (
       bucket_at timestamptz,
@@ -212,7 +222,8 @@ begin
       payload jsonpath,
       since_at timestamptz,
       until_at timestamptz,
-      any_key text
+      any_key text,
+      readable text[]
     );
   end if;
   if to_regtype('notifyq.found_message') is null then
@@ -275,6 +286,9 @@ $$;
 
 comment on type notifyq.sealed_column is 'A column of a table that has envelopes.';
 comment on type messages.backlog_report is 'One queue as messages.backlog() reports it.';
+comment on type messages.grant_report is
+  'What one role may do with one queue or stream, as messages.queue_grants() reports it; '
+  'granted_at is the time of the last grant.';
 comment on type messages.throughput_report is
   'Messages finished in one step of time, as messages.throughput() reports them.';
 comment on type notifyq.held_message is 'A message that a worker has locked.';
@@ -286,8 +300,8 @@ comment on type messages.cron_report is
   'One entry of pg_cron for notifyq, as messages.cron_entries() reports it.';
 comment on type messages.figure is 'One number as messages.health() reports it, with its unit.';
 comment on type notifyq.search_conditions is
-  'Conditions that search_live(), search_archive() and dead_groups() take as JSON; null: any. Only '
-  'forget() sets any_key: a key or a dedup_key.';
+  'Conditions that search_live(), search_archive() and dead_groups() take as JSON, and the queues '
+  'that the caller may read; null: any. Only forget() sets any_key: a key or a dedup_key.';
 comment on type notifyq.found_message is
   'A message as search_live() and search_archive() report it: state is that of a live message or '
   'the status of a finished one, message is null where the payload is long.';

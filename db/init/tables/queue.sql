@@ -166,6 +166,19 @@ comment on column messages.queue_grant.may_publish is 'Whether it may put messag
 comment on column messages.queue_grant.may_consume is
   'Whether it may claim, take and settle messages.';
 
+create table if not exists messages.read_grant (
+  queue text not null,
+  role text not null,
+  granted_at timestamptz not null default clock_timestamp(),
+  constraint read_grant_queue_role_pk primary key (queue, role)
+);
+comment on table messages.read_grant is
+  'What roles with notifyq_viewer may read; a row here closes nothing to publishers and workers.';
+comment on column messages.read_grant.queue is 'Name of the queue or stream.';
+comment on column messages.read_grant.role is
+  'Name of the role; its members have the same rights.';
+comment on column messages.read_grant.granted_at is 'When it was granted.';
+
 create table if not exists messages.share (
   queue text not null,
   key text not null,

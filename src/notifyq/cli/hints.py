@@ -46,7 +46,7 @@ HINTS: dict[type[DatabaseError], str] = {
     StreamNotFoundError: "create it with `notifyq stream create {0}`",
     SubscriptionNotFoundError: "`notifyq stream subscribe {1} {0}` adds it",
     ScheduleNotFoundError: "`notifyq schedules` lists them",
-    QueueDeniedError: "an admin can allow it with `notifyq queues grant`",
+    QueueDeniedError: "an admin can allow it with `notifyq queues grant`, to read with --read",
     QueueNotEmptyError: "finish or cancel them, or add --force, which deletes them",
     QueueFullError: "publish later, start more workers, or raise the limit with "
     "`notifyq queues alter {0} --capacity N`",

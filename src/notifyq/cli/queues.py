@@ -154,28 +154,38 @@ async def grant(
     role: RoleArgument,
     publish: bool = flag("--publish", "Only to publish."),
     consume: bool = flag("--consume", "Only to consume."),
+    read: bool = flag("--read", "Only to read, which closes nothing."),
     dsn: DsnOption = None,
 ) -> None:
-    """Let a role use a queue, which is then closed to all others."""
+    """Let a role use a queue, which is then closed to all others.
+
+    With --read a role that has notifyq_viewer sees the queue or stream.
+    """
+    is_use = publish or consume or not read
     allowed = {"publish": publish or not consume, "consume": consume or not publish}
-    async with acting(dsn, "queue.grant", name, role=role, **allowed) as act:
-        changed = await Admin(act).grant_queue(name, role, **allowed)
+    noted = {key: is_use and it for key, it in allowed.items()} | {"read": read}
+    async with acting(dsn, "queue.grant", name, role=role, **noted) as act:
+        admin = Admin(act)
+        changed = is_use and await admin.grant_queue(name, role, **allowed)
+        changed |= read and await admin.grant_read(name, role)
         act.note(changed=changed)
     out.print(f"granted {name} to {role}" if changed else f"{role} has that grant already")
 
 
 @queues.command()
 async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) -> None:
-    """Revoke a grant; without the last one the queue is open again."""
+    """Revoke all grants of a role; without the last one to use it the queue is open again."""
     async with acting(dsn, "queue.revoke", name, role=role) as act:
         admin = Admin(act)
-        if not await admin.revoke_queue(name, role):
+        was_used = await admin.revoke_queue(name, role)
+        if not await admin.revoke_read(name, role) and not was_used:
             raise ConfigurationError(
                 f"role {quoted(role)} has no grant on queue {quoted(name)}: "
                 "`notifyq queues grants` lists all"
             )
         act.note(changed=True)
-        is_open = not await admin.queue_grants(name)
+        left = await admin.queue_grants(name)
+    is_open = was_used and not any(it["may_publish"] or it["may_consume"] for it in left)
     end = f"; {name} is open to all publishers and workers" if is_open else ""
     out.print(f"revoked {name} from {role}{end}")
 
@@ -184,7 +194,7 @@ async def revoke(name: NameArgument, role: RoleArgument, dsn: DsnOption = None) 
 async def grants(
     name: MaybeQueueArgument = None, dsn: DsnOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the roles that may use the queues that are not open to all."""
+    """List the roles that may use the queues that are not open to all, and those that may read."""
     async with open_database(dsn) as database:
         rows = [dict(row) for row in await Admin(database).queue_grants(name)]
     print_rows(rows, as_json=as_json, empty="every queue is open to all publishers and workers")

@@ -27,7 +27,8 @@ select r.rolname as name,
   r.rolsuper as superuser
 from pg_roles as r
 join pg_roles as g on g.rolname in (
-  'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin', 'notifyq_owner'
+  'notifyq_publisher', 'notifyq_worker', 'notifyq_viewer', 'notifyq_reader', 'notifyq_admin',
+  'notifyq_owner'
 ) and pg_has_role(r.oid, g.oid, 'member')
 where r.rolcanlogin
 group by 1, 3
@@ -38,7 +39,7 @@ order by 1
 _MORE = """
 select r.rolsuper or r.rolcreaterole or r.rolbypassrls or r.rolreplication or exists (
   select from pg_roles as g
-  where g.rolname ~ '^notifyq_(publisher|worker|reader|admin|owner)$'
+  where g.rolname ~ '^notifyq_(publisher|worker|viewer|reader|admin|owner)$'
     and g.rolname <> $2
     and pg_has_role(r.oid, g.oid, 'member')
 ) as may_more
@@ -55,6 +56,7 @@ class Duty(StrEnum):
 
     PUBLISHER = "publisher"
     WORKER = "worker"
+    VIEWER = "viewer"
     READER = "reader"
     ADMIN = "admin"
     DASHBOARD = "dashboard"
@@ -85,7 +87,8 @@ async def create(
         None,
         metavar="[DUTY]...",
         show_default=False,
-        help="publisher, worker, reader, admin, dashboard; by default those whose password is set.",
+        help="publisher, worker, viewer, reader, admin, dashboard; by default those whose password "
+        "is set.",
     ),
     prefix: str = option("What the names begin with.", default="queue"),
     dsn: DsnOption = None,
@@ -93,9 +96,9 @@ async def create(
 ) -> None:
     """Create a login for each duty, as queue_worker; one that exists gets the password.
 
-    Passwords are in NOTIFYQ_PUBLISHER_PASSWORD, NOTIFYQ_WORKER_PASSWORD, NOTIFYQ_READER_PASSWORD,
-    NOTIFYQ_ADMIN_PASSWORD and NOTIFYQ_DASHBOARD_DB_PASSWORD; the server gets their SCRAM verifiers
-    only. A login that may do more than its duty is refused.
+    Passwords are in NOTIFYQ_PUBLISHER_PASSWORD, NOTIFYQ_WORKER_PASSWORD, NOTIFYQ_VIEWER_PASSWORD,
+    NOTIFYQ_READER_PASSWORD, NOTIFYQ_ADMIN_PASSWORD and NOTIFYQ_DASHBOARD_DB_PASSWORD; the server
+    gets their SCRAM verifiers only. A login that may do more than its duty is refused.
     """  # fmt: skip
     wanted = duties or [it for it in Duty if os.environ.get(it.variable)]
     if not wanted:

@@ -104,6 +104,8 @@ select messages.pause_queue(
 RESUME_QUEUE = "select messages.resume_queue(name => $1)"
 GRANT_QUEUE = "select messages.grant_queue(queue => $1, role => $2, publish => $3, consume => $4)"
 REVOKE_QUEUE = "select messages.revoke_queue(queue => $1, role => $2)"
+GRANT_READ = "select messages.grant_read(queue => $1, role => $2)"
+REVOKE_READ = "select messages.revoke_read(queue => $1, role => $2)"
 QUEUE_GRANTS = "select * from messages.queue_grants(queue => $1)"
 SET_SHARE = "select messages.set_share(queue => $1, key => $2, weight => $3)"
 SET_LIMIT = """

@@ -119,8 +119,19 @@ class Admin:
         """Revoke a grant; without the last one the queue is open again. False: there was none."""
         return bool(await self._database.value(sql.REVOKE_QUEUE, name, role))
 
+    async def grant_read(self, name: str, role: str) -> bool:
+        """Let a role with `notifyq_viewer` read a queue or stream; it closes nothing to others.
+
+        False: nothing changed.
+        """
+        return bool(await self._database.value(sql.GRANT_READ, name, role))
+
+    async def revoke_read(self, name: str, role: str) -> bool:
+        """Revoke a grant to read. False: there was none."""
+        return bool(await self._database.value(sql.REVOKE_READ, name, role))
+
     async def queue_grants(self, name: str | None = None) -> list[asyncpg.Record]:
-        """The grants of each queue that has any, or of one."""
+        """The grants of each queue or stream that has any, or of one."""
         return await self._database.fetch(sql.QUEUE_GRANTS, name)
 
     async def set_share(self, name: str, key: str, weight: float | None) -> bool:

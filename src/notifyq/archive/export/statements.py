@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 # Run it before the snapshot is taken: no day may be dropped or rewritten after that.
-HOLD: Final = "lock table messages.message_archive in access share mode"
+HOLD: Final = "lock table notifyq.readable_archive in access share mode"
 SETTINGS: Final = """
 select set_config('statement_timeout', '0', true),
   set_config('idle_in_transaction_session_timeout', '0', true),
@@ -29,7 +29,7 @@ _MICROSECONDS: Final = """
   '9999-12-31 23:59:59.999999+00')) * 1000000)::bigint
 """
 _FROM: Final = """
-from messages.message_archive as a
+from notifyq.readable_archive as a
 where ($1::text is null or a.queue = $1)
   and ($2::messages.message_status is null or a.status = $2)
   and ($3::timestamptz is null or a.archived_at >= $3)

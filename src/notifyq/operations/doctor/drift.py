@@ -176,7 +176,8 @@ async def check_grants(context: Context) -> Finding:
         select string_agg(r.rolname, ', ' order by r.rolname)
         from pg_roles as r
         where r.rolname in (
-            'notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'
+            'notifyq_publisher', 'notifyq_worker', 'notifyq_viewer', 'notifyq_reader',
+            'notifyq_admin'
           )
           and not (
             has_schema_privilege(r.oid, to_regnamespace('messages')::oid, 'usage')

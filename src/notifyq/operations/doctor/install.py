@@ -100,8 +100,9 @@ async def check_roles(context: Context) -> Finding:
     """Whether the group roles exist."""
     lacking = await context.value("""
         select string_agg(g.name, ', ')
-        from unnest(array['notifyq_publisher', 'notifyq_worker', 'notifyq_reader', 'notifyq_admin'])
-          as g (name)
+        from unnest(array[
+          'notifyq_publisher', 'notifyq_worker', 'notifyq_viewer', 'notifyq_reader', 'notifyq_admin'
+        ]) as g (name)
         where to_regrole(g.name) is null
     """)
     if lacking:
