@@ -11,21 +11,31 @@ from typing import Any
 import notifyq
 
 
+def end(told: dict[str, Any]) -> Any:
+    """End as the message tells: with a value or an error."""
+    match told:
+        case {"value": value}:
+            return value
+        case {"error": error}:
+            raise RuntimeError(error)
+        case {"reason": reason}:
+            raise notifyq.Reject(reason)
+        case {"seconds": seconds}:
+            raise notifyq.Retry(after=seconds)
+
+
+async def wait(file: str) -> None:
+    """Show that the handler has begun, and wait for the file."""
+    Path(f"{file}.begun").touch()  # noqa: ASYNC240
+    while not Path(file).exists():  # noqa: ASYNC110, ASYNC240 - it has no event
+        await asyncio.sleep(0.05)
+
+
 async def handle(told: dict[str, Any], message: notifyq.Message, steps: notifyq.Steps) -> Any:
     """Do what the message tells."""
     match told:
-        case {"do": "return", "value": value}:
-            return value
-        case {"do": "fail", "error": error}:
-            raise RuntimeError(error)
-        case {"do": "reject", "reason": reason}:
-            raise notifyq.Reject(reason)
-        case {"do": "retry", "seconds": seconds}:
-            raise notifyq.Retry(after=seconds)
         case {"do": "wait", "file": file}:
-            Path(f"{file}.begun").touch()
-            while not Path(file).exists():
-                await asyncio.sleep(0.05)
+            await wait(file)
         case {"do": "publish", "queue": queue, "message": payload}:
             await app.publish(queue, payload)
         case {"do": "step", "name": name}:
@@ -35,6 +45,8 @@ async def handle(told: dict[str, Any], message: notifyq.Message, steps: notifyq.
             return value
         case {"do": "signal", "name": name}:
             return await steps.wait_for("answer", signal=name)
+        case _:
+            return end(told)
     return None
 
 

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,7 +35,12 @@ class Client:
     """One queue, and the process of a client that serves it."""
 
     def __init__(
-        self, connection: Connection, dsn: str, command: Sequence[str], folder: Path, patience: float
+        self,
+        connection: Connection,
+        dsn: str,
+        command: Sequence[str],
+        folder: Path,
+        patience: float,
     ) -> None:
         self.connection = connection
         self.queue = f"conformance_{os.urandom(4).hex()}"
@@ -47,7 +52,7 @@ class Client:
         self._output = folder / "output"
 
     async def create_queue(self, **options: Any) -> None:
-        """Create the queue of the client; `options` are those of create_queue()."""
+        """Create the queue of the client with these options."""
         named = "".join(f", {name} => '{option}'" for name, option in options.items())
         await self.connection.execute(f"select messages.create_queue('{self.queue}'{named})")
 
@@ -73,10 +78,11 @@ class Client:
     async def kill(self) -> None:
         """End the process and all that it has started."""
         if self._process is not None:
-            try:
+            with suppress(BrokenRuleError, ProcessLookupError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self.stop()
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             await self._process.wait()
 
     async def publish(self, do: str, **told: Any) -> int:

@@ -10,7 +10,7 @@ import asyncpg
 from .client import HOUR, BrokenRuleError, Client, client, require
 
 # What breaks out of quotes of SQL, shells and line protocols.
-TRICKY = {"text": "O'Neil said \"$(id)\" | \\n\n\t$$ ünï €", "list": [1, None, True, {}], "": -0.5}
+TRICKY = {"text": 'O\'Neil said "$(id)" | \\n\n\t$$ ünï €', "list": [1, None, True, {}], "": -0.5}
 
 
 async def claim(it: Client) -> None:
@@ -27,7 +27,8 @@ async def finish(it: Client) -> None:
     """It archives what the handler returned as the result of the message."""
     await it.create_queue()
     await it.start()
-    for value in (TRICKY, None, "text", 0, False, []):
+    values: list[Any] = [TRICKY, None, "text", 0, False, []]
+    for value in values:
         row = await it.finished(await it.publish("return", value=value))
         require(row["result"] == value, f"the result is {row['result']!r}, not {value!r}")
 
@@ -103,12 +104,13 @@ async def extend(it: Client) -> None:
 
     async def is_over() -> bool:
         await it.connection.execute("select messages.maintain()")
+        over = await it.connection.fetchval(
+            "select clock_timestamp() > $1", first["lock_expires_at"]
+        )
         row = await it.live(id_)
         held = row is not None and row["is_held"] and row["lock_token"] == first["lock_token"]
         require(held, "the lock was not extended in time")
-        return bool(
-            await it.connection.fetchval("select clock_timestamp() > $1", first["lock_expires_at"])
-        )
+        return bool(over)
 
     await it.until(is_over, "the clock of the database stands still")
     file.touch()
