@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A worker for a queue of notifyq in plain psql and bash: one message at a time, each by a command.
 #
-# usage: worker.sh --dsn DSN --queue QUEUE [--poll SECONDS] [--grace SECONDS] -- COMMAND [ARGUMENT]...
+# usage: worker.sh [--dsn DSN] --queue QUEUE [--poll SECONDS] [--grace SECONDS] -- COMMAND [ARGUMENT]...
 #
 # COMMAND gets the payload as its standard input, and DSN, QUEUE, MESSAGE_ID, LOCK_TOKEN, ATTEMPTS.
 #   exit 0    finished; what it printed is the result, as JSON
@@ -13,6 +13,7 @@ set -uo pipefail
 set -m # a handler is a process group of its own, which can be ended as a whole
 
 poll=1 grace=30
+DSN=${NOTIFYQ_DSN:-}
 while (($#)); do
   case $1 in
     --dsn) DSN=$2 ;;
@@ -28,7 +29,7 @@ done
 export DSN QUEUE MESSAGE_ID LOCK_TOKEN ATTEMPTS
 worker=$(hostname):$$:$RANDOM
 folder=$(mktemp -d)
-listener='' handler='' heartbeat='' stopping='' idle=''
+listener='' handler='' heartbeat='' stopping='' idle='' ends='' released=''
 
 # usage: sql STATEMENT [NAME=VALUE]... Values are quoted by psql, as :'name'.
 sql() {
@@ -50,8 +51,7 @@ listen new_message;
 \echo listening
 select 1 \watch 0.5
 SQL
-  listener=$!
-  disown
+  listener=$!; disown "$listener"
   exec {notifications}<"$folder/notifications"
   read -r -t 30 _ <&"$notifications"
 }
@@ -65,15 +65,16 @@ wait_for_notification() {
   done
 }
 
-# usage: settle CALL [NAME=VALUE]..., a call that shows the token: it can be repeated.
+# usage: settle CALL [NAME=VALUE]..., a call that shows the token. It is repeated if the connection
+# was lost, which is exit code 2 of psql; fails if the database refuses it.
 settle() {
-  local call=$1 held pause
+  local call=$1 held pause status
   shift
   for pause in 0.1 0.3 1 3 9 0; do
-    if held=$(sql "select messages.$call" id="$MESSAGE_ID" token="$LOCK_TOKEN" "$@"); then
-      [[ $held == t ]] || echo "message $MESSAGE_ID: the lock was lost" >&2
-      return
-    fi
+    held=$(sql "select messages.$call" id="$MESSAGE_ID" token="$LOCK_TOKEN" "$@")
+    status=$?
+    [[ $held != f ]] || echo "message $MESSAGE_ID: the lock was lost" >&2
+    ((status == 2)) || return "$status"
     sleep "$pause"
   done
 }
@@ -86,26 +87,33 @@ extend() {
   done
 }
 
+# Whether a handler has ended; after the grace of a stop it is ended. Not by `wait`: it does not
+# return for a signal that came just before it.
+is_over() {
+  kill -0 "$1" 2>/dev/null || return 0
+  [[ -n $stopping ]] || return 1
+  ends=${ends:-$((SECONDS + grace))}
+  ((SECONDS >= ends)) || return 1
+  stop_group "$1" && released=released
+}
+
 stop_group() { [[ -z $1 ]] || kill -- "-$1" 2>/dev/null; }
 
 handle() {
-  local payload=$1 third=$2 status ends
+  local payload=$1 third=$2 status
   shift 2
   "$@" <<<"$payload" >"$folder/out" 2>"$folder/err" {notifications}<&- &
   handler=$!
   extend "$third" &
-  heartbeat=$!
-  disown
-  wait "$handler"
-  status=$?
-  if kill -0 "$handler" 2>/dev/null; then # SIGTERM has interrupted the wait
-    ends=$((SECONDS + grace))
-    while kill -0 "$handler" 2>/dev/null && ((SECONDS < ends)); do sleep 0.1; done
-    if stop_group "$handler"; then status=released; else wait "$handler"; status=$?; fi
-  fi
+  heartbeat=$!; disown "$heartbeat"
+  until is_over "$handler"; do sleep 0.05; done
+  wait "$handler"; status=${released:-$?}
   stop_group "$heartbeat"
   case $status in
-    0) settle "finish(:id, :token, result => nullif(:'result', '')::jsonb)" result="$(<"$folder/out")" ;;
+    0)
+      settle "finish(:id, :token, result => nullif(:'result', '')::jsonb)" result="$(<"$folder/out")" ||
+        settle "retry(:id, :token, details => 'the result is not JSON')"
+      ;;
     65) settle "finish(:id, :token, 'rejected', :'why')" why="$(<"$folder/err")" ;;
     75) settle "retry(:id, :token, delay => :'delay')" delay="$(<"$folder/out")" ;;
     76) ;;
@@ -115,19 +123,12 @@ handle() {
   handler=''
 }
 
-stop() {
-  stopping=1
-  [[ -z $idle ]] || exit 0
-}
-
 clean_up() {
-  stop_group "$listener"
-  stop_group "$heartbeat"
-  stop_group "$handler"
+  for group in "$listener" "$heartbeat" "$handler"; do stop_group "$group"; done
   rm -rf "$folder"
 }
 trap clean_up EXIT
-trap stop TERM INT
+trap 'stopping=1; [[ -z $idle ]] || exit 0' TERM INT
 
 until [[ -n $stopping ]]; do
   listen # before the claim: nothing is missed between the two

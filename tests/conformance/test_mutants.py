@@ -53,7 +53,8 @@ MUTANTS = {
     "takes its lock back": (
         "token",
         r"s/\(messages.\)finish(:id, :token.*/\1release(:id, "
-        "(select lock_token from messages.message where id = :id and lock_token > :token)) or messages.finish(:id, :token)/",
+        "(select lock_token from messages.message where id = :id and lock_token > :token)) "
+        "or messages.finish(:id, :token)/",
         "the lock of another worker was taken away|archived without its lock",
     ),
     "records no step": (
