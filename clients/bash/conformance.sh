@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A worker for the conformance suite: its handler does what the message tells it.
+# A worker for the conformance suite: its handler follows the payload.
 set -euo pipefail
 
 if (($#)); then
@@ -17,16 +17,16 @@ query() {
 
 payload=$(cat)
 
-# usage: told NAME, a text of the payload
-told() { query "select :'payload'::jsonb ->> :'name'" payload="$payload" name="$1"; }
+# usage: field NAME, a text of the payload
+field() { query "select :'payload'::jsonb ->> :'name'" payload="$payload" name="$1"; }
 
-case $(told 'do') in
+case $(field 'do') in
   return) query "select :'payload'::jsonb -> 'value'" payload="$payload" ;;
-  fail) told error >&2; exit 1 ;;
-  reject) told reason >&2; exit 65 ;;
-  retry) echo "$(told seconds) s"; exit 75 ;;
+  fail) field error >&2; exit 1 ;;
+  reject) field reason >&2; exit 65 ;;
+  retry) echo "$(field seconds) s"; exit 75 ;;
   wait)
-    file=$(told file)
+    file=$(field file)
     touch "$file.begun"
     until [[ -e $file ]]; do sleep 0.05; done
     ;;
@@ -36,13 +36,13 @@ case $(told 'do') in
     ;;
   step)
     value=$(query "select messages.step(:id, :token, :'name', :'attempt')" \
-      name="$(told name)" attempt="$ATTEMPTS")
+      name="$(field name)" attempt="$ATTEMPTS")
     ((ATTEMPTS > 1)) || { echo 'only after the step' >&2; exit 1; }
     echo "$value"
     ;;
   signal)
     state=$(query "select state, payload from messages.await_signal(:id, :token, 'answer', :'name')" \
-      name="$(told name)")
+      name="$(field name)")
     [[ $state != parked* ]] || exit 76
     echo "${state#*|}"
     ;;

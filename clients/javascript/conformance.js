@@ -1,35 +1,35 @@
-// A worker for the conformance suite: its handler does what the message tells it.
+// A worker for the conformance suite: its handler follows the payload.
 import { existsSync, writeFileSync } from "node:fs";
 import process from "node:process";
 import { setTimeout as wait } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { Reject, Retry, Worker } from "./worker.js";
 
-async function handle(told, message) {
-  switch (told.do) {
+async function handle(payload, message) {
+  switch (payload.do) {
     case "return":
-      return told.value;
+      return payload.value;
     case "fail":
-      throw new Error(told.error);
+      throw new Error(payload.error);
     case "reject":
-      throw new Reject(told.reason);
+      throw new Reject(payload.reason);
     case "retry":
-      throw new Retry(told.seconds);
+      throw new Retry(payload.seconds);
     case "wait":
-      writeFileSync(`${told.file}.begun`, "");
-      while (!existsSync(told.file)) await wait(50, null, { signal: message.signal });
+      writeFileSync(`${payload.file}.begun`, "");
+      while (!existsSync(payload.file)) await wait(50, null, { signal: message.signal });
       return null;
     case "publish":
-      return message.publish(told.queue, told.message);
+      return message.publish(payload.queue, payload.message);
     case "step": {
-      const value = await message.step(told.name, () => message.attempts);
+      const value = await message.step(payload.name, () => message.attempts);
       if (message.attempts === 1) throw new Error("only after the step");
       return value;
     }
     case "signal":
-      return message.waitForSignal("answer", told.name);
+      return message.waitForSignal("answer", payload.name);
   }
-  throw new Reject(`nothing is known of ${told.do}`);
+  throw new Reject(`nothing is known of ${payload.do}`);
 }
 
 const string = { type: "string" };

@@ -1,4 +1,4 @@
-"""A worker for the conformance suite: its handler does what the message tells it."""
+"""A worker for the conformance suite: its handler follows the payload."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import notifyq
 
 
-def end(told: dict[str, Any]) -> Any:
-    """End as the message tells: with a value or an error."""
-    match told:
+def end(payload: dict[str, Any]) -> Any:
+    """End with the value or the error of the payload."""
+    match payload:
         case {"value": value}:
             return value
         case {"error": error}:
@@ -31,13 +31,13 @@ async def wait(file: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def handle(told: dict[str, Any], message: notifyq.Message, steps: notifyq.Steps) -> Any:
-    """Do what the message tells."""
-    match told:
+async def handle(payload: dict[str, Any], message: notifyq.Message, steps: notifyq.Steps) -> Any:
+    """Follow the payload."""
+    match payload:
         case {"do": "wait", "file": file}:
             await wait(file)
-        case {"do": "publish", "queue": queue, "message": payload}:
-            await app.publish(queue, payload)
+        case {"do": "publish", "queue": queue, "message": content}:
+            await app.publish(queue, content)
         case {"do": "step", "name": name}:
             value = await steps.run(name, lambda: message.attempts)
             if message.attempts == 1:
@@ -46,7 +46,7 @@ async def handle(told: dict[str, Any], message: notifyq.Message, steps: notifyq.
         case {"do": "signal", "name": name}:
             return await steps.wait_for("answer", signal=name)
         case _:
-            return end(told)
+            return end(payload)
     return None
 
 

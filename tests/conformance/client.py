@@ -85,9 +85,9 @@ class Client:
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
-    async def publish(self, do: str, **told: Any) -> int:
-        """Publish a message that tells the handler of the client what to do; return its id."""
-        payload = json.dumps({"do": do, **told})
+    async def publish(self, do: str, **fields: Any) -> int:
+        """Publish a message for the handler of the client; return its id."""
+        payload = json.dumps({"do": do, **fields})
         return int(
             await self.connection.fetchval(
                 "select messages.publish($1, $2::text::jsonb)", self.queue, payload

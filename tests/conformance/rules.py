@@ -67,7 +67,8 @@ async def fail(it: Client) -> None:
     require(len(attempts) == 3, f"{len(attempts)} attempts are kept, not 3")
     for attempt in attempts:
         require(
-            "out of paper" in (attempt["details"] or ""), f"an attempt says {attempt['details']!r}"
+            "out of paper" in (attempt["details"] or ""),
+            f"an attempt is kept without its error: {attempt['details']!r}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The three clients keep every rule, and the command line says so."""
+"""The three clients keep every rule, and the command line reports it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from conformance.test_clients import BASH, psql
 
 __all__ = ["psql"]
 
-# What is broken: the rule, what sed makes of the statements, what the suite says.
+# What is broken: the rule, what sed makes of the statements, what the suite reports.
 MUTANTS = {
     "claims without a name": (
         "claim",
@@ -35,7 +35,7 @@ MUTANTS = {
     "forgets why it failed": (
         "fail",
         "s/messages.retry(:id, :token, details => :'why')/messages.retry(:id, :token)/",
-        "an attempt says None",
+        "kept without its error",
     ),
     "forgets the delay": ("retry", "s/, delay => :'delay'//", "not an hour"),
     "finishes before it handles": (
