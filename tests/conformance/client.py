@@ -1,4 +1,4 @@
-"""A client under judgement: its process, its queue, and what the database says of its messages."""
+"""A client under judgement: its process, its queue, and its messages in the database."""
 
 from __future__ import annotations
 

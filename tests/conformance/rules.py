@@ -10,7 +10,7 @@ import asyncpg
 from .client import HOUR, BrokenRuleError, Client, client, require
 
 # What breaks out of quotes of SQL, shells and line protocols.
-TRICKY = {"text": 'O\'Neil said "$(id)" | \\n\n\t$$ ünï €', "list": [1, None, True, {}], "": -0.5}
+TRICKY = {"text": 'O\'Neil "$(id)" | \\n\n\t$$ ünï €', "list": [1, None, True, {}], "": -0.5}
 
 
 async def claim(it: Client) -> None:
