@@ -1,5 +1,5 @@
 /* A browser starts no worker for a page that was opened as a file. There, a hidden frame takes its
-   place, so that the search works without a server, too. The theme asks for IFrameWorker by name. */
+   place, so that the search works without a server, too. The theme uses the name IFrameWorker. */
 (() => {
   if (location.protocol !== "file:") return;
   class IFrameWorker extends EventTarget {

@@ -61,13 +61,15 @@ _ALLOWED_NAMES = {
 }
 
 
-_ROOTS = ("src", "db", "bench", "workers", "tests", "docs", "tools", "scripts", "monitoring", ".ci")
-_SUFFIXES = {".py", ".sql", ".md", ".sh", ".mjs", ""}
+_ROOTS = ("src", "db", "bench", "clients", "workers", "tests", "docs", "tools", "scripts",
+          "monitoring", ".ci")  # fmt: skip
+_SUFFIXES = {".py", ".sql", ".md", ".sh", ".js", ".mjs", ".ts", ""}
+_CACHES = {"__pycache__", "node_modules"}
 FILES = sorted(
     path
     for root in (*(ROOT / name for name in _ROOTS), ROOT / "README.md", ROOT / "CHANGELOG.md")
     for path in (root.rglob("*") if root.is_dir() else [root])
-    if path.is_file() and path.suffix in _SUFFIXES and "__pycache__" not in path.parts
+    if path.is_file() and path.suffix in _SUFFIXES and not _CACHES.intersection(path.parts)
 )
 
 

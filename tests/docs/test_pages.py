@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,17 @@ def test_the_readme_is_short_and_has_both_commands() -> None:
     assert readme.count("\n") <= 150
     first, second = blocks(PAGES[0], "sh")[:2]
     assert first.text.rstrip().endswith("&& .venv/bin/notifyq demo")
-    assert second.text == ".venv/bin/python -m pytest\n"
+    assert second.text.endswith(" && .venv/bin/python -m pytest\n")
+    assert "[embedded]" in first.text
+    assert "[dev]" in second.text
+
+
+def test_every_extra_has_a_line() -> None:
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))["project"]
+    table = text(DOCS / "operations/install.md").partition("## Extras")[2]
+    assert {*re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)} == {
+        *project["optional-dependencies"]
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

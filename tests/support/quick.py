@@ -40,6 +40,7 @@ QUICK = [
     "cli/test_worker.py",
     "compatibility/test_skip_locked.py::test_d3_a_second_take_does_not_wait",
     "concurrency/test_claims.py",
+    "conformance/test_clients.py::test_the_command_line",
     "concurrency/test_publishing.py",
     "concurrency/test_schedules.py",
     "concurrency/test_unique.py",
