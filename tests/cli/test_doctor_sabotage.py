@@ -127,7 +127,7 @@ FIXED = {
     ),
     "a right is revoked": (
         "revoke execute on function messages.archive_list(text, messages.message_status, integer, "
-        "timestamptz) from notifyq_reader, notifyq_admin",
+        "timestamptz) from notifyq_viewer, notifyq_reader, notifyq_admin",
         "grants",
         "no role may call archive_list",
     ),
