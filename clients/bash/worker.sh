@@ -46,11 +46,10 @@ listen() {
   [[ ! -p $folder/notifications ]] || exec {notifications}<&-
   rm -f "$folder/notifications"
   mkfifo "$folder/notifications"
-  psql -XqAt -v ON_ERROR_STOP=1 -d "$DSN" >"$folder/notifications" 2>/dev/null <<'SQL' &
-listen new_message;
-\echo listening
-select 1 \watch 0.5
-SQL
+  {
+    { echo 'listen new_message;' && while echo 'select 1;'; do sleep 0.5; done; } |
+      psql -XqAt -v ON_ERROR_STOP=1 -d "$DSN"
+  } >"$folder/notifications" 2>/dev/null &
   listener=$!; disown "$listener"
   exec {notifications}<"$folder/notifications"
   read -r -t 30 _ <&"$notifications"

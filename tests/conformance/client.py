@@ -131,6 +131,14 @@ class Client:
         )
         return row
 
+    async def falls_idle(self) -> None:
+        """Give the client time to poll once more after a message, and to wait.
+
+        No event shows that a client waits. If one needs longer, the next message may be found by
+        that poll: then a rule about waking up is kept by chance, but never broken.
+        """
+        await asyncio.sleep(1.5)
+
     async def waiting(self, what: str) -> tuple[int, Path, Row]:
         """Publish a message whose handler waits for a file; return when it has begun to wait."""
         file = self.folder / what

@@ -177,9 +177,9 @@ async def notify(it: Client) -> None:
     """A notification wakes it at once: its next poll is an hour away."""
     await it.create_queue()
     await it.start(poll=HOUR)
-    # One could be found by a last poll before the client waits; not each time.
-    for number in range(5):
+    for number in range(3):
         await it.finished(await it.publish("return", value=number))
+        await it.falls_idle()
 
 
 async def poll(it: Client) -> None:
@@ -188,6 +188,7 @@ async def poll(it: Client) -> None:
     await it.start(poll=1)
     for number in range(3):
         await it.finished(await it.publish("return", value=number))
+        await it.falls_idle()
 
 
 async def reconnect(it: Client) -> None:
@@ -197,6 +198,7 @@ async def reconnect(it: Client) -> None:
     before = {row["pid"] for row in await it.connection.fetch(others)}
     await it.start(poll=HOUR)
     await it.finished(await it.publish("return", value=None))
+    await it.falls_idle()
     ended = await it.connection.fetchval(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity "
         "where datname = current_database() and backend_type = 'client backend' "
@@ -206,6 +208,7 @@ async def reconnect(it: Client) -> None:
     require(ended, "it has no session: how does it listen?")
     for number in range(3):
         await it.finished(await it.publish("return", value=number))
+        await it.falls_idle()
 
 
 async def release(it: Client) -> None:

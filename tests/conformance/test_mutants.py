@@ -86,14 +86,14 @@ async def test_a_client_that(mutant: str, database: str, monkeypatch: pytest.Mon
     rule, script, complaint = MUTANTS[mutant]
     monkeypatch.setenv("MUTANT", script)
     with pytest.raises(BrokenRuleError, match=complaint):
-        await judge(rule, database, [BASH], patience=8)
+        await judge(rule, database, [BASH], patience=15)
 
 
 @pytest.mark.usefixtures("mutate")
 async def test_a_client_that_never_polls(database: str) -> None:
     command = ["bash", "-c", 'exec "$0" "$@" --poll 3600', BASH]
     with pytest.raises(BrokenRuleError, match="is not archived"):
-        await judge("poll", database, command, patience=8)
+        await judge("poll", database, command, patience=15)
 
 
 @pytest.mark.usefixtures("mutate")
@@ -102,9 +102,9 @@ async def test_a_client_that_never_connects_again(
 ) -> None:
     monkeypatch.setenv("HANGS", "1")
     with pytest.raises(BrokenRuleError, match="is not archived"):
-        await judge("reconnect", database, [BASH], patience=8)
+        await judge("reconnect", database, [BASH], patience=15)
 
 
 async def test_a_client_that_ends(database: str) -> None:
     with pytest.raises(BrokenRuleError, match="the client ended with code 3: its last line: no"):
-        await judge("claim", database, ["bash", "-c", "echo no; exit 3"], patience=8)
+        await judge("claim", database, ["bash", "-c", "echo no; exit 3"], patience=15)
