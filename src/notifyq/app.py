@@ -61,6 +61,7 @@ class App(Decorators):
     before they are sent. `encryption` has keys of 32 bytes by id, of which the first encrypts, or
     returns them. With `tracing`, each publish and each handler call is a span of the global tracer
     provider of OpenTelemetry, or of the given one. `capture_logs`: the least level that is kept.
+    `schema` is that of the install, by default NOTIFYQ_SCHEMA, else `messages`.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class App(Decorators):
         encryption: KeySource | None = None,
         tracing: bool | TracerProvider = False,
         capture_logs: str | int | None = None,
+        schema: str | None = None,
         **settings: Unpack[DatabaseOptions],
     ) -> None:
         super().__init__(tracing, capture_logs)
@@ -82,6 +84,7 @@ class App(Decorators):
         self._encryption = encryption
         self._dsn = dsn
         self._listen_dsn = listen_dsn
+        self.schema = schema
         self._settings = DatabaseSettings.load(**settings)
         self._database: Database | None = None
         self._schemas: PayloadSchemas | None = None
@@ -136,8 +139,10 @@ class App(Decorators):
             dsn, listen_dsn = given_dsns(self.dsn, self.listen_dsn)
             if dsn is None:
                 raise ConfigurationError(NO_DSN)
-            settings, keys = self._settings, keys_of(self._encryption)
-            self._database = Database(dsn, listen_dsn=listen_dsn, settings=settings, keys=keys)
+            self._database = Database(
+                dsn, listen_dsn=listen_dsn, settings=self._settings, schema=self.schema,
+                keys=keys_of(self._encryption),
+            )  # fmt: skip
         return self._database
 
     @property
@@ -299,8 +304,7 @@ class App(Decorators):
     async def create(self) -> None:
         """Create missing queues, streams and subscriptions that the app declares.
 
-        This is for a program that only publishes; a worker does it when it starts. Existing ones do
-        not change.
+        It is for a program that only publishes; workers do it. Existing ones do not change.
         """
         if self.registry.queues():
             await self.create_queues()
@@ -363,14 +367,10 @@ class App(Decorators):
         environment.
         """
         worker = Worker(
-            self.database,
-            self.registry,
-            settings=WorkerSettings.load(**settings),
-            queues=queues,
-            strict=strict,
-            streams=streams,
+            self.database, self.registry, settings=WorkerSettings.load(**settings), queues=queues,
+            strict=strict, streams=streams,
             telemetry=telemetry if metrics is None else metrics.beside(telemetry),
-        )
+        )  # fmt: skip
         if metrics is not None:
             metrics.watch(worker)
         return worker

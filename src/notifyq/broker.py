@@ -202,7 +202,8 @@ class Broker:
         before, self._connection = self._connection, None
         if before is not None:
             before.terminate()
-        route = Route(self._database.dsn, name=_NAME, timeout=timeout)
+        schema = self._database.schema
+        route = Route(self._database.dsn, name=_NAME, timeout=timeout, schema=schema)
         connection = await connect(self._database.dsn, route=route)
         self._connection = connection
         if route.features is not None and route.features.is_pooled:

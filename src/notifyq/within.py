@@ -9,11 +9,12 @@ A blocking connection returns the id; a call on one of asyncio is awaited:
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from notifyq.database.encryption.envelopes import environment_keys
 from notifyq.database.external import adapt
+from notifyq.database.installs import schema_of
 from notifyq.database.statements import ENCRYPTED_NAMES
 from notifyq.queues.publish_options import ManyOptions, MessageOptions
 from notifyq.queues.published import Published
@@ -31,8 +32,9 @@ T = TypeVar("T")
 class _Within(Publisher):
     """Publishes on connections of the caller, and has none of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: str | None = None) -> None:
         """Need no database, which alone checks the payloads."""
+        self._given = schema
         self._schemas = None
         self._tracing = None
 
@@ -49,10 +51,12 @@ class _Within(Publisher):
         """Keep nothing that could be forgotten."""
 
     def _adapt(self, connection: Any) -> External:
-        return adapt(connection)
+        return adapt(connection, schema_of(self._given))
 
 
-_publisher = _Within()
+@cache
+def _publisher(schema: str | None) -> _Within:
+    return _Within(schema)
 
 
 class _Named(Protocol):
@@ -68,6 +72,8 @@ def publish(
     queue: str | _Named,
     payload: Any = None,
     /,
+    *,
+    schema: str | None = None,
     **options: Unpack[MessageOptions],
 ) -> Published: ...
 @overload
@@ -76,17 +82,27 @@ def publish(
     queue: str | _Named,
     payload: Any = None,
     /,
+    *,
+    schema: str | None = None,
     **options: Unpack[MessageOptions],
 ) -> Coroutine[Any, Any, Published]: ...
-def publish(connection: Any, queue: Any, payload: Any = None, /, **options: Any) -> Any:
+def publish(
+    connection: Any,
+    queue: Any,
+    payload: Any = None,
+    /,
+    *,
+    schema: str | None = None,
+    **options: Any,
+) -> Any:
     """Publish one message and return its id; the options are those of `Publisher.publish`.
 
     `connection` is one of asyncpg, psycopg or Django, or a connection or session of SQLAlchemy. The
     message exists when its transaction commits, and never if it rolls back. `queue` is a name or a
-    handler.
+    handler, `schema` that of the install, by default NOTIFYQ_SCHEMA, else `messages`.
     """
-    blocks = adapt(connection).blocks
-    call = _publisher.publish(_name(queue), payload, connection=connection, **options)
+    blocks = adapt(connection, schema_of(schema)).blocks
+    call = _publisher(schema).publish(_name(queue), payload, connection=connection, **options)
     return _now(call) if blocks else call
 
 
@@ -96,6 +112,8 @@ def publish_many(
     queue: str | _Named,
     payloads: Iterable[Any],
     /,
+    *,
+    schema: str | None = None,
     **options: Unpack[ManyOptions],
 ) -> list[Published]: ...
 @overload
@@ -104,15 +122,25 @@ def publish_many(
     queue: str | _Named,
     payloads: Iterable[Any],
     /,
+    *,
+    schema: str | None = None,
     **options: Unpack[ManyOptions],
 ) -> Coroutine[Any, Any, list[Published]]: ...
-def publish_many(connection: Any, queue: Any, payloads: Iterable[Any], /, **options: Any) -> Any:
+def publish_many(
+    connection: Any,
+    queue: Any,
+    payloads: Iterable[Any],
+    /,
+    *,
+    schema: str | None = None,
+    **options: Any,
+) -> Any:
     """Publish messages, all or none; return their ids in order.
 
     The options are those of `Publisher.publish_many`; the rest is as for `publish`.
     """
-    blocks = adapt(connection).blocks
-    call = _publisher.publish_many(_name(queue), payloads, connection=connection, **options)
+    blocks = adapt(connection, schema_of(schema)).blocks
+    call = _publisher(schema).publish_many(_name(queue), payloads, connection=connection, **options)
     return _now(call) if blocks else call
 
 

@@ -266,7 +266,7 @@ async def test_within_encrypts_with_keys_of_the_environment(
 
     await app.admin.create_queue("secret", SECRET)
     monkeypatch.setenv("NOTIFYQ_KEYS", "k1:" + "MTEx" * 10 + "MTE=")
-    monkeypatch.setattr(within, "_publisher", within._Within())
+    monkeypatch.setattr(within, "_publisher", within._Within)
     session = await asyncpg.connect(database)
     try:
         number = await within.publish(session, "secret", {"number": NUMBER})

@@ -293,13 +293,19 @@ $$;
 
 do $$
 begin
-  if not exists (select from pg_trigger as t where t.tgname = 'sent') then
+  if not exists (
+    select from pg_trigger as t
+    where t.tgrelid = 'notifyq.signal'::regclass and t.tgname = 'sent'
+  ) then
     create constraint trigger sent
       after insert on notifyq.signal
       deferrable initially deferred
       for each row execute function notifyq.signal_sent();
   end if;
-  if not exists (select from pg_trigger as t where t.tgname = 'parked') then
+  if not exists (
+    select from pg_trigger as t
+    where t.tgrelid = 'notifyq.signal_wait'::regclass and t.tgname = 'parked'
+  ) then
     create constraint trigger parked
       after insert or update on notifyq.signal_wait
       deferrable initially deferred

@@ -35,11 +35,15 @@ def refuse_blanks(args: Sequence[str]) -> None:
 
 
 def with_dsn(args: Sequence[str]) -> list[str]:
-    """Replace --dsn-file by --dsn, and move --listen-dsn into the environment.
+    """Replace --dsn-file by --dsn, and move --listen-dsn and --schema into the environment.
 
     Done before parsing: every command with --dsn takes these options, anywhere among its
     arguments. Warns of a password that everybody can read.
     """
+    if found := _find(args, "--schema"):
+        # For every command, and for the processes that it starts.
+        os.environ["NOTIFYQ_SCHEMA"] = found.value
+        args = found.others
     listen = _find(args, "--listen-dsn")
     if handed_down := os.environ.pop(_LISTEN_HANDED_DOWN, None):
         os.environ["NOTIFYQ_LISTEN_DSN"] = handed_down
@@ -101,6 +105,12 @@ def handing_down_dsn(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def listen_dsn_option(args: Sequence[str]) -> str | None:
     """The value of --listen-dsn, without that of the environment."""
     found = _find(args, "--listen-dsn")
+    return found and found.value
+
+
+def schema_option(args: Sequence[str]) -> str | None:
+    """The value of --schema, without that of the environment."""
+    found = _find(args, "--schema")
     return found and found.value
 
 

@@ -12,6 +12,7 @@ import typer
 from notifyq.cli.command import run
 from notifyq.cli.options import JsonOption, flag, option, repeated
 from notifyq.cli.output import err, out, print_json, print_table
+from notifyq.database.installs import require_default
 from notifyq.errors import ConfigurationError, NotifyqError
 
 bench = typer.Typer(name="bench", help="Measure notifyq and other queues on one server.")
@@ -56,6 +57,7 @@ def measure(
     """
     if context.invoked_subcommand is not None:
         return
+    require_default("`notifyq bench`")
     runner = load("run")
     sizes = runner.sizes(quick=quick, rounds=rounds)
     cases, systems = runner.choose(case or (), system or ())

@@ -17,6 +17,7 @@ from notifyq.cli.command import run
 from notifyq.cli.options import flag, option
 from notifyq.cli.output import err, out, print_table
 from notifyq.cli.progress import Progress
+from notifyq.database.installs import require_default
 from notifyq.operations.texts import span
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def chaos(
     elif check is not None:
         _check_again(check)
     else:
+        require_default("`notifyq chaos`")
         chosen = _choose(faults)
         seed = secrets.randbelow(2**31) if seed is None else seed
         # Before anything can fail: a run can only be repeated with its seed.

@@ -20,6 +20,7 @@ from notifyq.cli.command import given_dsn, open_database, run
 from notifyq.cli.options import DsnOption, JsonOption, option
 from notifyq.cli.output import err, out, print_json, print_table
 from notifyq.cli.progress import Progress
+from notifyq.database.installs import require_default
 from notifyq.database.pool import connect
 from notifyq.dsn import options_of, url_of
 from notifyq.models.message import Status
@@ -45,6 +46,7 @@ def demo(
     the schema first, if that is missing. Exit code 1: the archive does not have each published
     message once.
     """
+    require_default("`notifyq demo`")
     with _server(given_dsn(dsn)) as address:
         outcome = run(_run(address, workers, package))
     if as_json:

@@ -13,6 +13,7 @@ from notifyq.cli.options import DsnOption, JsonOption, flag, option, pairs, repe
 from notifyq.cli.output import err, out, print_json, print_rows
 from notifyq.cli.progress import Progress
 from notifyq.config import dsn_from_file
+from notifyq.database.installs import DEFAULT
 from notifyq.database.pool import Database, connect
 from notifyq.importing import SYSTEMS, Census, Summary, Transfer
 from notifyq.printable import printable
@@ -75,7 +76,7 @@ async def _opened(
     warn_of_password("of the source", source or "", "--source-file")
     async with open_database(dsn, command_timeout=600) as database:
         where = source or (dsn_from_file(file) if file else database.dsn)
-        connection = await connect(where, name="notifyq import")
+        connection = await connect(where, name="notifyq import", schema=DEFAULT)
         try:
             yield connection, database, await SYSTEMS[system](connection, table)
         finally:

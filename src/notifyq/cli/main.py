@@ -187,6 +187,11 @@ def root(
         help="DSN for LISTEN if the other is a pooler's, for every command that waits; "
         "else NOTIFYQ_LISTEN_DSN.",
     ),
+    schema: str | None = typer.Option(
+        None,
+        metavar="NAME",
+        help="Schema of the install, for every command; else NOTIFYQ_SCHEMA, else messages.",
+    ),
 ) -> None:
     """A message queue that lives inside PostgreSQL."""
 

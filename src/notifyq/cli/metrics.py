@@ -11,17 +11,21 @@ from notifyq.cli.options import DsnOption, option
 from notifyq.cli.output import err
 from notifyq.cli.signals import Control, stop_signals
 from notifyq.config import ScrapeSettings
+from notifyq.database.pool import Database
 
 log = logging.getLogger("notifyq.metrics")
 
 
 @contextlib.contextmanager
 def serve_metrics(
-    settings: ScrapeSettings, kind: str, dsn: str | None = None, control: Control | None = None
+    settings: ScrapeSettings,
+    kind: str,
+    database: Database | None = None,
+    control: Control | None = None,
 ) -> Iterator[Any]:
     """Make and serve the metrics of a process, of this class, if its settings have a port.
 
-    With a DSN also those of its database, if no other process serves them. Each of several worker
+    With a database also its own, if no other process serves them. Each of several worker
     processes has its own port.
     """
     port = settings.metrics_port
@@ -38,8 +42,9 @@ def serve_metrics(
         server = stack.enter_context(
             classes.start_server(metrics, port=port, host=settings.metrics_host)
         )
-        if dsn is not None:
-            metrics.registry.register(stack.enter_context(classes.DatabaseMetrics(dsn)))
+        if database is not None:
+            collector = classes.DatabaseMetrics(database.listen_dsn, schema=database.schema)
+            metrics.registry.register(stack.enter_context(collector))
         log.info("metrics are served at %s/metrics", server.url)
         yield metrics
 

@@ -128,7 +128,7 @@ def relay(
     )
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
-    with serve_metrics(scrapes, "RelayMetrics", here.listen_dsn) as metrics:
+    with serve_metrics(scrapes, "RelayMetrics", here) as metrics:
         options: dict[str, Any] = {
             "transform": function,
             "once": once,

@@ -14,6 +14,7 @@ import typer
 from notifyq.cli.command import Commands, Listing, acting, open_database
 from notifyq.cli.options import DsnOption, JsonOption, option
 from notifyq.cli.output import out, print_rows
+from notifyq.database.installs import inner, of
 from notifyq.errors import ConfigurationError
 
 roles = Commands(name="roles", cls=Listing, help="List (ls) and create logins, one for each duty.")
@@ -39,7 +40,7 @@ order by 1
 _MORE = """
 select r.rolsuper or r.rolcreaterole or r.rolbypassrls or r.rolreplication or exists (
   select from pg_roles as g
-  where g.rolname ~ '^notifyq_(publisher|worker|viewer|reader|admin|owner)$'
+  where g.rolname ~ '^notifyq_([a-z0-9_]+_)?(publisher|worker|viewer|reader|admin|owner)$'
     and g.rolname <> $2
     and pg_has_role(r.oid, g.oid, 'member')
 ) as may_more
@@ -61,10 +62,9 @@ class Duty(StrEnum):
     ADMIN = "admin"
     DASHBOARD = "dashboard"
 
-    @property
-    def role(self) -> str:
-        """The group role of the duty."""
-        return "notifyq_reader" if self is Duty.DASHBOARD else f"notifyq_{self}"
+    def role(self, schema: str) -> str:
+        """The group role of the duty in an install."""
+        return f"{inner(schema)}_{Duty.READER if self is Duty.DASHBOARD else self}"
 
     @property
     def variable(self) -> str:
@@ -109,7 +109,8 @@ async def create(
     async with acting(dsn, "role.create", prefix) as act:
         for duty, verifier in verifiers.items():
             name = f"{prefix}_{duty}"
-            found = await act.fetch(_MORE, name, duty.role)
+            role = duty.role(of(act.connection))
+            found = await act.fetch(_MORE, name, role)
             if found and found[0]["may_more"]:
                 raise ConfigurationError(
                     f"role {name!r} exists and may do more than a {duty}: give another --prefix"
@@ -117,8 +118,8 @@ async def create(
             if not found:
                 await act.fetch(await act.value(_CREATE, name))
             await act.fetch(await act.value(_ALTER, name, verifier))
-            await act.fetch(await act.value(_GRANT, name, duty.role))
-            done.append({"name": name, "role": duty.role, "created": not found})
+            await act.fetch(await act.value(_GRANT, name, role))
+            done.append({"name": name, "role": role, "created": not found})
         act.note(names=[it["name"] for it in done])
     if as_json:
         print_rows(done, as_json=True, empty="")

@@ -15,6 +15,7 @@ from notifyq.cli.command import actor, resolve_dsn, sync
 from notifyq.cli.options import DsnOption, JsonOption
 from notifyq.cli.output import err, out, print_json
 from notifyq.config import DatabaseSettings
+from notifyq.database.installs import of, schema_of
 from notifyq.database.pool import connect, explaining
 from notifyq.errors import SchemaMissingError
 from notifyq.operations import monitor
@@ -40,12 +41,12 @@ async def init(dsn: DsnOption = None, sql: SqlOption = False, as_json: JsonOptio
         raise typer.BadParameter("--sql and --json exclude each other")
     if sql:
         # Without a connection: for people who have none.
-        sys.stdout.write(runner.script(None))
+        sys.stdout.write(runner.script(None, schema=schema_of(None)))
         return
     async with _connected(dsn) as connection:
         report = await runner.install(connection, note=_noting("schema.init"))
     if report.before is None:
-        done = f"schema messages version {report.version} installed in {_database(report)}"
+        done = f"schema {schema_of(None)} version {report.version} installed in {_database(report)}"
     else:
         done = _unchanged(report)
     _report(report, done, as_json=as_json)
@@ -81,7 +82,7 @@ async def migrate(
     report = dataclasses.replace(report, is_foreign=report.is_foreign and not adopt)
     if report.before != report.version:
         done = (
-            f"schema messages upgraded from version {report.before} to {report.version} "
+            f"schema {schema_of(None)} upgraded from version {report.before} to {report.version} "
             f"in {_database(report)}"
         )
     else:
@@ -123,10 +124,10 @@ def _noting(action: str) -> runner.Note:
 async def _preview(connection: Connection, *, sql: bool, as_json: bool) -> None:
     installed = await runner.installed_version(connection)
     if installed is None:
-        raise SchemaMissingError("schema messages is not installed: run `notifyq init`")
+        raise SchemaMissingError(f"schema {of(connection)} is not installed: run `notifyq init`")
     files = [str(path) for path in runner.plan(installed)]
     if sql:
-        sys.stdout.write(runner.script(installed))
+        sys.stdout.write(runner.script(installed, schema=of(connection)))
     elif as_json:
         print_json({"before": installed, "files": files})
     else:

@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from notifyq.app import App
+from notifyq.cli.arguments import schema_option
 from notifyq.cli.command import resolve_dsn, run
 from notifyq.cli.hints import did_you_mean
 from notifyq.cli.http import (
@@ -164,7 +165,7 @@ def worker(
 
     with (
         deliveries.serving(app, shares_port=control is not None),
-        serve_metrics(settings, "WorkerMetrics", app.database.listen_dsn, control) as metrics,
+        serve_metrics(settings, "WorkerMetrics", app.database, control) as metrics,
     ):
         run(work())
     memory.end()
@@ -255,6 +256,11 @@ def load_app(target: str | None) -> App:
             ": ".join(
                 filter(None, (f"{module_name!r} has no App named {attribute!r}", kind, meant))
             )
+        )
+    chosen = schema_option(sys.argv[1:])
+    if chosen is not None and app.schema not in {None, chosen}:
+        raise ConfigurationError(
+            f"--schema is {chosen!r}, and {target} has the schema {app.schema!r}: leave one out"
         )
     return app
 

@@ -12,9 +12,12 @@ from typing import Any
 
 from alembic.operations import Operations
 
+from notifyq.database.installs import inner, schema_of
+
 __all__ = ["include_name", "include_object", "run_script"]
 
 _SCHEMAS = frozenset({"messages", "notifyq"})
+"""Those of NOTIFYQ_SCHEMA are ours as well."""
 _TRANSACTION = re.compile(r"^(?:begin|commit);$\n?", re.MULTILINE)
 _CHANGED = ("search_path", "lock_timeout", "statement_timeout")
 """Settings that a script changes until the end of its transaction, which is not its own here."""
@@ -23,7 +26,7 @@ _CHANGED = ("search_path", "lock_timeout", "statement_timeout")
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
     """Whether autogenerate reads this object: not one of our schemas, nor one inside of them."""
     schema = name if type_ == "schema" else parent_names.get("schema_name")
-    return schema not in _SCHEMAS
+    return not _is_ours(schema)
 
 
 def include_object(
@@ -35,7 +38,12 @@ def include_object(
 ) -> bool:
     """Whether autogenerate compares this object: none of our schemas, such as a mapped table."""
     table = getattr(object_, "table", object_)
-    return getattr(table, "schema", None) not in _SCHEMAS
+    return not _is_ours(getattr(table, "schema", None))
+
+
+def _is_ours(schema: str | None) -> bool:
+    chosen = schema_of(None)
+    return schema in _SCHEMAS or schema in {chosen, inner(chosen)}
 
 
 def run_script(op: Operations | Any, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import asyncpg
 
-from notifyq.database import probes
+from notifyq.database import installs, probes
 from notifyq.dsn import PASSED_ON, hosts_of, masked, options_of, url_of
 from notifyq.errors import ConfigurationError
 
@@ -81,11 +81,19 @@ class Route:
     """Opens connections to a DSN; `prepared` overrides whether prepared statements work."""
 
     def __init__(
-        self, dsn: str, *, name: str, timeout: float = 10, prepared: bool | None = None
+        self,
+        dsn: str,
+        *,
+        name: str,
+        timeout: float = 10,
+        prepared: bool | None = None,
+        schema: str = installs.DEFAULT,
     ) -> None:
         self._dsn = dsn
+        self.schema = schema
+        """The install that its connections are for."""
         self._primary: str | None = None
-        self._name = name
+        self._name = name.replace("notifyq", installs.inner(schema), 1)
         self._timeout = timeout
         self._prepared = prepared
         self.features: Features | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import asyncpg
 
+from notifyq.database.installs import renamed
 from notifyq.database.pool import explaining
 from notifyq.errors import ConfigurationError
 
@@ -54,11 +55,15 @@ class External:
     begin: ClassVar[str] = "transaction"
     """The driver's method that opens a transaction, or a savepoint in an open one."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, schema: str) -> None:
         self._connection = connection
+        self._schema = schema
 
     async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         """Run a call and return its rows."""
+        return await self._fetch(renamed(statement, self._schema), *args)
+
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         raise NotImplementedError
 
     def transaction(self) -> AbstractAsyncContextManager[object]:
@@ -78,12 +83,15 @@ class _Sync(External):
             yield
 
 
-def adapt(connection: Any) -> External:
-    """Wrap a connection of any known driver; raise ConfigurationError for anything else."""
+def adapt(connection: Any, schema: str) -> External:
+    """Wrap a connection of any known driver, for calls to an install.
+
+    Raises ConfigurationError for anything else.
+    """
     for module, name, kind in _KINDS:
         known = getattr(sys.modules.get(module), name, None)
         if known is not None and isinstance(connection, known):
-            return kind(connection)
+            return kind(connection, schema)
     raise ConfigurationError(
         f"{type(connection).__name__!r} is not a connection that can publish: give one of asyncpg, "
         "psycopg or Django, or a connection or session of SQLAlchemy"
@@ -91,14 +99,14 @@ def adapt(connection: Any) -> External:
 
 
 class _Asyncpg(External):
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with explaining("the connection of the caller"):
             rows: list[Sequence[Any]] = await self._connection.fetch(statement, *args)
         return rows
 
 
 class _Psycopg(_Sync):
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         from psycopg import RawCursor, rows
 
         # A cursor of our own: that of the connection may have other placeholders and rows.
@@ -107,7 +115,7 @@ class _Psycopg(_Sync):
 
 
 class _PsycopgAsync(External):
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         from psycopg import AsyncRawCursor, rows
 
         with _translating():
@@ -119,7 +127,7 @@ class _PsycopgAsync(External):
 class _Alchemy(_Sync):
     begin = "begin_nested"
 
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with _translating():
             return [tuple(row) for row in self._connection.execute(_clause(statement, args))]
 
@@ -127,21 +135,21 @@ class _Alchemy(_Sync):
 class _AlchemyAsync(External):
     begin = "begin_nested"
 
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         with _translating():
             return [tuple(row) for row in await self._connection.execute(_clause(statement, args))]
 
 
 class _Django(_Sync):
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, schema: str) -> None:
         if connection.vendor != "postgresql":
             raise ConfigurationError(
                 f"the database {connection.alias!r} of Django is {connection.vendor}: "
                 "messages live in PostgreSQL"
             )
-        super().__init__(connection)
+        super().__init__(connection, schema)
 
-    async def fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _fetch(self, statement: str, *args: Any) -> Sequence[Sequence[Any]]:
         values: list[Any] = [args[int(number) - 1] for number in _PARAMETER.findall(statement)]
         with _translating(), self._connection.cursor() as cursor:
             cursor.execute(_PARAMETER.sub("%s", statement.replace("%", "%%")), _untyped(values))

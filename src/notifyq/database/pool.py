@@ -15,8 +15,10 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from notifyq.config import DatabaseSettings, require_dsn
+from notifyq.database import installs
 from notifyq.database.connect import Route
 from notifyq.database.encoding import storable
+from notifyq.database.installs import ours
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.probes import ROLES_OF_FUNCTION
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
@@ -64,9 +66,12 @@ def explained(error: BaseException, dsn: str) -> NotifyqError | None:
             return _unavailable(error, where) if is_passing(error) else None
 
 
-def _denied(error: asyncpg.PostgresError, roles: Sequence[str] = ()) -> AccessDeniedError:
+def _denied(
+    error: asyncpg.PostgresError, roles: Sequence[str] = (), schema: str = installs.DEFAULT
+) -> AccessDeniedError:
     """An error that names the roles that have the right; without them, all of ours."""
-    names = [f"notifyq_{it}" for it in ("publisher", "worker", "reader", "admin")]
+    own = installs.inner(schema)
+    names = [f"{own}_{it}" for it in ("publisher", "worker", "reader", "admin")]
     given = [it for it in names if it in roles] or names
     which = f"the role {given[0]}" if len(given) == 1 else f"one of the roles {', '.join(given)}"
     return AccessDeniedError(f"{error}: ask the owner for {which}")
@@ -121,21 +126,48 @@ def explaining(dsn: str) -> Iterator[None]:
 
 
 async def connect(
-    dsn: str, *, name: str = "notifyq", timeout: float = 10, route: Route | None = None
+    dsn: str,
+    *,
+    name: str = "notifyq",
+    timeout: float = 10,
+    route: Route | None = None,
+    schema: str | None = None,
 ) -> Connection:
     """Open one connection; pg_stat_activity shows it as `name`.
 
-    A `route` keeps what it has detected about the server for the next connection.
+    A `route` keeps what it has detected about the server for the next connection. All statements
+    are for the install `schema`, by default that of NOTIFYQ_SCHEMA.
     """
-    route = route or Route(dsn, name=name, timeout=timeout)
+    route = route or Route(dsn, name=name, timeout=timeout, schema=installs.schema_of(schema))
     with explaining(dsn):
         try:
-            return await route.connect(asyncpg.Connection)
+            if route.schema == installs.DEFAULT:
+                return await route.connect(asyncpg.Connection)
+            connection = await route.connect(_Renaming)
+            connection.schema = route.schema
+            return connection
         except (ConfigurationError, asyncpg.ClientConfigurationError, OSError):
             raise  # an untrusted certificate is a ValueError, too
         except (ValueError, OverflowError):  # asyncpg on wrong ports and hosts
             # Without the cause: it may quote a part of the password as a port.
             raise unusable(dsn) from None
+
+
+class _Renaming(asyncpg.Connection):
+    """A connection for our own statements only: it sends them with the names of an install."""
+
+    schema = installs.DEFAULT
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        return str(await super().execute(installs.renamed(query, self.schema), *args, **options))
+
+    async def _execute(self, query: str, *args: Any, **options: Any) -> Any:
+        # fetch, fetchrow and fetchval call it, and so does execute with arguments.
+        call = installs.renamed(query, self.schema)
+        return await super()._execute(call, *args, **options)  # type: ignore[misc]
+
+    async def add_listener(self, channel: str, callback: Any) -> None:
+        await super().add_listener(installs.channel_of(channel, self.schema), callback)
 
 
 class Calls(Protocol):
@@ -161,12 +193,12 @@ class InTransaction:
     async def fetch(self, statement: str, *args: Any) -> list[asyncpg.Record]:
         """Run a call and return its rows."""
         with explaining(self.dsn):
-            return await self.connection.fetch(statement, *args)
+            return await self.connection.fetch(ours(self.connection, statement), *args)
 
     async def value(self, statement: str, *args: Any) -> Any:
         """Run a call and return its one value."""
         with explaining(self.dsn):
-            return await self.connection.fetchval(statement, *args)
+            return await self.connection.fetchval(ours(self.connection, statement), *args)
 
     def forget_encrypted(self) -> None:
         """Nothing is kept here."""
@@ -179,6 +211,8 @@ class _Pooled(asyncpg.Connection):
     keep values in the session for the next call.
     """
 
+    schema = installs.DEFAULT
+    """The install of the pool; a lent connection sends the statements of its user unchanged."""
     is_lent = False
     is_shared = False
     """Whether a pooler lends the session: then we must not reset it."""
@@ -227,8 +261,11 @@ class Database:
         settings: DatabaseSettings | None = None,
         name: str = "notifyq",
         keys: Keys | None = None,
+        schema: str | None = None,
     ) -> None:
         require_dsn(dsn)
+        self.schema = installs.schema_of(schema)
+        """The install in the database; None: that of NOTIFYQ_SCHEMA, else `messages`."""
         if listen_dsn is not None:
             require_dsn(listen_dsn, "the listen DSN")
         self.dsn = dsn
@@ -244,6 +281,7 @@ class Database:
             name=name,
             timeout=self.settings.connect_timeout.total_seconds(),
             prepared=self.settings.prepared_statements,
+            schema=self.schema,
         )
         self.encoding = "UTF8"
         """That of the database, once it is connected."""
@@ -288,6 +326,7 @@ class Database:
         connection = await self._route.connect(connection_class, **options)
         features = self._route.features
         connection.is_shared = features is not None and features.is_pooled
+        connection.schema = self.schema
         self.encoding = connection.get_settings().server_encoding
         return connection
 
@@ -328,6 +367,7 @@ class Database:
             settings=settings,
             name=self.name,
             keys=self.keys,
+            schema=self.schema,
         )
         pool._route.features = self._route.features
         self._dedicated.add(pool)
@@ -396,7 +436,7 @@ class Database:
         # Open it for each call: another user of this object may have closed the pool.
         pool = await self.open()
         try:
-            return await getattr(pool, method)(statement, *args)
+            return await getattr(pool, method)(installs.renamed(statement, self.schema), *args)
         except asyncpg.ReadOnlySQLTransactionError:
             # The old primary may keep its connections open.
             await pool.expire_connections()
@@ -409,4 +449,6 @@ class Database:
         pool = await self.open()
         # In any language of the server the text ends with the name of the function.
         name = str(error).rpartition(" ")[2]
-        return _denied(error, [row["role"] for row in await pool.fetch(ROLES_OF_FUNCTION, name)])
+        statement = installs.renamed(ROLES_OF_FUNCTION, self.schema)
+        roles = [row["role"] for row in await pool.fetch(statement, name)]
+        return _denied(error, roles, self.schema)

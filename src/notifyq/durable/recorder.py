@@ -17,6 +17,7 @@ from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import opened
+from notifyq.database.installs import ours
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.errors import (
     DatabaseUnavailableError,
@@ -264,7 +265,8 @@ class Recorder:
         try:
             with _storing(step):
                 written = self._written(value)
-                [row] = await tx.fetch(sql.RECORD_STEP_IN, *self._lock, step, written, child_id)
+                call = ours(tx, sql.RECORD_STEP_IN)
+                [row] = await tx.fetch(call, *self._lock, step, written, child_id)
         except LockNotHeldError as error:
             self.ended = LockLostError(str(error))
             raise self.ended from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
+from notifyq.database.installs import ours
 from notifyq.database.retry import retrying
 from notifyq.errors import ConfigurationError
 from notifyq.execution.around import call_inside
@@ -142,7 +143,7 @@ class Transactions:
         outcomes = [outcome for _, outcome in finishes]
         encoding = connection.get_settings().server_encoding
         rows = await connection.fetch(
-            sql.FINISH_MANY,
+            ours(connection, sql.FINISH_MANY),
             [message_id for message_id, _ in keys],
             [token for _, token in keys],
             [outcome.status for outcome in outcomes],

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import asyncpg
 
-from notifyq.database import probes
+from notifyq.database import installs, probes
 from notifyq.database import statements as sql
 from notifyq.database.connect import Route
 from notifyq.database.pool import connect, explained
@@ -81,7 +81,9 @@ class Listener:
             name=name,
             timeout=database.settings.connect_timeout.total_seconds(),
             prepared=database.settings.prepared_statements,
+            schema=database.schema,
         )
+        self._prefix = installs.channel_prefix(database.schema)
         self._telemetry = telemetry
         self._ping_every = ping
         self._services = [self._check_database, self._check_delivery, *services]
@@ -284,6 +286,7 @@ class Listener:
             return False
 
     def _receive(self, _connection: object, _pid: int, channel: str, payload: object) -> None:
+        channel = channel.removeprefix(self._prefix)
         # A thousand notifications cost the main loop one call, which delivers them together.
         with self._pending_lock:
             is_first = not self._pending

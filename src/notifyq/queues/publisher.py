@@ -77,6 +77,7 @@ class Publisher:
     ) -> None:
         self._database = database
         self._keys = database.keys
+        self._schema = database.schema
         self._schemas = schemas
         self._tracing = tracing
 
@@ -184,7 +185,7 @@ class Publisher:
                 yield connection
 
     def _adapt(self, connection: Awaited) -> External:
-        external = adapt(connection)
+        external = adapt(connection, self._schema)
         if external.blocks:
             raise ConfigurationError(
                 "calls on this connection would block the event loop: publish on it with "

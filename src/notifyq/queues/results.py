@@ -180,7 +180,7 @@ class Results:
         self, name: str, payload: Any, message_id: int | None = None, *, connection: Any = None
     ) -> int:
         """Send a signal; see `App.signal` and `Handle.signal`."""
-        calls = self._database if connection is None else adapt(connection)
+        calls = self._database if connection is None else adapt(connection, self._database.schema)
         text = encode(payload)
         if message_id is not None:
             text = await self._database.encrypted_for(int(message_id), "signal", text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from notifyq.database import installs
 from notifyq.database import statements as sql
 from notifyq.errors import (
     AccessDeniedError,
@@ -122,7 +123,8 @@ def _choose_install(files: Files, state: State) -> list[Path]:
 def _choose_upgrade(files: Files, state: State) -> list[Path]:
     if (version := state["installed"]) is None:
         raise SchemaMissingError(
-            f"schema messages is not installed in database {state['database']}: run `notifyq init`"
+            f"schema {state['schema']} is not installed in database {state['database']}: "
+            "run `notifyq init`"
         )
     for step in files.pending(version):
         if step.needs_superuser and not state["is_superuser"]:
@@ -142,7 +144,8 @@ async def _persist(
         except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
             if pause is None:
                 raise SchemaError(
-                    f"{error.args[0]}: a long transaction uses the tables of schema messages, or "
+                    f"{error.args[0]}: a long transaction uses the tables of schema "
+                    f"{installs.of(connection)}, or "
                     "another upgrade is running, see pg_stat_activity; nothing was changed"
                 ) from error
             await asyncio.sleep(pause)

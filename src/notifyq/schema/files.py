@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from notifyq.database.installs import DEFAULT, renamed
 from notifyq.errors import SchemaError, SchemaTooNewError
 
 # An advisory lock lets one upgrade run at a time. Waiting for it blocks nothing, but must end: any
@@ -202,12 +203,12 @@ def plan(installed: int | None, root: Path | None = None) -> list[Path]:
     return Files.find(root).plan(installed)
 
 
-def script(installed: int | None, root: Path | None = None) -> str:
+def script(installed: int | None, root: Path | None = None, *, schema: str = DEFAULT) -> str:
     """Return the plan as one SQL script, which does the same as `install` or `upgrade`."""
     files = Files.find(root)
     start = "nothing" if installed is None else f"version {installed}"
     guard = _GUARD.format(installed="null" if installed is None else installed, start=start)
-    return "".join(
+    text = "".join(
         (
             f"-- Schema messages of notifyq: from {start} to version {files.version}.\n"
             "-- Run it as the owner: psql -v ON_ERROR_STOP=1 -f <this file>\n\nbegin;\n"
@@ -216,3 +217,4 @@ def script(installed: int | None, root: Path | None = None) -> str:
             f"{GIVE_WAY}\ncommit;\n",
         )
     )
+    return renamed(text, schema)

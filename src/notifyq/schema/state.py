@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
+from notifyq.database import installs
 from notifyq.errors import AccessDeniedError, SchemaError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ left join pg_namespace as n on n.nspname = 'messages'
 async def read_state(connection: Connection) -> State:
     """Read the state; raise for an old server, or a schema that is not of notifyq."""
     record = await connection.fetchrow(_STATE)
-    state: State = dict(record or {})
+    state: State = dict(record or {}, schema=installs.of(connection))
     _check_server(state)
     state["installed"] = None
     if state["is_ours"]:
@@ -70,7 +71,7 @@ def _check_server(state: State) -> None:
         )
     if state["is_used"] and not state["is_ours"]:
         raise SchemaError(
-            f"schema messages in database {state['database']} is not that of notifyq: "
+            f"schema {state['schema']} in database {state['database']} is not that of notifyq: "
             "rename it, or use another database"
         )
 
@@ -86,21 +87,23 @@ def check_rights(state: State) -> None:
         )
     if state["owner"] is None and not state["may_create"]:
         raise AccessDeniedError(
-            f"user {state['role']} may not create schema messages in database "
+            f"user {state['role']} may not create schema {state['schema']} in database "
             f"{state['database']}: run as its owner or `{state['remedy']}`"
         )
     if state["owner"] is not None and not state["is_owner"]:
         raise _not_the_owner(state)
+    own = installs.inner(state["schema"])
     if state["needs_helpers"] and not state["may_create"]:
         raise AccessDeniedError(
-            f"user {state['role']} may not create schema notifyq in database {state['database']}: "
-            f"an administrator must run `create schema notifyq authorization {state['owner']}`"
+            f"user {state['role']} may not create schema {own} in database {state['database']}: "
+            f"an administrator must run `create schema {own} authorization {state['owner']}`"
         )
 
 
 def _not_the_owner(state: State) -> AccessDeniedError:
     return AccessDeniedError(
-        f"user {state['role']} may not change schema messages in database {state['database']}: "
+        f"user {state['role']} may not change schema {state['schema']} in database "
+        f"{state['database']}: "
         f"run as its owner, {state['owner']}"
         + ("" if state["owner_logs_in"] else ": as a superuser, or as a member of that role")
     )

@@ -16,6 +16,7 @@ from psycopg import conninfo
 from psycopg.rows import class_row
 
 from notifyq import errors
+from notifyq.database.installs import require_default
 from notifyq.dsn import options_of, without_driver
 from notifyq.spark import machines, statements
 
@@ -149,6 +150,7 @@ def _complete(dsn: str, name: str) -> str:
             "the DSN cannot be read: write it as postgresql://user:password@host/database, with "
             "%xx for special characters of the password"
         ) from None
+    require_default("notifyq on Spark")
     machines.check(given)
     return conninfo.make_conninfo(**{"connect_timeout": "10", **given, "application_name": name})
 

@@ -14,6 +14,7 @@ import asyncpg
 from notifyq.arguments import duration
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import opened, shown
+from notifyq.database.installs import ours
 from notifyq.errors import (
     BatchNotFoundError,
     ConfigurationError,
@@ -80,7 +81,7 @@ class Batch:
             connection = self._connection
             if connection is None:
                 connection = await stack.enter_async_context(self._database.connection())
-            await connection.execute(sql.HOLD_EVENTS, self.id)
+            await connection.execute(ours(connection, sql.HOLD_EVENTS), self.id)
             stack.push_async_callback(_close, connection)
             while rows := await connection.fetch(sql.FETCH_EVENTS):
                 for row in rows:
@@ -142,7 +143,8 @@ class Batch:
 
     async def _call(self, statement: str, *args: Any) -> bool:
         if self._connection is not None:
-            rows: Sequence[asyncpg.Record] = await self._connection.fetch(statement, *args)
+            call = ours(self._connection, statement)
+            rows: Sequence[asyncpg.Record] = await self._connection.fetch(call, *args)
         else:
             # All these calls are safe to repeat: they return false where nothing is left to do.
             rows = await self._database.persist(statement, *args)
@@ -204,15 +206,12 @@ class Subscription:
         if not 1 <= quantity <= MOST:
             raise ConfigurationError(f"quantity must be between 1 and {MOST}, not {quantity}")
         is_loaded = quantity <= _LOADED
-        fetch = self._database.persist if connection is None else connection.fetch
-        rows = await fetch(
-            sql.NEXT_EVENTS if is_loaded else sql.NEXT_BATCH,
-            self.stream,
-            self.subscriber,
-            quantity,
-            self._member,
-            self._takeover,
-        )
+        statement = sql.NEXT_EVENTS if is_loaded else sql.NEXT_BATCH
+        args = (self.stream, self.subscriber, quantity, self._member, self._takeover)
+        if connection is None:
+            rows = await self._database.persist(statement, *args)
+        else:
+            rows = await connection.fetch(ours(connection, statement), *args)
         if rows[0][0] is None:
             return None
         # A batch without events is one row, too.

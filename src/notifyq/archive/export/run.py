@@ -15,6 +15,7 @@ import asyncpg
 
 from notifyq.archive.export import statements
 from notifyq.archive.export.files import Pending, compressed, pyarrow
+from notifyq.database.installs import ours
 from notifyq.errors import ConfigurationError
 from notifyq.paths import local_path
 
@@ -161,7 +162,7 @@ async def _snapshot(connection: Any) -> AsyncIterator[None]:
     """Read one state of the archive."""
     await connection.execute("begin isolation level repeatable read, read only")
     try:
-        await connection.execute(statements.HOLD)
+        await connection.execute(ours(connection, statements.HOLD))
         await connection.execute(statements.SETTINGS)
         yield
     finally:
@@ -172,7 +173,8 @@ async def _snapshot(connection: Any) -> AsyncIterator[None]:
 async def _days(connection: Any, choice: ExportChoice) -> list[date | None]:
     if not choice.by_day:
         return [None]
-    return [row[0] for row in await connection.fetch(statements.DAYS, choice.since, choice.until)]
+    statement = ours(connection, statements.DAYS)
+    return [row[0] for row in await connection.fetch(statement, choice.since, choice.until)]
 
 
 async def _copy(
@@ -206,7 +208,7 @@ async def _copy(
             note(len(data))
 
         result = await cast("asyncpg.Connection[asyncpg.Record]", connection).copy_from_query(
-            statement,
+            ours(connection, statement),
             choice.queue,
             choice.status,
             *choice.bounds(day),

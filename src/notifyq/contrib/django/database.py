@@ -11,6 +11,7 @@ from django.db import connections
 
 from notifyq import schema
 from notifyq.config import DatabaseSettings
+from notifyq.database.installs import require_default
 from notifyq.database.pool import connect, explaining
 from notifyq.dsn import url_of
 from notifyq.errors import ConfigurationError
@@ -29,6 +30,7 @@ def alias() -> str:
 
 def connection() -> Any:
     """Return Django's connection of this thread, which is the one of its transactions."""
+    require_default("notifyq in Django")
     found = connections[alias()]
     if found.vendor != "postgresql":
         raise ConfigurationError(

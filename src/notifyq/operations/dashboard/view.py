@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from notifyq.database.encryption.envelopes import Keys
+from notifyq.database.installs import ours
 from notifyq.database.pool import Database
 from notifyq.operations.dashboard.attempts import Attempts
 from notifyq.operations.dashboard.live import Live
@@ -254,7 +255,9 @@ class View:
     async def change(self, action: str, subject: object, statement: str, *args: Any) -> Any:
         """Run one statement, by default with the subject; its value goes into the audit."""
         async with self.acting(action, subject) as act:
-            changed = await act.connection.fetchval(statement, *(args or (subject,)))
+            changed = await act.connection.fetchval(
+                ours(act.connection, statement), *(args or (subject,))
+            )
             act.details["changed"] = changed
         return changed
 

@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 from notifyq.database import statements as sql
+from notifyq.database.installs import of, renamed
 from notifyq.operations.doctor.finding import (
     INIT,
     INSTALL,
@@ -86,7 +87,7 @@ order by f.is_failure desc, f.what
 
 
 @cache
-def _written() -> tuple[dict[str, set[str]], dict[str, dict[str, str]]]:
+def _written(schema: str) -> tuple[dict[str, set[str]], dict[str, dict[str, str]]]:
     """From the SQL files: hashes of functions by name, storage parameters by table."""
     functions: dict[str, set[str]] = {}
     options: dict[str, dict[str, str]] = {}
@@ -94,7 +95,7 @@ def _written() -> tuple[dict[str, set[str]], dict[str, dict[str, str]]]:
         text = file.read_text(encoding="utf-8")
         for name, head, body in _FUNCTION.findall(text):
             is_definer = "security definer" in head
-            found = _hash(body, _SETTING.findall(head), is_definer=is_definer)
+            found = _hash(renamed(body, schema), _SETTING.findall(head), is_definer=is_definer)
             functions.setdefault(name, set()).add(found)
         for table, given in _TABLE.findall(text):
             lines = re.sub(r"--[^\n]*", "", given)
@@ -119,7 +120,7 @@ async def check_functions(context: Context) -> Finding:
             f"the functions are those of schema version {version}",
             f"run `notifyq migrate`: this package has those of version {sql.SCHEMA_VERSION}",
         )
-    written, _ = await asyncio.to_thread(_written)
+    written, _ = await asyncio.to_thread(_written, of(context.connection))
     rows = await context.connection.fetch("""
         select p.proname::text as name, p.prosrc as body, p.prosecdef as is_definer,
           array(
@@ -169,7 +170,7 @@ async def check_grants(context: Context) -> Finding:
           )
         order by 1
     """)
-    written, _ = await asyncio.to_thread(_written)
+    written, _ = await asyncio.to_thread(_written, of(context.connection))
     if names := [row["name"] for row in rows if row["name"] in written]:
         return fail(f"no role may call {listed(names)}", INIT, (INSTALL,))
     lacking = await context.value("""
@@ -191,7 +192,7 @@ async def check_grants(context: Context) -> Finding:
 
 async def check_parameters(context: Context) -> Finding:
     """Whether tables have their storage parameters, which vacuum needs to keep up."""
-    _, written = await asyncio.to_thread(_written)
+    _, written = await asyncio.to_thread(_written, of(context.connection))
     rows = await context.connection.fetch("""
         select c.relname::text as name, c.oid::regclass::text as table,
           coalesce(c.reloptions, '{}') as options

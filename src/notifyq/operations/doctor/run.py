@@ -1,10 +1,12 @@
 """Runs all checks in their order, and applies fixes."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from dataclasses import replace
 
 import asyncpg
 
 from notifyq import schema
+from notifyq.database.installs import ours
 from notifyq.database.pool import connect, explained, explaining
 from notifyq.database.retry import is_lost, is_misfit
 from notifyq.errors import AccessDeniedError
@@ -71,6 +73,12 @@ async def examine(
 
 
 async def _run(name: str, check: Check, context: Context) -> Finding:
+    found = await _examined(name, check, context)
+    what, advice = (ours(context.connection, it) for it in (found.found, found.advice))
+    return replace(found, found=what, advice=advice)
+
+
+async def _examined(name: str, check: Check, context: Context) -> Finding:
     try:
         return await check(context)
     except (asyncpg.InsufficientPrivilegeError, AccessDeniedError):

@@ -62,9 +62,16 @@ class DatabaseMetrics(Collector):
     """
 
     def __init__(
-        self, dsn: str, *, every: float = 5.0, chosen: bool = False, most_names: int = 100
+        self,
+        dsn: str,
+        *,
+        every: float = 5.0,
+        chosen: bool = False,
+        most_names: int = 100,
+        schema: str | None = None,
     ) -> None:
         self._dsn = dsn
+        self._schema = schema
         self._every = every
         self._chosen = chosen
         self._queues = Names(most_names)
@@ -168,7 +175,7 @@ class DatabaseMetrics(Collector):
         """The connection, if this process is the one that reads."""
         if self._connection is None:
             self._connection = await connect(
-                self._dsn, name="notifyq metrics", timeout=_CONNECTS_WITHIN
+                self._dsn, name="notifyq metrics", timeout=_CONNECTS_WITHIN, schema=self._schema
             )
             wanted = [_LEADER, _CHOSEN] if self._chosen else [_LEADER]
         elif self._readings is not None:

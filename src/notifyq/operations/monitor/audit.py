@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from notifyq.database.installs import ours
 from notifyq.database.pool import Database, InTransaction
 from notifyq.database.statements import AUDIT
 from notifyq.models.message import readable
@@ -137,12 +138,13 @@ async def note(
 ) -> int:
     """Write an audit row, or add to an earlier one, in the current transaction; return its id."""
     text = json.dumps(details, default=str)
-    return int(await connection.fetchval(AUDIT, actor, action, str(subject), text, origin, entry))
+    args = (actor, action, str(subject), text, origin, entry)
+    return int(await connection.fetchval(ours(connection, AUDIT), *args))
 
 
 async def may_note(connection: AnyConnection) -> bool:
     """Whether the audit exists and this role may write to it."""
-    return bool(await connection.fetchval(MAY_AUDIT))
+    return bool(await connection.fetchval(ours(connection, MAY_AUDIT)))
 
 
 def login() -> str:

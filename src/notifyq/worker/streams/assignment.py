@@ -18,6 +18,7 @@ import asyncpg
 
 from notifyq.database import advisory_locks
 from notifyq.database import statements as sql
+from notifyq.database.installs import ours
 from notifyq.errors import NotifyqError
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.notify.session import Session
@@ -254,7 +255,7 @@ class TransactionLock:
         if self.session is None:
             return None
         try:
-            return await self.session.fetchval(statement, *args, timeout=5)
+            return await self.session.fetchval(ours(self.session, statement), *args, timeout=5)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             log.debug("a call for a member slot was not answered: %s", error)
             self.session = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
+from notifyq.database.installs import ours
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
@@ -69,11 +70,13 @@ class _Result:
         if retried := self.retried:
             delays = [delay for delay, _ in retried.values()]
             reasons = [batch.as_stored(storable(it, encoding)) for _, it in retried.values()]
-            await connection.fetch(sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons)
+            call = ours(connection, sql.RETRY_EVENTS)
+            await connection.fetch(call, batch.id, list(retried), delays, reasons)
         if failed := self.failed:
             statuses, texts = zip(*failed.values(), strict=True)
             reasons = [batch.as_stored(storable(text, encoding)) for text in texts]
-            await connection.fetch(sql.FAIL_EVENTS, batch.id, list(failed), reasons, statuses)
+            call = ours(connection, sql.FAIL_EVENTS)
+            await connection.fetch(call, batch.id, list(failed), reasons, statuses)
 
 
 class _Call(HandlerCall):

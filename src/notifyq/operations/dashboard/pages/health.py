@@ -1,6 +1,7 @@
 """Health: findings of the checks, sessions in the way, tables and pg_cron."""
 
 import asyncio
+import re
 
 from starlette.responses import Response
 
@@ -14,7 +15,7 @@ from notifyq.operations.monitor import Health
 
 section = Section("health", "Health", key="h")
 
-_OWN = {"notifyq dashboard", "notifyq dashboard notification", "notifyq doctor"}
+_OWN = re.compile("notifyq(_[a-z0-9_]+)? (dashboard|dashboard notification|doctor)")
 _KINDS = {Level.FAIL: "bad", Level.WARN: "warn", Level.SKIPPED: "quiet", Level.OK: "good"}
 """The badges of levels, the worst first."""
 
@@ -45,8 +46,8 @@ async def health(view: View) -> Response:
         figures=figures,
         tables=_tables(figures) if figures else [],
         # The sessions of this page have ended when it is shown.
-        holders=[it for it in holders if it.application not in _OWN],
-        activity=[it for it in activity if it.application not in _OWN],
+        holders=[it for it in holders if not _OWN.fullmatch(it.application or "")],
+        activity=[it for it in activity if not _OWN.fullmatch(it.application or "")],
         cron=cron,
         statement=lambda it: redacted_statement(it, view.masks),
     )

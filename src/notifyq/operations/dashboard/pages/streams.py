@@ -6,6 +6,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from notifyq.database import statements as sql
+from notifyq.database.installs import ours
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.section import Section
 from notifyq.operations.dashboard.view import View
@@ -56,5 +57,5 @@ async def seek(view: View) -> Response:
             fields={"stream": stream, "subscriber": subscriber, "position": position},
         )
     async with view.acting("stream.seek", f"{stream} {subscriber}", to=position) as act:
-        await act.connection.execute(sql.SEEK, stream, subscriber, position)
+        await act.connection.execute(ours(act.connection, sql.SEEK), stream, subscriber, position)
     return view.back(f"{subscriber} of {stream} continues at {position}.")
