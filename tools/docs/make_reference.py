@@ -46,6 +46,7 @@ the command line; a bare number counts seconds. Sizes are bytes, or `64kB`, `512
 | --- | --- |
 | `NOTIFYQ_DSN` | Address of the database: `postgresql://user:password@host:5432/database`. |
 | `NOTIFYQ_DSN_FILE` | File that holds the address in one line. Only its owner may read it. |
+| `NOTIFYQ_SCHEMA` | Schema of the install, by default `messages`, see [Several installs](../operations/install.md#several-installs-in-one-database). |
 | `NOTIFYQ_LISTEN_DSN`, `NOTIFYQ_LISTEN_DSN_FILE` | Address of the server itself for `LISTEN`, if the other one is that of a pooler. |
 | `NOTIFYQ_KEYS`, `NOTIFYQ_KEYS_FILE` | Keys of [encrypted queues](../guides/encryption.md), as `id:base64,id:base64`; the first encrypts. |
 | `NOTIFYQ_HOME` | Folder of the private server of `notifyq server`. |
