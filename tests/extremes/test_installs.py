@@ -278,3 +278,19 @@ async def test_a_role_that_lacks_a_right_gets_the_name_of_the_role_of_this_insta
         await app.close()
     finally:
         await ours.execute("drop role zebra_reader")
+
+
+async def test_a_login_is_made_for_one_install(dsn: str, ours: Connection) -> None:
+    given = {"NOTIFYQ_SCHEMA": NAME, "NOTIFYQ_READER_PASSWORD": "secret"}
+    create = ("roles", "create", "reader", "--prefix", "zoo")
+    try:
+        with Notifyq(dsn) as notifyq:
+            printed = notifyq.good(*create, env=given)
+            assert printed.out == f"created zoo_reader, a member of notifyq_{NAME}_reader\n"
+            listed = notifyq.good("roles", "--json", env={"NOTIFYQ_SCHEMA": NAME}).data
+            assert {"name": "zoo_reader", "duties": ["reader"], "superuser": False} in listed
+            # One of another install gets no right in this one.
+            await ours.execute("create role notifyq_lion_reader role zoo_reader")
+            assert "may do more than a reader" in notifyq.refused(*create, env=given)
+    finally:
+        await ours.execute("drop role if exists notifyq_lion_reader, zoo_reader")
