@@ -52,9 +52,9 @@ begin
   )
   select
     g.id, g.created_at, g.available_at, g.locked_at, g.lock_token, g.priority, g.attempts,
-    coalesce(v_status, e.status), g.queue, g.type, g.locked_by, coalesce(g.dedup_key, g.given_up_key), g.message,
-    g.headers, e.details, e.result, g.key, g.max_attempts, g.awaited, g.root_id,
-    archive.cancelled_by
+    coalesce(v_status, e.status), g.queue, g.type, g.locked_by,
+    coalesce(g.dedup_key, g.given_up_key), g.message, g.headers, e.details, e.result, g.key,
+    g.max_attempts, g.awaited, g.root_id, archive.cancelled_by
   from gone as g
   left join ending as e on e.id = g.id and e.lock_token = g.lock_token
   returning a.id;
