@@ -15,7 +15,7 @@ from .limits import measure_queue_limits
 from .machine import on_cpu
 from .processes import run_pgbench
 from .results import NOTIFYQ, percentiles
-from .steps import measure_steps
+from .steps import measure_encryption, measure_steps
 from .streams import (
     has_streams,
     measure_stream_held,
@@ -401,5 +401,6 @@ CASES = {
         Case("ceiling", measure_ceiling, lambda system: system.name == LIMIT),
         Case("limits", measure_queue_limits, _is_notifyq),
         Case("steps", measure_steps, _is_notifyq),
+        Case("encryption", measure_encryption, _is_notifyq),
     )
 }

@@ -41,6 +41,7 @@ METRICS = {
     "p99": Metric("p99", "ms", 1000, is_headline=True),
     "server_cpu": Metric("server CPU", "µs/message", 1e6),
     "worker_cpu": Metric("worker CPU", "µs/message", 1e6),
+    "publisher_cpu": Metric("publisher CPU", "µs/message", 1e6),
     "per_core": Metric(
         "server and worker", "messages/core-second", larger_is_better=True, is_headline=True
     ),

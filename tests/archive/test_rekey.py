@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,7 @@ import notifyq
 from notifyq import App, InvalidArgumentError, MissingKeyError, Policy, StreamPolicy
 from notifyq.archive import rekey
 from notifyq.database.encryption.envelopes import Keys
+from notifyq.models.payload import SEALED
 from support.database import Connection, until
 from support.running import working
 
@@ -20,14 +22,17 @@ OLD = {"k1": b"1" * 32}
 NEW = {"k2": b"2" * 32, **OLD}
 SECRET = Policy(encrypted=True, max_attempts=2, backoff=0)
 
+log = logging.getLogger("shop")
+
 
 @pytest.fixture
 async def filled(database: str, connection: Connection) -> dict[str, int]:
     """Give ids of messages with all that is encrypted by the old key."""
-    async with App(database, encryption=OLD) as app:
+    async with App(database, encryption=OLD, capture_logs="INFO") as app:
 
         @app.handler("fails", policy=SECRET)
         async def fail(payload: Any) -> None:
+            log.info("it begins like an envelope: %s", SEALED)
             raise ValueError(payload)
 
         @app.handler("works", policy=SECRET)
@@ -113,6 +118,8 @@ async def test_everything_gets_the_current_key(
             message = await app.archive.find(filled[name])
             assert message is not None
             assert message.payload() == name
+        records = await app.archive.logs(filled["failed"])
+        assert [it.text for it in records] == [f"it begins like an envelope: {SEALED}"] * 2
         [attempt, _] = await app.archive.attempts(filled["failed"])
         assert (attempt.details, attempt.error_type) == ("failed", "ValueError")
         steps = {it.name: it.value for it in await app.archive.steps(filled["worked"])}

@@ -63,6 +63,7 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
             "ceiling",
             "limits",
             "steps",
+            "encryption",
         ],
         ["notifyq", "limit"],
     )
@@ -78,7 +79,7 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
     assert not results.failures
     assert not results.not_measured()
     assert kept == [results]
-    assert steps[-1] == "15 of 15: round 1 of 1, steps: notifyq"
+    assert steps[-1] == "16 of 16: round 1 of 1, encryption: notifyq"
     assert {sample.case for sample in results.samples} == {case.name for case in cases}
     assert {sample.system for sample in results.samples if sample.case == "publish"} == {
         "notifyq", "notifyq publish()", "bare INSERT",
@@ -98,6 +99,9 @@ async def test_a_run_measures_its_cases(server: str, brief: None) -> None:
     }
     assert all(sample.values["server_cpu"] > 0 for sample in limits)
     assert len({it.system for it in results.samples if it.case == "steps"}) == 4
+    encryption = {(it.system, it.variant) for it in results.samples if it.case == "encryption"}
+    assert ("notifyq, encrypted", "publish") in encryption
+    assert len(encryption) == 4
     for sample in results.samples:
         assert "left" not in sample.values, f"{sample} has messages that were not handled"
         assert sample.values.get("rate", 1) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -29,6 +30,7 @@ from notifyq import (
 )
 from notifyq.database.encryption import sealing
 from notifyq.database.encryption.envelopes import environment_keys
+from notifyq.models.payload import is_sealed
 from notifyq.streams.subscription import Batch
 from support.database import Connection, until
 from support.running import working
@@ -499,8 +501,8 @@ async def test_no_statement_more_without_keys(
     assert len(sent) == 2
 
 
-async def test_what_handlers_log_is_not_kept(database: str, connection: Connection) -> None:
-    """A log would be plain text; that of a plain queue shows that logs are captured."""
+async def test_what_handlers_log_is_encrypted(database: str, connection: Connection) -> None:
+    """One record has all that a call has logged, and another client may not keep plain text."""
     async with App(database, encryption=KEYS, capture_logs="INFO") as app:
 
         async def pay(card: Card) -> None:
@@ -513,8 +515,15 @@ async def test_what_handlers_log_is_not_kept(database: str, connection: Connecti
         async with working(app):
             for handle in handles:
                 await handle.result(timeout=20)
-            await until(lambda: app.archive.logs(handles[0]), "the log of the plain queue")
-        assert await app.archive.logs(handles[1]) == []
-        lock = [[int(handles[1])], [1], [1], ['[{"text": "secret"}]']]
+        plain, secret = [await app.archive.logs(it) for it in handles]
+        assert [it.text for it in secret] == [it.text for it in plain] == [f"paid with {NUMBER}"]
+        assert [it.logger for it in secret] == ["shop"]
+    async with App(database) as app:
+        [sealed] = await app.archive.logs(handles[1])
+        assert is_sealed(sealed.text)
+        assert (sealed.logger, NUMBER in sealed.text) == ("notifyq", False)
         kept = "select notifyq.keep_logs($1, $2, $3, $4::text[]::json[])"
-        assert await connection.fetchval(kept, *lock) == 0
+        await connection.execute("delete from notifyq.attempt_log")
+        for text, other in (("secret", ""), (sealed.text, ', {"text": "secret"}')):
+            log = f'[{{"text": {json.dumps(text)}}}{other}]'
+            assert await connection.fetchval(kept, [int(handles[1])], [1], [1], [log]) == 0

@@ -23,7 +23,8 @@ as $$
       (11, 'notifyq.step_archive', 'value'), (12, 'notifyq.end_wait', 'result'),
       (13, 'notifyq.end_wait', 'details'), (14, 'notifyq.signal', 'payload'),
       (15, 'notifyq.message_output', 'chunk'), (16, 'messages.event', 'message'),
-      (17, 'notifyq.event_retry', 'message'), (18, 'notifyq.event_retry', 'reason')
+      (17, 'notifyq.event_retry', 'message'), (18, 'notifyq.event_retry', 'reason'),
+      (19, 'notifyq.attempt_log', 'lines')
   ) as p (number, relation, name)
   cross join lateral (
     select p.relation::regclass::oid
@@ -69,7 +70,7 @@ begin
     notifyq.check_between('first_block', first_block, 0, 4294967294);
   perform notifyq.check_given('first_block', first_block is not null);
   execute format(
-    'select jsonb_agg(jsonb_build_object(''row'', s.ctid, ''old'', s.%I::text)) '
+    'select jsonb_agg(jsonb_build_object(''row'', s.ctid, ''old'', to_jsonb(s.%I)::text)) '
     'from %I.%I as s where s.ctid >= %L and s.ctid < %L and s.%I::text like %L',
     name, namespace, relation, v_from, v_to, name, v_like
   )
@@ -82,7 +83,7 @@ begin
 end;
 $$;
 comment on function notifyq.sealed_texts(text, text, text, bigint, integer) is
-  'The texts of a column that have envelopes, in some blocks of a table of sealed_columns(), each '
+  'The values of a column that have envelopes, as JSON, in some blocks of a table of sealed_columns(), each '
   'with its row; and next, the block to go on with, null at the end. Raises NQ003 for others.';
 
 -- A text without what may differ after it was encrypted again.
@@ -108,17 +109,16 @@ declare
 begin
   perform notifyq.check_sealed_column((namespace, relation, name)::notifyq.sealed_column);
   for v_text in
-    select r.row, r.old, case
-        when replace_sealed.name in ('details', 'reason', 'traceback') then r.new
-        else r.new::jsonb::text
-      end as new
+    select r.row, r.old, r.new
     from jsonb_to_recordset(texts) as r (row text, old text, new text)
   loop
     continue when
       notifyq.without_seals(v_text.old) is distinct from notifyq.without_seals(v_text.new);
     execute format(
-      'update %I.%I as t set %I = %L where t.ctid = %L and t.%I::text = %L',
-      namespace, relation, name, v_text.new, v_text.row, name, v_text.old
+      'update %I.%I as t '
+      'set %I = (jsonb_populate_record(t, jsonb_build_object(%L, %L::jsonb))).%I '
+      'where t.ctid = %L and to_jsonb(t.%I)::text = %L',
+      namespace, relation, name, name, v_text.new, name, v_text.row, name, v_text.old
     );
     get diagnostics v_one = row_count;
     v_done := v_done + v_one;

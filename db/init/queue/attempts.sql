@@ -60,7 +60,17 @@ create or replace function notifyq.keep_logs(
 as $$
 declare
   v_kept integer;
-  v_most integer := (select max(octet_length(u.log::text)) from unnest(logs) as u (log));
+  v_most integer := (
+    select max(octet_length(l.log::text)) from (
+      -- An envelope is a third larger than what is in it.
+      select coalesce(
+        left(e.seal #>> '{$encrypted,data}', -octet_length(e.seal #>> '{$encrypted,data}') / 4),
+        u.log::text
+      ) as log
+      from unnest(logs) as u (log)
+      cross join notifyq.envelope_of(u.log -> 0 ->> 'text') as e (seal)
+    ) as l
+  );
   v_barred text[] := notifyq.barred_queues();
 begin
   if v_most > 65536 then
@@ -95,8 +105,11 @@ begin
     and u.attempt is not null
     and u.log is not null
     and m.queue <> all (v_barred)
-    -- They would be plain text.
-    and not exists (select from messages.queue as q where q.name = m.queue and q.encrypted)
+    and (
+      not exists (select from messages.queue as q where q.name = m.queue and q.encrypted)
+      or json_array_length(u.log) = 1
+      and notifyq.is_envelope(notifyq.envelope_of(u.log -> 0 ->> 'text'), m.queue, 'log')
+    )
     -- A statement is sent again where its answer was lost. With an offset each lock is looked up.
     and not exists (
       select from notifyq.attempt_log as o
@@ -109,9 +122,9 @@ end;
 $$;
 comment on function notifyq.keep_logs(bigint[], bigint[], integer[], json[]) is
   'Keep the log records of calls of handlers, each a JSON array of objects with created_at, level, '
-  'logger and text, of at most 64 KiB; return of how many calls. The first log of a lock counts; '
-  'none of an encrypted queue is kept. '
-  'Raises NQ008 for a larger one.';
+  'logger and text, of at most 64 KiB; return of how many calls. The first log of a lock counts. '
+  'Of an encrypted queue one record is kept, whose text is an envelope of the whole array. Raises '
+  'NQ008 for a larger one.';
 
 create or replace function messages.logs(id bigint)
   returns setof messages.log_record language plpgsql stable security definer

@@ -13,7 +13,7 @@ import asyncpg
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
 from notifyq.arguments import instant, integer, of_type
 from notifyq.database import statements as sql
-from notifyq.database.encryption.envelopes import decrypted_row
+from notifyq.database.encryption.envelopes import decrypted_logs, decrypted_row
 from notifyq.models.message import (
     ArchivedMessage,
     Attempt,
@@ -113,7 +113,7 @@ class Archive:
     async def logs(self, message_id: int) -> list[LogRecord]:
         """What the handler of a message has logged, where its App has `capture_logs`."""
         rows = await self._database.fetch(sql.LOGS, message_id)
-        return [LogRecord.from_row(row) for row in rows]
+        return list(decrypted_logs(self._database.keys, map(LogRecord.from_row, rows)))
 
     async def progress(self, message_id: int) -> Progress | None:
         """How far the handler of a message was when it last reported.

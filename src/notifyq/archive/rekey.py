@@ -54,6 +54,6 @@ def _again(keys: Keys, text: str, queue: str | None) -> str:
     try:
         value = json.loads(text)
     except ValueError:
-        return text  # an error that only mentions it
+        return text  # it has a number that Python cannot hold
     again = keys.encrypted_again(value, queue)
     return text if again == value else json.dumps(again, ensure_ascii=False)

@@ -40,7 +40,7 @@ from notifyq.models.message import (
     State,
     Status,
 )
-from notifyq.models.payload import encode
+from notifyq.models.payload import encode, without_envelope
 from notifyq.operations.monitor import FREE, Act
 from notifyq.operations.texts import percent, span
 from notifyq.printable import printable
@@ -145,7 +145,7 @@ def _show_logs(logs: Sequence[LogRecord]) -> None:
             out.print(f"\nlog of attempt {record.attempt}, lock {lock_token}")
         out.print(
             f"{'':<16}{when(record.created_at, full=True)} {printable(record.level)} "
-            f"{printable(record.logger)}: {_whole(record.text)}"
+            f"{printable(record.logger)}: {_whole(without_envelope(record.text))}"
         )
 
 

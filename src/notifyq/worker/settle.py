@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import asyncpg
 
 from notifyq.database import statements as sql
-from notifyq.database.encryption.sealing import encrypted
+from notifyq.database.encryption.sealing import encrypted, encrypted_log
 from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
 from notifyq.models.message import Message, Retried, newest
@@ -170,7 +170,8 @@ class Settler:
     ) -> asyncio.Future[Answer]:
         """Record with others how a message ended, and its log. False: its lock was lost."""
         if message.is_encrypted:
-            outcome, log = encrypted(message, outcome, self._database.keys), None
+            keys = self._database.keys
+            outcome, log = encrypted(message, outcome, keys), encrypted_log(message, log, keys)
         kept = None if log is None else (message.attempts, log)
         return self.settle(message.id, message.lock_token, outcome, kept)
 

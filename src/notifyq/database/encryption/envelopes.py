@@ -13,13 +13,14 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from notifyq.config import from_environment, secret_lines
 from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
-from notifyq.models.message import copied
+from notifyq.models.message import LogRecord, copied
 from notifyq.models.payload import SEALED, check_json, is_sealed
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _USES = {
     "message": "payload", "result": "result", "details": "details", "traceback": "traceback",
 }  # fmt: skip
 """What the columns of live and archived messages are encrypted as."""
+LOG = "log"
+"""What all that a call has logged is encrypted as, in one record."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _CLASS = re.compile(r"[A-Za-z0-9_.<>]{1,200}")
 _READ_AGAIN = 60.0
@@ -105,8 +108,10 @@ class Keys:
         """A JSON value with all envelopes in it encrypted by the current key; of one queue."""
         if isinstance(value, list):
             return [self.encrypted_again(it, queue) for it in value]
-        if isinstance(value, str) and is_sealed(value):
-            return json.dumps(self.encrypted_again(json.loads(value), queue), ensure_ascii=False)
+        if isinstance(value, str):
+            sealed = _object_in(value)
+            again = sealed and self.encrypted_again(sealed, queue)
+            return value if again == sealed else json.dumps(again, ensure_ascii=False)
         if not isinstance(value, dict):
             return value
         seal = value.get("$encrypted")
@@ -186,9 +191,11 @@ def shown_json(keys: Keys | None, text: str | None) -> str | None:
 def _decrypted(keys: Keys, value: Any) -> Any:
     if isinstance(value, list):
         return [_decrypted(keys, it) for it in value]
-    if isinstance(value, str) and is_sealed(value):
-        seal = json.loads(value)["$encrypted"]
-        return shown(keys, seal.get("queue"), seal.get("use"), value)
+    if isinstance(value, str):
+        seal = (_object_in(value) or {}).get("$encrypted")
+        if not isinstance(seal, dict):
+            return value
+        return shown(keys, seal.get("queue", ""), seal.get("use", ""), value)
     if not isinstance(value, dict):
         return value
     seal = value.get("$encrypted")
@@ -222,6 +229,18 @@ def decrypted_row(keys: Keys | None, row: R) -> R:
     return copied(row, type(row), **decrypted(keys, columns))
 
 
+def decrypted_logs(keys: Keys | None, records: Iterable[LogRecord]) -> Iterator[LogRecord]:
+    """The records of calls, those in envelopes decrypted where that is possible."""
+    for record in records:
+        text = record.text if keys is None else _decrypted(keys, record.text)
+        if text == record.text:
+            yield record
+            continue
+        for line in json.loads(text):
+            at = datetime.fromisoformat(line.pop("created_at"))
+            yield copied(record, LogRecord, created_at=at, **line)
+
+
 def _missing(key: str) -> MissingKeyError:
     error = MissingKeyError(
         f"key {key!r} is missing: add it to NOTIFYQ_KEYS, NOTIFYQ_KEYS_FILE or App(encryption=…)"
@@ -249,6 +268,15 @@ def _seal_of(envelope: str, queue: str, use: str) -> dict[str, Any]:
 def _context(queue: str, use: str, error: str | None) -> bytes:
     """What is authenticated with the ciphertext."""
     return json.dumps(["notifyq", use, queue, error]).encode()
+
+
+def _object_in(text: str) -> dict[str, Any] | None:
+    """The envelope that a text is; None: it is none, and may begin like one."""
+    try:
+        value = json.loads(text) if is_sealed(text) else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _text(data: bytes) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from notifyq.database.encryption.envelopes import opened
+from pydantic_core import to_json
+
+from notifyq.database.encryption.envelopes import LOG, opened
 from notifyq.errors import MissingKeyError
 from notifyq.models.outcome import ErrorReport, Failed, Outcome, Rejected, Success
 
@@ -55,6 +57,15 @@ def encrypted(message: Message, outcome: O, keys: Keys | None) -> O:
             details = keys.encrypt(name, "details", outcome.details, kind)
             return replace(outcome, details=details, error=error and _report(name, error, keys))
     return outcome
+
+
+def encrypted_log(message: Message, log: str | None, keys: Keys | None) -> str | None:
+    """The log of a call as the database gets it: one record with all in it if it is encrypted."""
+    if log is None or not message.is_encrypted or keys is None:
+        return log
+    text = keys.encrypt(message.queue, LOG, log)
+    record = {"created_at": datetime.now(UTC), "level": "INFO", "logger": "notifyq", "text": text}
+    return to_json([record]).decode()
 
 
 def _report(queue: str, error: ErrorReport, keys: Keys) -> ErrorReport:

@@ -11,7 +11,12 @@ from starlette.responses import Response
 
 from notifyq.archive.reader import Archive, obstacle
 from notifyq.database import statements as sql
-from notifyq.database.encryption.envelopes import decrypted, decrypted_row, shown_json
+from notifyq.database.encryption.envelopes import (
+    decrypted,
+    decrypted_logs,
+    decrypted_row,
+    shown_json,
+)
 from notifyq.models.message import (
     Attempt,
     LogRecord,
@@ -20,7 +25,7 @@ from notifyq.models.message import (
     RecordedStep,
     columns,
 )
-from notifyq.models.payload import check_json
+from notifyq.models.payload import check_json, without_envelope
 from notifyq.operations.dashboard import statements
 from notifyq.operations.dashboard.searching import instant
 from notifyq.operations.dashboard.section import Section
@@ -74,6 +79,7 @@ async def message(view: View) -> Response:
     )
     tries = [decrypted_row(view.keys, Attempt.from_row(it)) for it in attempts]
     steps = [decrypted_row(view.keys, RecordedStep.from_row(it)) for it in recorded[-_STEPS:]]
+    lines = decrypted_logs(view.keys, map(LogRecord.from_row, logs))
     wait = next((ParkedMessage.from_row(it) for it in waits), None)
     progress = next((decrypted_row(view.keys, Progress.from_row(it)) for it in reports), None)
 
@@ -95,7 +101,7 @@ async def message(view: View) -> Response:
         attempts=[(it, error(it.details), error(it.traceback)) for it in tries],
         steps=[(it, view.masks.text(it.value)) for it in steps],
         earlier=len(recorded) - len(steps),
-        logs=[(it, error(it.text)) for it in map(LogRecord.from_row, logs)],
+        logs=[(it, error(without_envelope(it.text))) for it in lines],
         wait=wait,
         progress=progress,
         note=error(progress.note) if progress else None,
