@@ -98,17 +98,16 @@ begin
   perform notifyq.forward_into(queues, greatest(quantity, 100))
   where exists (select from notifyq.forward);
   perform notifyq.expire_due();
-  if v_names is null then
-    v_names := array(select q.name from messages.queue as q);
-  end if;
   -- Reading one empty queue is cheap; reading a thousand is not.
-  if cardinality(v_names) > 20 then
-    v_names := notifyq.queues_with_work(v_names, claim.full_scan);
+  if cardinality(claim.queues) > 20
+    or (claim.queues is null and exists (select from messages.queue as q offset 20))
+  then
+    v_names := notifyq.queues_with_work(claim.queues, claim.full_scan);
   end if;
   for v_queue in
     select q.*
     from messages.queue as q
-    where q.name = any (v_names)
+    where q.name = any (coalesce(v_names, array(select a.name from messages.queue as a)))
       and not notifyq.is_paused(q)
       and (
         not exists (select from messages.queue_grant as g where g.queue = q.name)
@@ -148,7 +147,10 @@ begin
             continue when clock_timestamp() - v_began > interval '400 ms';
         end;
       end if;
-      v_turns := coalesce(v_turns, notifyq.enter_turn(v_names));
+      v_turns := coalesce(
+        v_turns,
+        notifyq.enter_turn(coalesce(v_names, array(select a.name from messages.queue as a)))
+      );
       continue when v_queue.name <> all (v_turns);
       v_ids := notifyq.find_limited(v_queue, v_left, claim.filter, claim.full_scan);
     elsif v_queue.aging is not null then

@@ -309,7 +309,7 @@ $$;
 
 -- Queues with work: which of many queues have messages to claim.
 
--- Those of the queues that have messages waiting or due. If finding that out was
+-- Those of the queues (null: of all) that have messages waiting or due. If finding that out was
 -- much work lately, the queues as given: each is then read. The index leads from one queue with
 -- messages to the next: queues without any cost nothing.
 create or replace function notifyq.queues_with_work(queues text[], full_scan boolean)
@@ -376,7 +376,8 @@ begin
   )
   select array_agg(f.queue) into v_names
   from found as f
-  where f.queue = any (queues_with_work.queues);
+  where queues_with_work.queues is null
+    or f.queue = any (queues_with_work.queues);
   v_work := v_work + notifyq.index_reads();
   v_pause := notifyq.full_scan_pause(v_work, v_now);
   if v_pause is not null or v_position is not null then
