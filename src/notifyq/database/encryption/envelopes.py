@@ -106,22 +106,15 @@ class Keys:
 
     def encrypted_again(self, value: Any, queue: str | None = None) -> Any:
         """A JSON value with all envelopes in it encrypted by the current key; of one queue."""
-        if isinstance(value, list):
-            return [self.encrypted_again(it, queue) for it in value]
-        if isinstance(value, str):
-            sealed = _object_in(value)
-            again = sealed and self.encrypted_again(sealed, queue)
-            return value if again == sealed else json.dumps(again, ensure_ascii=False)
-        if not isinstance(value, dict):
-            return value
-        seal = value.get("$encrypted")
-        if not isinstance(seal, dict):
-            return {name: self.encrypted_again(it, queue) for name, it in value.items()}
-        if seal.get("key") == self.current or queue not in {None, seal.get("queue")}:
-            return value
-        name, use = str(seal.get("queue")), str(seal.get("use"))
-        text = self.decrypt(name, use, json.dumps(value))
-        return json.loads(self.encrypt(name, use, text, seal.get("error")))
+
+        def again(seal: dict[str, Any], envelope: str) -> str:
+            if seal.get("key") == self.current or queue not in {None, seal.get("queue")}:
+                return envelope
+            name, use = str(seal.get("queue")), str(seal.get("use"))
+            text = self.decrypt(name, use, envelope)
+            return self.encrypt(name, use, text, seal.get("error"))
+
+        return _changed(value, again)
 
     def _cipher(self, key: str) -> AESGCM:
         if key not in self._ciphers and time.monotonic() - self._read_at > _READ_AGAIN:
@@ -189,20 +182,25 @@ def shown_json(keys: Keys | None, text: str | None) -> str | None:
 
 
 def _decrypted(keys: Keys, value: Any) -> Any:
+    def decrypt(seal: dict[str, Any], envelope: str) -> str:
+        return shown(keys, seal.get("queue", ""), seal.get("use", ""), envelope) or envelope
+
+    return _changed(value, decrypt)
+
+
+def _changed(value: Any, change: Callable[[dict[str, Any], str], str]) -> Any:
+    """A JSON value with each envelope in it changed, also where it is in a text."""
     if isinstance(value, list):
-        return [_decrypted(keys, it) for it in value]
-    if isinstance(value, str):
-        seal = (_object_in(value) or {}).get("$encrypted")
-        if not isinstance(seal, dict):
-            return value
-        return shown(keys, seal.get("queue", ""), seal.get("use", ""), value)
-    if not isinstance(value, dict):
+        return [_changed(it, change) for it in value]
+    envelope = _object_in(value) if isinstance(value, str) else value
+    if not isinstance(envelope, dict):
         return value
-    seal = value.get("$encrypted")
+    seal = envelope.get("$encrypted")
+    if isinstance(value, str):
+        return change(seal, value) if isinstance(seal, dict) else value
     if not isinstance(seal, dict):
-        return {name: _decrypted(keys, it) for name, it in value.items()}
-    text = json.dumps(value, ensure_ascii=False)
-    return json.loads(shown(keys, seal.get("queue", ""), seal.get("use", ""), text) or text)
+        return {name: _changed(it, change) for name, it in value.items()}
+    return json.loads(change(seal, json.dumps(value, ensure_ascii=False)))
 
 
 def decrypted(keys: Keys | None, row: dict[str, Any]) -> dict[str, Any]:
