@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notifyq.database import statements as sql
@@ -140,18 +141,12 @@ class Transactions:
     async def finish(connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
         """Finish messages in the transaction; return the ids whose locks were still held."""
         keys = [(message.id, message.lock_token) for message, _ in finishes]
-        outcomes = [outcome for _, outcome in finishes]
         encoding = connection.get_settings().server_encoding
         rows = await connection.fetch(
             ours(connection, sql.FINISH_MANY),
             [message_id for message_id, _ in keys],
             [token for _, token in keys],
-            [outcome.status for outcome in outcomes],
-            [
-                storable(it.reason, encoding) if isinstance(it, Rejected) else None
-                for it in outcomes
-            ],
-            [outcome.result if isinstance(outcome, Success) else None for outcome in outcomes],
+            *ends_of([outcome for _, outcome in finishes], partial(storable, encoding=encoding)),
         )
         return {message_id for message_id, _ in newest(keys, rows)}
 
@@ -165,6 +160,19 @@ class Transactions:
             with attempt:
                 return await stack.enter_async_context(self._connections.connection())
         raise AssertionError  # tenacity returns or raises; this line is for the type checker
+
+
+def ends_of(
+    outcomes: Sequence[Success | Rejected], text: Callable[[str], str]
+) -> tuple[list[str], list[str | None] | None, list[str | None] | None]:
+    """Statuses, details and results for FINISH_MANY; None where the server has none to look at."""
+    details = [text(it.reason) if isinstance(it, Rejected) else None for it in outcomes]
+    results = [it.result if isinstance(it, Success) else None for it in outcomes]
+    return (
+        [it.status for it in outcomes],
+        details if any(it is not None for it in details) else None,
+        results if any(it is not None for it in results) else None,
+    )
 
 
 class HandlerProcesses(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,6 +16,7 @@ from notifyq.database import statements as sql
 from notifyq.database.encryption.sealing import encrypted, encrypted_log
 from notifyq.database.refusals import halving
 from notifyq.errors import InvalidArgumentError
+from notifyq.execution.runtime import ends_of
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
     Committed,
@@ -226,15 +227,12 @@ class Settler:
 
     async def _finish(self, batch: list[_Settlement[Success | Rejected]]) -> Mapping[Key, Answer]:
         repeats: list[bool] = []
-        outcomes = [it.outcome for it in batch]
         rows = await self._persist(
             sql.FINISH_MANY,
             batch,
             [it.id for it in batch],
             [it.lock_token for it in batch],
-            [it.status for it in outcomes],
-            _given(self._text(it.reason) if isinstance(it, Rejected) else None for it in outcomes),
-            _given(it.result if isinstance(it, Success) else None for it in outcomes),
+            *ends_of([it.outcome for it in batch], self._text),
             retried=lambda: repeats.append(True),
         )
         done = newest([it.key for it in batch], rows)
@@ -298,12 +296,6 @@ class Settler:
             else:
                 rows += await self._persist(sql.SNOOZE_MANY, some, *keys, after)
         return dict.fromkeys(newest([it.key for it in batch], rows), True)
-
-
-def _given(values: Iterable[str | None]) -> list[str | None] | None:
-    """The values; None where there is none, which the server need not look at."""
-    listed = list(values)
-    return listed if any(it is not None for it in listed) else None
 
 
 def _logs_of(batch: list[_Settlement[E]]) -> tuple[list[Any], ...]:
