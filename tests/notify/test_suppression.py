@@ -108,6 +108,23 @@ async def test_publishers_skip_notify_only_while_a_worker_suppresses(
         assert len(await notifications.received()) >= 1
 
 
+async def test_a_worker_suppresses_the_notifications_of_one_fast_publisher(
+    app: App, events: Events, connection: Connection
+) -> None:
+    app.handler("q")(lambda: None)
+    await app.create_queues()
+    published = 0
+    async with working(app, events):
+        while not events.of(QueueSuppressed):
+            await publish(connection, 1, "q")
+            published += 1
+            # As many as if each of a hundred messages had its own.
+            await connection.execute(
+                "select pg_notify('new_message', 'q:' || n) from generate_series(1, 100) as n"
+            )
+        await events.wait(MessageFinished, published)
+
+
 async def test_a_message_published_without_notify_and_committed_late_is_found(
     app: App, events: Events, connection: Connection, connect: Connect, notifications: Notifications
 ) -> None:

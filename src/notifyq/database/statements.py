@@ -67,7 +67,7 @@ select * from messages.retry_many(
   statuses => $5::messages.message_status[], error_types => $6, errors => $7, tracebacks => $8,
   give_ups => $9)
 """
-SUPPRESS = "select notifyq.suppress(queue => $1, eager => false)"
+SUPPRESS = "select notifyq.suppress(queue => $1, eager => $2)"
 UNSUPPRESS = "select notifyq.unsuppress(queues => $1)::text"
 IS_TRANSACTION_OVER = "select notifyq.is_transaction_over(number => $1::text::xid8)"
 TAKE_WAKE_SLOTS = "select notifyq.take_wake_slots(queues => $1)"
@@ -339,7 +339,7 @@ select messages.current_position() as position, e.*
 from (select) as once
 left join messages.events_since(stream => $2, seen => $1) as e on true
 """
-SUPPRESS_STREAM = "select notifyq.suppress_stream(stream => $1, eager => false)"
+SUPPRESS_STREAM = "select notifyq.suppress_stream(stream => $1, eager => $2)"
 UNSUPPRESS_STREAMS = "select notifyq.unsuppress_streams(streams => $1)::text"
 NOTIFY_STREAMS = "select true from unnest($1::text[]) as u (name), pg_notify('new_event', u.name)"
 ENCRYPTED_NAMES = "select e.name from notifyq.encrypted_names() as e (name)"

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.refusals import Refusals
 from notifyq.errors import NotifyqError
-from notifyq.notify.wake import call_on, due_in
+from notifyq.notify.wake import TokenBucket, call_on, due_in
 from notifyq.telemetry import QueueSuppressed, QueueUnsuppressed, TelemetryHandler
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ log = logging.getLogger("notifyq.worker")
 
 _LOADED = 5
 """Polls in a row that found messages: then a queue is suppressed, if its publishers contend."""
+_NOTIFICATIONS, _NOTIFICATIONS_RATE = 30, 300.0
+"""Notifications of a queue, at once and per second: if there are more, to poll every few
+milliseconds costs less, also where publishers do not contend."""
 _LULL = 0.05
 """Seconds without a message that end such a row."""
 _LINGER = 0.2
@@ -70,6 +73,11 @@ class _Load:
     """How busy one queue is."""
 
     polls: int = 0
+    notifications: TokenBucket = field(
+        default_factory=partial(TokenBucket, _NOTIFICATIONS, _NOTIFICATIONS_RATE)
+    )
+    has_many: bool = False
+    """Whether notifications come faster than that."""
     empty_since: float | None = None
     retry_at: float = 0
     retry_in: float = _RETRY_SUPPRESS
@@ -113,6 +121,11 @@ class Poller:
         self._polled_at = 0.0
         self._due_at: float | None = None
         self._query_due_at = 0.0
+
+    def notified(self, queue: str) -> None:
+        """Count a notification of a queue."""
+        if (load := self._loads.get(queue)) is not None:
+            load.has_many = load.notifications.spend() > 0
 
     def answers(self, queue: str, ids: str) -> bool:
         """Whether this worker polls after a notification of a queue; without ids all workers do."""
@@ -250,7 +263,7 @@ class Poller:
 
     async def _try_to_suppress(self, queue: str, load: _Load) -> None:
         try:
-            answer = await self._suppression.suppress(queue)
+            answer = await self._suppression.suppress(queue, eager=load.has_many)
             # During an unsuccessful try publishers skip NOTIFY, for as long as it lasts.
             is_over = answer is not None
             load.retry_in = _RETRY_SUPPRESS if is_over else min(2 * load.retry_in, _LONGEST_RETRY)
@@ -368,9 +381,9 @@ class Suppression:
         await self.await_publishers(queues)
         return True
 
-    async def suppress(self, queue: str) -> bool | None:
-        """Have publishers skip NOTIFY for a queue; answer as notifyq.suppress() does."""
-        answer: bool | None = await self.call(self._suppress, queue)
+    async def suppress(self, queue: str, *, eager: bool) -> bool | None:
+        """Have publishers skip NOTIFY for a queue; arguments and answer of notifyq.suppress()."""
+        answer: bool | None = await self.call(self._suppress, queue, eager)
         if answer is True:
             self.suppressed.add(queue)
             self._report(queue, is_suppressed=True)

@@ -308,6 +308,7 @@ class Worker:
             self._wake.set()
         elif queue in self._handlers:
             self._report(channel, queue)
+            self._poller.notified(queue)
             if self._poller.answers(queue, ids):
                 self._notified_at = self._notified_at or time.monotonic()
                 self._wake.set()

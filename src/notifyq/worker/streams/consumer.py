@@ -105,6 +105,7 @@ class StreamConsumer:
         """Poll the stream that a notification names; an empty payload: all streams."""
         if not payload or payload in self._streams:
             self._is_notified = True
+            self._poller.notified(payload)
             self._due.update(it for it in self._members if payload in {"", it.stream})
             self._wake.set()
 
