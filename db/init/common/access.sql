@@ -59,18 +59,6 @@ begin
 end;
 $$;
 
--- Whether the caller may consume from a queue; raises if the caller named the queue.
-create or replace function notifyq.may_consume(queue text, is_named boolean)
-  returns boolean language plpgsql stable
-as $$
-begin
-  if is_named then
-    perform notifyq.check_access(queue, 'consume from');
-  end if;
-  return is_named or notifyq.is_allowed(queue, 'consume from');
-end;
-$$;
-
 -- Queues from which the caller may not consume.
 create or replace function notifyq.barred_queues()
   returns text[] language sql stable

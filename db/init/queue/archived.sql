@@ -12,6 +12,7 @@ declare
   v_is_followed boolean;
   v_is_blocked boolean;
   v_durable bigint[];
+  v_is_noted boolean;
   v_named integer := 0;
   v_count integer := 0;
   v_has_failed boolean;
@@ -20,8 +21,10 @@ begin
   -- One query: this trigger slows down every message.
   select exists (select from notifyq.dependency),
     exists (select from notifyq.limit_turn as f where f.is_blocked),
-    (select array_agg(a.id) from archived as a where a.root_id is not null)
-  into v_is_followed, v_is_blocked, v_durable;
+    array_agg(a.id) filter (where a.root_id is not null),
+    bool_or(a.status <> 'success' or a.awaited)
+  into v_is_followed, v_is_blocked, v_durable, v_is_noted
+  from archived as a;
   if v_is_blocked then
     perform notifyq.notify_freed(array_agg(distinct a.queue), array_agg(a.id)) from archived as a;
   end if;
@@ -34,6 +37,9 @@ begin
   end if;
   if v_durable is not null then
     perform notifyq.archive_steps(v_durable);
+  end if;
+  if v_is_noted is not true then
+    return null;
   end if;
   for v_queue, v_has_failed, v_ids, v_awaited in
     select a.queue, bool_or(a.status <> 'success'),

@@ -130,10 +130,7 @@ begin
       amend.message
     );
   end if;
-  if amend.headers is not null and jsonb_typeof(amend.headers) <> 'object' then
-    perform notifyq.raise_invalid('headers must be a JSON object');
-  end if;
-  -- The triggers check the limits, and make it scheduled if it is not due.
+  -- The triggers check headers and limits, and make it scheduled if it is not due.
   update messages.message as m
   set message = coalesce(amend.message, m.message),
     headers = coalesce(amend.headers, m.headers),

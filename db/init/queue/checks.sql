@@ -80,6 +80,9 @@ begin
   if new.max_attempts is not null then
     perform notifyq.check_between('max_attempts', new.max_attempts, 1, 1000);
   end if;
+  if jsonb_typeof(new.headers) <> 'object' then
+    perform notifyq.raise_invalid('headers must be a JSON object');
+  end if;
   v_error := notifyq.content_error(
     new.message, v_message, new.headers, v_headers, new.type, new.key
   );
@@ -108,13 +111,14 @@ $$;
 -- Each statement that publishes parses this condition anew, and a short one costs least: with one
 -- call for all five columns a single insert is a seventh faster than with five calls. It only finds
 -- rows that may exceed a limit: with up to 200 characters in all none does. It measures text, as
--- the stored size is small for 1e5000 and for compressed values.
+-- the stored size is small for 1e5000 and for compressed values. Only objects contain an object.
 create or replace trigger bound
   before insert or update of message, headers on messages.message
   for each row
   when (
     octet_length(concat(new.message, new.headers, new.type, new.dedup_key, new.key)) > 200
     or new.max_attempts is not null
+    or not new.headers @> '{}'
   )
   execute function notifyq.check_message_limits();
 

@@ -22,33 +22,26 @@
 -- How much this session has read in the indexes of waiting and scheduled messages: one for an
 -- entry, and ten for a page, all of whose entries may be known to be dead. Only differences inside
 -- a statement mean something.
+-- A rebuilt index is another one, so their names are resolved each time.
 create or replace function notifyq.index_reads()
-  returns bigint language plpgsql
+  returns bigint language sql
 as $$
-declare
-  -- Resolved each time: a rebuilt index is another one.
-  v_waiting regclass := to_regclass('messages.message_waiting_idx');
-  v_scheduled regclass := to_regclass('messages.message_scheduled_idx');
-begin
-  return pg_stat_get_xact_tuples_returned(v_waiting)
-    + pg_stat_get_xact_tuples_returned(v_scheduled)
-    + 10 * pg_stat_get_xact_blocks_fetched(v_waiting)
-    + 10 * pg_stat_get_xact_blocks_fetched(v_scheduled);
-end;
+  select pg_stat_get_xact_tuples_returned(to_regclass('messages.message_waiting_idx'))
+    + pg_stat_get_xact_tuples_returned(to_regclass('messages.message_scheduled_idx'))
+    + 10 * pg_stat_get_xact_blocks_fetched(to_regclass('messages.message_waiting_idx'))
+    + 10 * pg_stat_get_xact_blocks_fetched(to_regclass('messages.message_scheduled_idx'));
 $$;
 
 -- For how many ms no full scan is needed; null if it was little work. Much work is what takes some
 -- milliseconds, and more than the largest claim reads without dead rows. Full scans then take a
 -- tenth of the time at most, and less than one claim in a hundred waits for one.
 create or replace function notifyq.full_scan_pause(work bigint, began timestamptz)
-  returns bigint language plpgsql
+  returns bigint language sql
 as $$
-begin
-  return case when work > 30000
+  select case when work > 30000
     then greatest(
       1000, 10 * notifyq.epoch_ms(clock_timestamp()) - 10 * notifyq.epoch_ms(began)
     ) end;
-end;
 $$;
 
 -- Stable as what it calls: else it is not inlined, and costs 0.07 ms in each transaction.
@@ -374,7 +367,8 @@ begin
     union
     select s.queue from scheduled as s where s.available_at <= v_now
   )
-  select array_agg(f.queue) into v_names
+  select array_agg(f.queue order by array_position(queues_with_work.queues, f.queue), f.queue)
+  into v_names
   from found as f
   where queues_with_work.queues is null
     or f.queue = any (queues_with_work.queues);

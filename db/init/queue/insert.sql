@@ -144,11 +144,15 @@ begin
   if not pg_try_advisory_xact_lock_shared(notifyq.publishing_key(check_inserted.queue)) then
     perform notifyq.await_drop(check_inserted.queue);
   end if;
-  v_queue := notifyq.find_queue(check_inserted.queue);
-  if check_inserted.is_due then
+  -- What find_queue() and notify_queue() do: each call would cost a single insert 2 %.
+  select q.* into v_queue from messages.queue as q where q.name = check_inserted.queue;
+  if not found then
+    perform notifyq.find_queue(check_inserted.queue);
+  end if;
+  if check_inserted.is_due and v_queue.notify <> 'off' and not notifyq.is_paused(v_queue) then
     -- Each row notifies by itself; equal notifications of a transaction become one.
-    perform notifyq.notify_queue(
-      v_queue, case when v_is_serializable then '' else first_id::text end
+    perform notifyq.send_notification(
+      'new_message', v_queue.name, case when v_is_serializable then '' else first_id::text end
     );
   end if;
 end;

@@ -309,8 +309,13 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ),
     (
         "select messages.publish('default', '1', headers => '[1]')",
-        asyncpg.CheckViolationError,
-        "headers",
+        InvalidArgumentError,
+        "headers must be a JSON object",
+    ),
+    (
+        "insert into messages.message (message, headers) values ('1', '5')",
+        InvalidArgumentError,
+        "headers must be a JSON object",
     ),
     (
         "select messages.publish('default', '1', available_at => '10000-01-01')",
