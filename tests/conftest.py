@@ -34,6 +34,7 @@ from support.database import (
     Notices,
     Notifications,
     drop_database,
+    guard_bounds,
     install,
     open_session,
     session,
@@ -192,6 +193,7 @@ async def template(server: str, pytestconfig: pytest.Config) -> AsyncIterator[st
         await admin.execute(f'create database "{name}" template template0')
         async with session(with_database(server, name)) as connection:
             await install(connection)
+            await guard_bounds(connection)
         yield name
         await drop_database(admin, name)
 

@@ -54,6 +54,50 @@ async def install(connection: Connection, files: Iterable[Path] = INIT_FILES) ->
             await connection.execute(file.read_text())
 
 
+_BOUNDS = """
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['messages.message', 'notifyq.message_unlogged'] loop
+    execute format(
+      $checks$
+        alter table %s
+          add constraint guard_locked_ck check (
+            (state = 'locked') = (lock_expires_at is not null and locked_at is not null)
+          ),
+          add constraint guard_headers_ck check (jsonb_typeof(headers) = 'object'),
+          add constraint guard_instants_ck check (
+            least(available_at, created_at, lock_expires_at, locked_at, parked_at)
+              >= '0001-01-01 00:00:00+00'
+            and greatest(
+              nullif(available_at, 'infinity'), created_at, nullif(lock_expires_at, 'infinity'),
+              locked_at, parked_at
+            ) < '10000-01-01 00:00:00+00'
+          )
+      $checks$,
+      v_table
+    );
+  end loop;
+  alter table messages.message_archive
+    add constraint guard_instants_ck check (
+      least(archived_at, available_at, created_at, locked_at) >= '0001-01-01 00:00:00+00'
+      and greatest(archived_at, nullif(available_at, 'infinity'), created_at, locked_at)
+        < '10000-01-01 00:00:00+00'
+    );
+end;
+$$
+"""
+
+
+async def guard_bounds(connection: Connection) -> None:
+    """Have the tables of messages refuse rows that no function of the schema may write.
+
+    Installs lack these checks: each statement would parse them.
+    """
+    await connection.execute(_BOUNDS)
+
+
 async def create_clone(admin: Connection, name: str, template: str) -> None:
     # file_copy, the other way, waits for a checkpoint of the whole server.
     await admin.execute(f'create database "{name}" template "{template}" strategy wal_log')
@@ -418,7 +462,7 @@ _CATALOG = (
       k.conrelid::regclass, pg_get_constraintdef(k.oid), k.convalidated,
       obj_description(k.oid, 'pg_constraint'))
     from pg_constraint as k join pg_namespace as n on n.oid = k.connamespace
-    where n.nspname in ('messages', 'notifyq')
+    where n.nspname in ('messages', 'notifyq') and k.conname !~ '^guard_'
     """,
     """
     select format('index %s: %s, valid %s, options %s', c.oid::regclass,
