@@ -543,7 +543,8 @@ _CATALOG = (
       array(
         select m.roleid::regrole::text from pg_auth_members as m where m.member = r.oid order by 1
       ))
-    from pg_roles as r where r.rolname like 'notifyq\\_%'
+    -- Other installs have a name in between: notifyq_billing_admin.
+    from pg_roles as r where r.rolname ~ '^notifyq_[a-z]+$'
     """,
 )
 
