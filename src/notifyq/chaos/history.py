@@ -4,7 +4,7 @@ A call has an `invoke` line and at most one line that ends it: `ok`, `fail` (it 
 `unknown` (it may have happened, as when the connection broke). A call without an end is unknown
 too: its process was killed. What a line has, by its `op`:
 
-- `publish`: `key`, `queue`, `digest` of the payload, `parent` if a step published it; then the `id`.
+- `publish`: `key`, `queue`, `digest` of the payload, `parent` if a step published; then the `id`.
 - `claim`: then `messages`, each with LOCK_FIELDS.
 - `execute`: a handler ran; LOCK_FIELDS (`locked_at` if it is known), `key`, `digest`.
 - `finish`, `release`, `retry`, `extend`: `id`, `lock_token`, the `status` of a finish; then `held`,
