@@ -122,6 +122,14 @@ def test_no_sentence_is_long(page: Path) -> None:
     assert [it for it in sentences(page) if len(it.split()) > 35] == []
 
 
+def test_answers_are_short_and_lead_on() -> None:
+    answers = re.split(r"^## .+$", prose(DOCS / "start/faq.md"), flags=re.MULTILINE)[1:]
+    assert len(answers) >= 10
+    for answer in answers:
+        assert len(re.findall(r"[.!?](?=\s|$)", answer)) <= 5, answer
+        assert "](" in answer, answer
+
+
 def test_no_page_has_a_tab_or_trailing_blanks() -> None:
     for page in PAGES:
         assert not re.search(r"\t|[ \t]+$", text(page), re.MULTILINE), page.name
