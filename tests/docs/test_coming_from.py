@@ -119,7 +119,7 @@ def test_the_comparison_is_made_of_its_data() -> None:
 
 def test_every_value_of_the_comparison_has_a_source() -> None:
     data = maker("make_comparison").data()
-    known = {*data["features"], "name", "page", "version", "licence", "ahead"}
+    known = {*data["features"], "name", "page", "version", "licence", "better"}
     for system in data["system"]:
         assert system.keys() <= known, system["name"]
         for feature in data["features"]:
@@ -128,11 +128,11 @@ def test_every_value_of_the_comparison_has_a_source() -> None:
             assert re.fullmatch(r"-|[\w./-]+", source), (system["name"], feature)
 
 
-def test_every_peer_of_the_comparison_is_ahead_somewhere_and_has_a_page_on_that_version() -> None:
+def test_every_peer_is_better_somewhere_and_has_a_page_on_that_version() -> None:
     ours, *peers = maker("make_comparison").data()["system"]
     assert ours["name"] == "notifyq"
     for peer in peers:
-        assert peer["ahead"], peer["name"]
+        assert peer["better"], peer["name"]
         page = (ROOT / "docs/coming-from" / peer["page"]).read_text(encoding="utf-8")
         if peer["page"] != "pgq.md":  # its promises are tested, whatever the version
             read = re.search(r"^Read against .*", page, re.MULTILINE)

@@ -29,8 +29,8 @@ def render() -> str:
             ["", *features.values()],
             [[_link(it), *(it.get(id_, [""])[0] for id_ in features)] for it in systems],
         ),
-        "## Where they are ahead\n",
-        "\n".join(f"- **{it['name']}**: {it['ahead']}" for it in systems if "ahead" in it) + "\n",
+        "## Where they are better\n",
+        "\n".join(f"- **{it['name']}**: {it['better']}" for it in systems if "better" in it) + "\n",
         "## Sources\n",
         "Files of each project, or pages of this one, that were read for its line.\n",
         _table(
