@@ -1,4 +1,4 @@
-"""The table of refused calls in Troubleshooting is what the policy does, and what tests refuse."""
+"""The table of refused calls in the errors' reference is the policy, and what tests refuse."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TESTS = {
 
 def rows(first: str) -> list[list[str]]:
     """Give the cells of the table of refused calls whose first column has this name."""
-    page = (DOCS / "operations/troubleshooting.md").read_text()
-    _, _, section = page.partition("## The server refuses a call\n")
+    page = (DOCS / "reference/errors.md").read_text()
+    _, _, section = page.partition("## Refused calls\n")
     [table] = re.findall(rf"^\| {first} \|.*\n\| ---.*\n((?:\|.*\n)+)", section, re.MULTILINE)
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
 
@@ -57,14 +57,14 @@ def kind(sqlstate: str) -> str:
     return "ends" if concerns_all(ours) else "goes on"
 
 
-@pytest.mark.parametrize(("states", "_example", "does"), rows("SQLSTATE"))
+@pytest.mark.parametrize(("states", "_example", "does"), rows("SQLSTATEs"))
 def test_each_sqlstate_is_handled_as_documented(states: str, _example: str, does: str) -> None:
     for state in states.split(", "):
         assert does.startswith(kind(state)), state
 
 
 def test_each_sqlstate_of_the_tests_is_in_the_table() -> None:
-    documented = {state for row in rows("SQLSTATE") for state in row[0].split(", ")}
+    documented = {state for row in rows("SQLSTATEs") for state in row[0].split(", ")}
     tested = {*worker.STATES, *worker.PASSING, *OF_ALL, *LIMITED}
     # A dropped and a denied queue need no raised error.
     assert documented - {"NQ001", "NQ007"} == tested

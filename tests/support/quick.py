@@ -53,6 +53,7 @@ QUICK = [
     "demo/test_outcome.py",
     "docs/test_coming_from.py",
     "docs/test_pages.py",
+    "docs/test_prose.py",
     "docs/test_reference.py",
     "execution/test_batch.py",
     "execution/test_call.py",

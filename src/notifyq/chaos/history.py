@@ -2,7 +2,20 @@
 
 A call has an `invoke` line and at most one line that ends it: `ok`, `fail` (it did not happen) or
 `unknown` (it may have happened, as when the connection broke). A call without an end is unknown
-too: its process was killed.
+too: its process was killed. What a line has, by its `op`:
+
+- `publish`: `key`, `queue`, `digest` of the payload, `parent` if a step published; then the `id`.
+- `claim`: then `messages`, each with LOCK_FIELDS.
+- `execute`: a handler ran; LOCK_FIELDS (`locked_at` if it is known), `key`, `digest`.
+- `finish`, `release`, `retry`, `extend`: `id`, `lock_token`, the `status` of a finish; then `held`,
+  and the `lock_expires_at` of an extension. The release of a message that is parked has also its
+  `step` and the `signals` that it waits for; then what it `received`, or that it `timed_out`.
+- `step`: the function of a step was called, `id`, `step`; then the step is recorded.
+- `signal`: `name`, `to` (the id of a message, or null), `payload`.
+- `watch`, `dead`: the watcher of dead messages begins; it reported `id`.
+- `deadline`: no worker polled until here; an acknowledged message that is not claimed is forgotten.
+- `clock`: the clock of the server was changed.
+- `fault`, `drain`: from the fault to its end; from then until nothing is live.
 """
 
 from __future__ import annotations
