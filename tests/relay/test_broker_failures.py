@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import aio_pika
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from notifyq.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
 from notifyq.relay import RelayMoved, RelayResumed, RelayStalled
@@ -94,12 +96,12 @@ async def kill_in_the_middle(
     events = Events()
     there = There(server.url, to, _unread)
     made = brokered(database, there, telemetry=events, hold=0.1, batch=200)
-    await fill(connection, 1, NUMBERS // 2, keys=100)
+    await fill(connection, 1, NUMBERS // 2, keys=1000)
     running = asyncio.create_task(made.run())
     await events.wait(RelayMoved, 3)
     server.kill()
     await events.wait(RelayStalled, source=None)
-    await fill(connection, NUMBERS // 2 + 1, NUMBERS, keys=100)
+    await fill(connection, NUMBERS // 2 + 1, NUMBERS, keys=1000)
     await asyncio.to_thread(server.start)
     await events.wait(RelayResumed, source=None, seconds=40)
     await until(lambda: made.counts["moved"] == NUMBERS, "all have moved", 40)
@@ -277,6 +279,22 @@ async def test_events_that_are_sent_again_after_all_are_stored_again() -> None:
     for _ in range(2):
         await target.send(items("a1", "a2"), hold=0)
     assert fake.stored == ["a1", "a2"] * 2
+
+
+async def test_what_another_program_answers_is_no_acknowledgement(
+    database: str, connection: Connection, to_nats: There
+) -> None:
+    await fill(connection, 1, 1)
+    client = await nats.connect(to_nats.url)
+
+    async def answer(message: Msg) -> None:
+        await message.respond(b"thanks")
+
+    await client.subscribe("elsewhere", cb=answer)
+    await client.flush()
+    with pytest.raises(BrokerRefusedError, match="another program"):
+        await brokered(database, to_nats._replace(to="elsewhere"), once=True).run()
+    await client.close()
 
 
 @pytest.mark.parametrize("scheme", ["nats", "amqp", "kafka"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from nats.aio.client import Client
 from nats.errors import BadHeaderError, BadSubjectError, Error
 
-from notifyq.errors import BrokerRefusedError, ConfigurationError
+from notifyq.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
 from notifyq.relay.brokers.broker import PATIENCE, Answer, Broker, Outgoing
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _OPTIONS = {"nkeys_seed", "tls_hostname", "user_credentials"}
 """Options of a URL: arguments of the client."""
 _TOO_LARGE = {10054, 10097}
 """Codes of JetStream: the message, or its headers, exceed a limit."""
+_BUSY = 503
+"""Code of JetStream: it has no leader or no room now."""
 _OF_SERVER = "nats-"
 """Begins headers by which a publisher controls the server: an event must not have them."""
 
@@ -37,7 +40,9 @@ class JetStream(Broker):
         self._client = Client()
         self._inbox = ""
         self._answers: list[Answer] = []
-        self._missing = 0
+        self._numbers = count()
+        self._waiting: dict[str, int] = {}
+        """Of messages without an answer: where it comes, and their index."""
         self._is_over = asyncio.Event()
         self._denied = ""
 
@@ -62,20 +67,24 @@ class JetStream(Broker):
 
     async def publish(self, messages: list[Outgoing]) -> list[Answer]:
         """Send messages, wait for the answers of JetStream, and return them."""
-        self._answers = [self._unavailable("no answer") for _ in messages]
-        self._missing = len(messages)
-        self._is_over.clear()
+        self._answers = [self._unavailable("no answer")] * len(messages)
+        self._waiting.clear()
         self._denied = ""
         try:
             async with asyncio.timeout(PATIENCE):
                 for index, message in enumerate(messages):
                     await self._send(index, message)
-                await self._is_over.wait()
+                self._is_over.clear()
+                if self._waiting and not self._denied and self._client.is_connected:
+                    await self._is_over.wait()
         except (Error, OSError):
+            pass  # what has no answer is sent again
+        if self._waiting:
+            # A later answer must not be taken for that of another message.
             await self.close()
-        if self._missing and self._denied:
-            refused = BrokerRefusedError(self._denied)
-            return [refused if not isinstance(it, bool) else it for it in self._answers]
+            if self._denied:
+                for index in self._waiting.values():
+                    self._answers[index] = BrokerRefusedError(self._denied)
         return self._answers
 
     async def close(self) -> None:
@@ -83,32 +92,37 @@ class JetStream(Broker):
         await self._client.close()
 
     async def _send(self, index: int, message: Outgoing) -> None:
-        headers = {"Nats-Msg-Id": message.id} | {
-            name: value
-            for name, value in message.headers.items()
-            if not name.lower().startswith(_OF_SERVER)
-        }
-        # The server closes the connection where a message is too large for it.
-        size = len(message.body) + 16 + sum(len(f"{it}: \r\n".encode()) for it in headers.items())
-        if size > self._client.max_payload:
-            self._settle(index, f"larger than the {self._client.max_payload} bytes of the server")
+        headers = {"Nats-Msg-Id": message.id}
+        most = len(message.body) + 100
+        for name, value in message.headers.items():
+            if not name.lower().startswith(_OF_SERVER):
+                headers[name] = value
+                most += 4 * len(name) + 4 * len(value)
+        # The server closes the connection where a message with its headers is too large for it.
+        if most > self._client.max_payload and self._is_too_large(message.body, headers):
+            self._answers[index] = f"larger than the {self._client.max_payload} bytes of the server"
             return
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        self._waiting[reply] = index
         try:
-            await self._client.publish(
-                message.to, message.body, f"{self._inbox}.{index}", headers=headers
-            )
+            await self._client.publish(message.to, message.body, reply, headers=headers)
         except BadHeaderError as error:
-            self._settle(index, f"no name of a header of NATS: {str(error.args[0])!r}")
+            self._settle(reply, f"no name of a header of NATS: {str(error.args[0])!r}")
         except BadSubjectError:
-            self._settle(index, BrokerRefusedError(f"{message.to!r} is no subject of NATS"))
+            self._settle(reply, BrokerRefusedError(f"{message.to!r} is no subject of NATS"))
+
+    def _is_too_large(self, body: bytes, headers: dict[str, str]) -> bool:
+        text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return len(body) + len(text.encode()) + len("NATS/1.0\r\n\r\n") > self._client.max_payload
 
     async def _answered(self, answer: Msg) -> None:
-        self._settle(int(answer.subject.rpartition(".")[2]), _read(answer))
+        self._settle(answer.subject, _read(answer))
 
-    def _settle(self, index: int, answer: Answer) -> None:
-        self._answers[index] = answer
-        self._missing -= 1
-        if not self._missing:
+    def _settle(self, reply: str, answer: Answer) -> None:
+        index = self._waiting.pop(reply, None)
+        if index is not None:
+            self._answers[index] = answer
+        if not self._waiting:
             self._is_over.set()
 
     async def _failed(self, error: Exception) -> None:
@@ -124,9 +138,14 @@ def _read(answer: Msg) -> Answer:
     """What JetStream says of a message."""
     if not answer.data:
         return BrokerRefusedError("no stream of JetStream takes this subject: create one")
-    content: dict[str, Any] = json.loads(answer.data)
-    error = content.get("error")
-    if error is None:
-        return not content.get("duplicate", False)
+    if b'"seq":' in answer.data and b'"error":' not in answer.data:
+        return b'"duplicate":' not in answer.data
+    try:
+        error: dict[str, Any] = json.loads(answer.data)["error"]
+    except (ValueError, LookupError, TypeError):
+        return BrokerRefusedError(f"another program than JetStream answers: {answer.data!r:.100}")
     text = f"JetStream: {error.get('description')}"
-    return text if error.get("err_code") in _TOO_LARGE else BrokerRefusedError(text)
+    if error.get("err_code") in _TOO_LARGE:
+        return text
+    kind = BrokerUnavailableError if error.get("code") == _BUSY else BrokerRefusedError
+    return kind(text)

@@ -79,13 +79,18 @@ class BrokerTarget:
 
     def _outgoing(self, item: Item) -> Outgoing:
         position, to, text, _, type, headers, key, *_ = item
-        given = decode(headers) if headers and headers != "{}" else {}
-        own = {"notifyq-id": f"{self._part}/{position}", "notifyq-type": type, "notifyq-key": key}
-        texts = {
-            name: value if isinstance(value, str) else encode(value)
-            for name, value in given.items()
-        } | {name: value for name, value in own.items() if value is not None}
-        return Outgoing(f"{self._part}/{position}", to, text.encode(), texts, type, key)
+        message_id = f"{self._part}/{position}"
+        texts = {"notifyq-id": message_id}
+        if type is not None:
+            texts["notifyq-type"] = type
+        if key is not None:
+            texts["notifyq-key"] = key
+        if headers and headers != "{}":
+            given = decode(headers).items()
+            texts = {
+                it: value if isinstance(value, str) else encode(value) for it, value in given
+            } | texts
+        return Outgoing(message_id, to, text.encode(), texts, type, key)
 
 
 def _waves(items: list[Item]) -> list[list[Item]]:
