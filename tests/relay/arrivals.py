@@ -27,6 +27,8 @@ class Arrived(NamedTuple):
 
     payload: Any
     headers: dict[str, Any]
+    id: str
+    type: str | None
     key: str | None
 
 
@@ -61,8 +63,12 @@ async def read_stream(url: str, subject: str) -> list[Arrived]:
         while len(found) < count:
             for message in await reader.fetch(min(500, count - len(found)), timeout=10):
                 headers = message.headers or {}
-                key = headers.get("notifyq-key")
-                found.append(Arrived(json.loads(message.data), headers, key))
+                own = (
+                    headers["Nats-Msg-Id"],
+                    headers.get("notifyq-type"),
+                    headers.get("notifyq-key"),
+                )
+                found.append(Arrived(json.loads(message.data), headers, *own))
         return found
 
 
@@ -74,10 +80,9 @@ async def read_queue(url: str, queue: str) -> list[Arrived]:
         reader = await channel.get_queue(queue)
         while (message := await reader.get(no_ack=True, fail=False)) is not None:
             headers = dict(message.headers)
-            assert message.message_id == headers["notifyq-id"]
-            assert message.type == headers["notifyq-type"]
             assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
-            found.append(Arrived(json.loads(message.body), headers, str(headers["notifyq-key"])))
+            own = str(message.message_id), message.type, str(headers["notifyq-key"])
+            found.append(Arrived(json.loads(message.body), headers, *own))
     return found
 
 
@@ -97,7 +102,8 @@ def consume(url: str, topic: str, count: int) -> list[Arrived]:
         key: Any = message.key()
         value: Any = message.value()
         headers = {name: text.decode() for name, text in pairs}
-        found.append(Arrived(json.loads(value), headers, key and key.decode()))
+        own = headers["notifyq-id"], headers["notifyq-type"], key and key.decode()
+        found.append(Arrived(json.loads(value), headers, *own))
     consumer.close()
     return found
 

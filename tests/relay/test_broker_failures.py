@@ -133,7 +133,7 @@ async def test_rabbitmq_is_killed_in_the_middle(database: str, connection: Conne
         await kill_in_the_middle(database, connection, server, "orders")
         found = await read_queue(server.url, "orders")
     # What was stored and not confirmed comes again: a consumer knows it by its id.
-    first = list({it.headers["notifyq-id"]: it for it in reversed(found)}.values())[::-1]
+    first = list({it.id: it for it in reversed(found)}.values())[::-1]
     assert sorted(it.payload for it in first) == list(range(1, NUMBERS + 1))
     check_order(first)
     assert len(found) - NUMBERS <= 200

@@ -14,7 +14,7 @@ from aiormq.exceptions import (
 )
 
 from notifyq.errors import BrokerRefusedError
-from notifyq.relay.brokers.broker import PATIENCE, Answer, Broker, Outgoing
+from notifyq.relay.brokers.broker import KEY, PATIENCE, Answer, Broker, Outgoing
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractConnection
@@ -63,8 +63,8 @@ class Amqp(Broker):
 
     async def _send(self, message: Outgoing) -> Answer:
         name, _, routing_key = message.to.rpartition("/")
-        headers = {it: value for it, value in message.headers.items() if it not in _OF_SERVER}
-        texts = (message.id, message.type or "", routing_key, *headers)
+        content = _message(message)
+        texts = (message.id, message.type or "", routing_key, *content.headers)
         if any(len(it.encode()) > _LONGEST for it in texts):
             return f"its id, type, routing key or name of a header exceeds {_LONGEST} bytes"
         try:
@@ -72,7 +72,7 @@ class Amqp(Broker):
                 exchange = self._channel.default_exchange
                 if name:
                     exchange = await self._channel.get_exchange(name, ensure=False)
-                await exchange.publish(_message(message, headers), routing_key, mandatory=True)
+                await exchange.publish(content, routing_key, mandatory=True)
         except PublishError:
             return BrokerRefusedError(f"no queue takes {message.to!r}: create or bind one")
         except DeliveryError:
@@ -86,10 +86,12 @@ class Amqp(Broker):
         return True
 
 
-def _message(message: Outgoing, headers: dict[str, Any]) -> aio_pika.Message:
+def _message(message: Outgoing) -> aio_pika.Message:
+    own = {} if message.key is None else {KEY: message.key}
+    headers = {it: value for it, value in message.headers.items() if it not in _OF_SERVER}
     return aio_pika.Message(
         message.body,
-        headers=headers,
+        headers=dict[str, Any](headers | own),
         content_type="application/json",
         delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         message_id=message.id,

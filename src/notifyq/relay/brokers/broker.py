@@ -14,6 +14,8 @@ Answer: TypeAlias = bool | str | BrokerRefusedError | BrokerUnavailableError
 """True: the broker has stored the message. False: it had stored it before. A text: why it never
 will. An error: it takes nothing for this address now, or has not answered."""
 
+ID, TYPE, KEY = "notifyq-id", "notifyq-type", "notifyq-key"
+"""Headers for what a broker has no place of its own for."""
 PATIENCE = 10.0
 """Seconds until a connection, or an answer to a message, is given up."""
 
@@ -28,6 +30,7 @@ class Outgoing:
     """A subject of NATS, a queue or `exchange/routing_key` of AMQP, a topic of Kafka."""
     body: bytes
     headers: dict[str, str]
+    """Those of the event; what else a message has goes where the broker has a place for it."""
     type: str | None
     key: str | None
 

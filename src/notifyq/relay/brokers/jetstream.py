@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.errors import BadHeaderError, BadSubjectError, Error
 
 from notifyq.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
-from notifyq.relay.brokers.broker import PATIENCE, Answer, Broker, Outgoing
+from notifyq.relay.brokers.broker import KEY, PATIENCE, TYPE, Answer, Broker, Outgoing
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -92,14 +92,17 @@ class JetStream(Broker):
         await self._client.close()
 
     async def _send(self, index: int, message: Outgoing) -> None:
-        headers = {"Nats-Msg-Id": message.id}
-        most = len(message.body) + 100
-        for name, value in message.headers.items():
-            if not name.lower().startswith(_OF_SERVER):
-                headers[name] = value
-                most += 4 * len(name) + 4 * len(value)
-        # The server closes the connection where a message with its headers is too large for it.
-        if most > self._client.max_payload and self._is_too_large(message.body, headers):
+        headers = {
+            name: value
+            for name, value in message.headers.items()
+            if not name.lower().startswith(_OF_SERVER)
+        }
+        headers["Nats-Msg-Id"] = message.id
+        if message.type is not None:
+            headers[TYPE] = message.type
+        if message.key is not None:
+            headers[KEY] = message.key
+        if self._is_too_large(message.body, headers):
             self._answers[index] = f"larger than the {self._client.max_payload} bytes of the server"
             return
         reply = f"{self._inbox}.{next(self._numbers)}"
@@ -112,8 +115,12 @@ class JetStream(Broker):
             self._settle(reply, BrokerRefusedError(f"{message.to!r} is no subject of NATS"))
 
     def _is_too_large(self, body: bytes, headers: dict[str, str]) -> bool:
+        """Whether the server would close the connection because of this message."""
+        limit = self._client.max_payload
+        if len(body) + 4 * sum(map(len, headers.values())) < limit // 2:
+            return False
         text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return len(body) + len(text.encode()) + len("NATS/1.0\r\n\r\n") > self._client.max_payload
+        return len(body) + len(text.encode()) + len("NATS/1.0\r\n\r\n") > limit
 
     async def _answered(self, answer: Msg) -> None:
         self._settle(answer.subject, _read(answer))

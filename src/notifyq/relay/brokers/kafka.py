@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from notifyq.errors import BrokerRefusedError, ConfigurationError
-from notifyq.relay.brokers.broker import PATIENCE, Answer, Broker, Outgoing
+from notifyq.relay.brokers.broker import ID, PATIENCE, TYPE, Answer, Broker, Outgoing
 
 _REFUSED = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_RECORD}
 """Errors of one message, which it has again when it is sent again."""
@@ -84,7 +84,8 @@ class Kafka(Broker):
     def _produce(self, producer: Producer, message: Outgoing) -> None:
         self._answers[message.id] = None
         key = message.key.encode() if message.key is not None else None
-        headers: list[tuple[str, str | bytes | None]] = list(message.headers.items())
+        headers: list[tuple[str, str | bytes | None]] = [*message.headers.items()]
+        headers += [(ID, message.id), (TYPE, message.type or "")]
         try:
             producer.produce(
                 message.to,

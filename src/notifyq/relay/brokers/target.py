@@ -79,18 +79,11 @@ class BrokerTarget:
 
     def _outgoing(self, item: Item) -> Outgoing:
         position, to, text, _, type, headers, key, *_ = item
-        message_id = f"{self._part}/{position}"
-        texts = {"notifyq-id": message_id}
-        if type is not None:
-            texts["notifyq-type"] = type
-        if key is not None:
-            texts["notifyq-key"] = key
+        own: dict[str, str] = {}
         if headers and headers != "{}":
             given = decode(headers).items()
-            texts = {
-                it: value if isinstance(value, str) else encode(value) for it, value in given
-            } | texts
-        return Outgoing(message_id, to, text.encode(), texts, type, key)
+            own = {it: value if isinstance(value, str) else encode(value) for it, value in given}
+        return Outgoing(f"{self._part}/{position}", to, text.encode(), own, type, key)
 
 
 def _waves(items: list[Item]) -> list[list[Item]]:
