@@ -236,7 +236,7 @@ async def test_the_command_stops_at_a_signal(
 
 
 class Fake(Broker):
-    """Answers as it is told, and keeps what it has stored."""
+    """Fails as it is made to, and keeps what it has stored."""
 
     def __init__(self, *fails: set[str]) -> None:
         super().__init__("nats://fake")

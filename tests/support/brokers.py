@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,12 +119,15 @@ def _ports(count: int) -> list[int]:
     return [free_port() for _ in range(count)]
 
 
+def _ignore(_: object) -> None:
+    """Drop an error of the cluster itself."""
+
+
 @contextlib.contextmanager
 def kafka_cluster() -> Iterator[str]:
     """Give the URL of a cluster that librdkafka simulates in this process."""
-    silent: Callable[..., None] = lambda *_: None  # noqa: E731
     cluster = Producer(
-        {"test.mock.num.brokers": 1, "bootstrap.servers": "x", "log_level": 0, "error_cb": silent}
+        {"test.mock.num.brokers": 1, "bootstrap.servers": "x", "log_level": 0, "error_cb": _ignore}
     )
     [broker] = cluster.list_topics(timeout=10).brokers.values()
     yield f"kafka://{broker.host}:{broker.port}"

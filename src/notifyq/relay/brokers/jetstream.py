@@ -142,7 +142,7 @@ class JetStream(Broker):
 
 
 def _read(answer: Msg) -> Answer:
-    """What JetStream says of a message."""
+    """The answer of JetStream to a message."""
     if not answer.data:
         return BrokerRefusedError("no stream of JetStream takes this subject: create one")
     if b'"seq":' in answer.data and b'"error":' not in answer.data:

@@ -30,7 +30,7 @@ class Kafka(Broker):
         self._config: dict[str, Any] = {
             "bootstrap.servers": parts.netloc.rpartition("@")[2],
             "client.id": "notifyq relay",
-            # That of clients in Java: a key has one partition, whoever produces it.
+            # That of clients in Java: a key has the same partition from each program.
             "partitioner": "murmur2_random",
             "topic.metadata.propagation.max.ms": 5000,
             **options,
