@@ -31,7 +31,7 @@ from relay.arrivals import (
     read_stream,
 )
 from relay.relaying import command
-from support.brokers import Server, nats_server, rabbitmq_server
+from support.brokers import Server, free_port, nats_server, rabbitmq_server
 from support.database import Connection, until
 from support.dying import dying
 from support.running import Events
@@ -295,6 +295,30 @@ async def test_what_another_program_answers_is_no_acknowledgement(
     with pytest.raises(BrokerRefusedError, match="another program"):
         await brokered(database, to_nats._replace(to="elsewhere"), once=True).run()
     await client.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://me:secret1@127.0.0.1:{}", "nats://me@127.0.0.1:{}?password=secret1",
+        "amqp://me:secret1@127.0.0.1:{}/shop", "kafka://me:secret1@127.0.0.1:{}",
+        "kafka://127.0.0.1:{}?sasl.password=secret1", "kafka://127.0.0.1:{}?no.option=secret1",
+    ],
+)  # fmt: skip
+async def test_no_broker_that_is_away_shows_its_password(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("NOTIFYQ_RETRY_FOR", "0")
+    file = tmp_path / "target"
+    file.write_text(url.format(free_port()))
+    file.chmod(0o600)
+    async with command(
+        database, "--target-file", str(file), "--stream", "orders:hub:orders.placed"
+    ) as program:
+        out, text = await program.communicate()
+    assert program.returncode == 1
+    assert b"secret1" not in out + text
+    assert text.decode().splitlines()[-1].startswith("notifyq: ")
 
 
 @pytest.mark.parametrize("scheme", ["nats", "amqp", "kafka"])

@@ -102,11 +102,11 @@ def relay(
     log_format: LogFormatOption = "text",
     as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
-    """Move messages from one database to another, each once, or events to a message broker.
+    """Move messages to another database or to a message broker.
 
-    It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and none
-    comes twice. The first signal: claim no more and end what is under way. The second: release it
-    now. Exit code 0 after a clean stop.
+    It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and a
+    database receives none twice. The first signal: claim no more and end what is under way. The
+    second: release it now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
     routes, subscriptions = _routes(queue or []), _subscriptions(stream or [])

@@ -27,20 +27,25 @@ class Kafka(Broker):
         super().__init__(address)
         _, options = self._without_query()
         parts = urlsplit(address)
+        login: dict[str, Any] = {}
+        if parts.username:
+            login = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN"}
+            login["sasl.username"] = unquote(parts.username)
+            login["sasl.password"] = unquote(parts.password or "")
         self._config: dict[str, Any] = {
             "bootstrap.servers": parts.netloc.rpartition("@")[2],
             "client.id": "notifyq relay",
             # That of clients in Java: a key has the same partition from each program.
             "partitioner": "murmur2_random",
             "topic.metadata.propagation.max.ms": 5000,
+            # Else it logs each attempt to connect, past the log of the relay.
+            "log_level": 2,
+            **login,
             **options,
             "enable.idempotence": True,
             # Never: a message that is given up and sent again could be stored twice.
             "message.timeout.ms": 0,
         }
-        if parts.username:
-            self._config["sasl.username"] = unquote(parts.username)
-            self._config["sasl.password"] = unquote(parts.password or "")
         self._producer: Producer | None = None
         self._is_up = self._is_fatal = False
         self._answers: dict[str, Answer | None] = {}
