@@ -31,7 +31,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.signals import stop_signals
-from notifyq.cli.worker import load
+from notifyq.cli.worker import calm_collector, load
 from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_from_file
 from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, is_refusal
@@ -153,6 +153,7 @@ def relay(
         if isinstance(there, Database) and routes:
             make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
         relays = _Relays(make, progress.quiet, once=once)
+        calm_collector()
         try:
             run(relays.run(settings.grace))
         finally:
