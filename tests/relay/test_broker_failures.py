@@ -13,6 +13,7 @@ import aio_pika
 import nats
 import pytest
 from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
 
 from notifyq.errors import BrokerRefusedError, BrokerUnavailableError, ConfigurationError
 from notifyq.relay import RelayMoved, RelayResumed, RelayStalled
@@ -190,6 +191,48 @@ async def test_events_wait_for_an_address_that_is_missing(
     assert made.counts["moved"] == 10
     ours = [it for it in caplog.records if it.name.startswith("notifyq")]
     assert len([it for it in ours if it.levelno == logging.ERROR]) == 1
+
+
+async def test_events_wait_for_room_and_none_is_sent_twice(
+    database: str, connection: Connection, rabbitmq: Server, to_nats: There
+) -> None:
+    await fill(connection, 1, 12, keys=3)
+    async with jetstream(to_nats.url) as context:
+        full = {"name": "orders", "subjects": ["orders.>"], "discard": "new"}
+        await context.update_stream(StreamConfig.from_response({**full, "max_msgs": 5}))
+        made = brokered(database, to_nats, batch=100)
+        running = asyncio.create_task(made.run())
+        await until(lambda: bool(made._stalled), "it waits", 20)
+        assert await stored(to_nats.url) == 5
+        await context.update_stream(StreamConfig.from_response({**full, "max_msgs": 100}))
+    await until(lambda: made.counts["moved"] == 12, "all have moved", 20)
+    made.stop()
+    await running
+    found = await to_nats.read(12)
+    assert sorted(it.payload for it in found) == list(range(1, 13))
+    check_order(found)
+    assert made.counts["known"] == 0
+
+    await connection.execute("select messages.seek('orders', 'hub', 'start')")
+    async with await aio_pika.connect(rabbitmq.url) as there:
+        await (await there.channel()).declare_queue(
+            "small", durable=True, arguments={"x-max-length": 5, "x-overflow": "reject-publish"}
+        )
+    made = brokered(database, There(rabbitmq.url, "small", _unread), batch=100)
+    running = asyncio.create_task(made.run())
+    found = []
+
+    async def all_are_there() -> bool:
+        found.extend(await read_queue(rabbitmq.url, "small"))
+        return made.counts["moved"] == 12
+
+    await until(lambda: bool(made._stalled), "it waits", 20)
+    await until(all_are_there, "all have moved", 40)
+    found.extend(await read_queue(rabbitmq.url, "small"))
+    made.stop()
+    await running
+    assert sorted(it.payload for it in found) == list(range(1, 13))
+    check_order(found)
 
 
 async def test_events_that_would_control_the_broker_do_not(
