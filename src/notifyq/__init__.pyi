@@ -6,6 +6,8 @@ from .durable.steps import Signal as Signal, Steps as Steps, StepTransaction as 
 from .errors import (
     AccessDeniedError as AccessDeniedError,
     BatchNotFoundError as BatchNotFoundError,
+    BrokerRefusedError as BrokerRefusedError,
+    BrokerUnavailableError as BrokerUnavailableError,
     ConfigurationError as ConfigurationError,
     DatabaseError as DatabaseError,
     DatabaseUnavailableError as DatabaseUnavailableError,

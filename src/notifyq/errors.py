@@ -5,6 +5,8 @@ NotifyqError
 ├─ ServerError                      the private server cannot be found or started
 ├─ ResourceError                    a resource of handlers could not be opened
 ├─ DatabaseUnavailableError         no connection, and no retries left
+│  └─ BrokerUnavailableError (ConnectionError)   a message broker does not answer a relay
+├─ BrokerRefusedError               a message broker takes nothing for an address
 ├─ AccessDeniedError                the database user may not do this
 ├─ LakeError                        the folder of a lake is wrong
 ├─ DecryptionError                  an envelope was changed or moved, or needs another key
@@ -60,6 +62,14 @@ class ResourceError(NotifyqError):
 
 class DatabaseUnavailableError(NotifyqError):
     """The server cannot be reached, even after the retries."""
+
+
+class BrokerUnavailableError(DatabaseUnavailableError, ConnectionError):
+    """The message broker of a relay cannot be reached, or does not answer."""
+
+
+class BrokerRefusedError(NotifyqError):
+    """The message broker of a relay takes nothing for an address: it is missing, full or denied."""
 
 
 class AccessDeniedError(NotifyqError):

@@ -9,6 +9,7 @@ import codeop
 import inspect
 import re
 import sys
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -19,6 +20,8 @@ import pytest
 from docs.pages import DOCS, PAGES, Block, blocks, commands, page_id
 from notifyq import App
 from notifyq.cli import main as cli
+from relay.arrivals import SUBSCRIBE, jetstream
+from support.brokers import nats_server
 from support.database import Connection
 
 # Some need more packages: tests/spark runs them. test_tutorial.py runs its own, and what the page
@@ -111,6 +114,12 @@ async def test_python_runs(
             "select messages.create_queue('incoming'), messages.create_queue('large'), "
             "messages.publish('billing', '{\"test\": false, \"total\": 2000}')"
         )
+    servers = ExitStack()
+    if page.stem == "brokers":
+        await connection.execute(SUBSCRIBE)
+        given["nats_url"] = url = servers.enter_context(nats_server()).url
+        async with jetstream(url) as there:
+            await there.add_stream(name="orders", subjects=["orders.>"])
     try:
         for block in blocks(page, "python"):
             # In a thread where nothing is awaited: calls that block refuse to where a loop runs.
@@ -118,6 +127,7 @@ async def test_python_runs(
             if inspect.isawaitable(result):
                 await result
     finally:
+        servers.close()
         for app in [value for value in given.values() if isinstance(value, App)]:
             await app.close()
 

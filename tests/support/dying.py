@@ -56,7 +56,7 @@ async def dying(program: Path, *args: str) -> tuple[int, int]:
         program,
         *args,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests", ROOT / "src")))},
     )
     output, _ = await process.communicate()
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""`notifyq relay`: move messages to another database until a signal stops it."""
+"""`notifyq relay`: move messages to another database or a broker until a signal stops it."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json
 from notifyq.cli.signals import stop_signals
-from notifyq.cli.worker import load
+from notifyq.cli.worker import calm_collector, load
 from notifyq.config import DatabaseSettings, RelaySettings, ScrapeSettings, dsn_from_file
 from notifyq.database.pool import Database
 from notifyq.database.refusals import Refusals, is_refusal
@@ -46,6 +46,7 @@ from notifyq.relay import (
     RelayStopped,
     StreamRelay,
 )
+from notifyq.relay.brokers import is_broker
 from notifyq.telemetry import TelemetryEvent, log_events
 
 log = logging.getLogger("notifyq.relay")
@@ -63,16 +64,20 @@ def relay(
         None, metavar="[SOURCE]", help="DSN of the database to take from."
     ),
     target: str | None = typer.Argument(
-        None, metavar="[TARGET]", help="DSN of the database to bring to."
+        None,
+        metavar="[TARGET]",
+        help="DSN of the database to bring to, or URL of a message broker: nats://, amqp:// or "
+        "kafka://.",
     ),
     queue: list[str] | None = repeated(
         "Queue to move, and its name at the target", "--queue", "-q", metavar="QUEUE[:TARGET]"
     ),
     stream: list[str] | None = repeated(
-        "Subscription to move, and the target's queue or stream", metavar="STREAM:SUBSCRIBER:TARGET"
+        "Subscription to move, and the target's queue, stream, subject or topic",
+        metavar="STREAM:SUBSCRIBER:TARGET",
     ),
     source_file: str | None = option("File with the first DSN.", metavar="FILE"),
-    target_file: str | None = option("File with the second DSN.", metavar="FILE"),
+    target_file: str | None = option("File with the second DSN, or the URL.", metavar="FILE"),
     filter: FilterOption = None,
     transform: str | None = option(
         "Function that changes, routes or drops each message.", metavar="MODULE:FUNCTION"
@@ -97,11 +102,11 @@ def relay(
     log_format: LogFormatOption = "text",
     as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
-    """Move messages from one database to another, each once.
+    """Move messages to another database or to a message broker.
 
-    It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and none
-    comes twice. The first signal: claim no more and end what is under way. The second: release it
-    now. Exit code 0 after a clean stop.
+    It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and a
+    database receives none twice. The first signal: claim no more and end what is under way. The
+    second: release it now. Exit code 0 after a clean stop.
     """
     configure_logging(log_level, log_format)
     routes, subscriptions = _routes(queue or []), _subscriptions(stream or [])
@@ -121,11 +126,16 @@ def relay(
         settings=DatabaseSettings.load(pool_size=pool_size),
         name="notifyq relay",
     )
-    there = Database(
-        _dsn("TARGET", target, target_file),
-        settings=DatabaseSettings.load(pool_size=pool_size),
-        name="notifyq relay",
-    )
+    to = _dsn("TARGET", target, target_file)
+    there: Database | str = to
+    if not is_broker(to):
+        there = Database(
+            to, settings=DatabaseSettings.load(pool_size=pool_size), name="notifyq relay"
+        )
+    elif routes or accept_restored or remember is not None:
+        raise typer.BadParameter(
+            "a broker takes --stream, without --queue, --remember and --accept-restored"
+        )
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
     with serve_metrics(scrapes, "RelayMetrics", here) as metrics:
@@ -140,9 +150,10 @@ def relay(
             f"stream {':'.join(it)!r}": partial(StreamRelay, here, there, *it, **options)
             for it in subscriptions
         }
-        if routes:
+        if isinstance(there, Database) and routes:
             make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
         relays = _Relays(make, progress.quiet, once=once)
+        calm_collector()
         try:
             run(relays.run(settings.grace))
         finally:

@@ -136,7 +136,7 @@ def worker(
     if dsn is not None or app.dsn is None:
         app.dsn = resolve_dsn(dsn)
         app.listen_dsn = listen_dsn_from_environment() or app.listen_dsn
-    _calm_collector()
+    calm_collector()
     telemetry = _telemetry(control, verbose=verbose)
 
     async def work() -> None:
@@ -233,7 +233,8 @@ def _weight(part: str) -> tuple[str, int | None]:
     return name, int(weight)
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
+    """Collect garbage more seldom."""
     # Messages come and go without cycles: a collection every few hundred objects finds nothing and
     # costs a tenth of the throughput. An app that has set its own thresholds keeps them.
     gc.collect()

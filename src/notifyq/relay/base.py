@@ -22,6 +22,8 @@ from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Wake, call_on
 from notifyq.queues.admin import Admin
+from notifyq.relay.brokers import broker_of
+from notifyq.relay.brokers.target import BrokerTarget
 from notifyq.relay.events import (
     RelayMoved,
     RelayRefused,
@@ -64,16 +66,19 @@ class BaseRelay:
     def __init__(
         self,
         source: Database,
-        target: Database,
+        target: Database | str,
         routes: Iterable[str],
         *,
         part: str = "",
         **options: Unpack[RelayOptions],
     ) -> None:
-        """Describe the relay; a `part` of the source has receipts of its own."""
+        """Describe the relay; a `part` of the source has receipts of its own.
+
+        A target that is a text is the URL of a message broker.
+        """
         known_options("a relay", options, RelayOptions.__annotations__)
         self._source = source
-        self._target_database = target
+        self._to = target
         self._routes_text = tuple(routes)
         self._part = part
         self._transform = options.get("transform")
@@ -91,6 +96,8 @@ class BaseRelay:
         self._stalled: dict[str | None, float] = {}
         # What the events and the metrics have of it; how often it is logged the refusals decide.
         self._reported: set[str | None] = set()
+        # Of the target and the source among receipts; a broker has none.
+        self._names: tuple[str, ...] = ()
         self._refusals = Refusals(log)
         self._failure: BaseException | None = None
         self._patience = Patience("the start", log, source.settings.retry_for)
@@ -135,22 +142,36 @@ class BaseRelay:
     async def _open(self, stack: AsyncExitStack) -> None:
         """Open what stays open until the end; if a step fails, close the others."""
         async with AsyncExitStack() as opened:
-            for database in (self._source, self._target_database):
-                await opened.enter_async_context(database)
-                await Admin(database).check_schema()
-            source = await self._source.value(sql.RELAY_SOURCE)
-            source = f"{source} {self._part}".strip()
-            target = await self._target_database.value(sql.RELAY_TARGET)
-            self._names: tuple[str, str] = target, source
-            if self._accepts_restored:
-                await self._source.value(sql.RELAY_FORGET, target)
-            remember = self._settings.remember
-            self._target = Target(self._target_database, source, remember)
-            marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
-            await self._target.check(row[0] for row in marks)
+            await self._open_database(opened, self._source)
+            self._target: Target | BrokerTarget
+            if isinstance(self._to, Database):
+                await self._open_database(opened, self._to)
+                self._target = await self._target_of(self._to)
+            else:
+                self._target = BrokerTarget(broker_of(self._to), self._part)
+                opened.push_async_callback(self._target.close)
+                await self._target.check()
             self._listener = self._make_listener()
             await opened.enter_async_context(self._listener)
             stack.push_async_exit(opened.pop_all())
+
+    async def _open_database(self, opened: AsyncExitStack, database: Database) -> None:
+        await opened.enter_async_context(database)
+        await Admin(database).check_schema()
+
+    async def _target_of(self, database: Database) -> Target:
+        """The database of receipts; raise where it has lost some."""
+        source = await self._source.value(sql.RELAY_SOURCE)
+        source = f"{source} {self._part}".strip()
+        target = await database.value(sql.RELAY_TARGET)
+        self._names = target, source
+        if self._accepts_restored:
+            await self._source.value(sql.RELAY_FORGET, target)
+        remember = self._settings.remember
+        made = Target(database, source, remember)
+        marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
+        await made.check(row[0] for row in marks)
+        return made
 
     def _make_listener(self) -> Listener:
         raise NotImplementedError

@@ -45,6 +45,12 @@ class _EventBatch(RelayBatch):
     def attempts(self, index: int) -> int:
         return (self.rows[index]["retries"] or 0) + 1
 
+    def keep(self) -> None:
+        """Have the target receive the events as they are."""
+        for index, (position, row) in enumerate(zip(self.positions, self.rows, strict=True)):
+            columns = row["message"], 0, row["type"], row["headers"], row["key"], None, None, None
+            self.made[index] = [(position, self._queue, *columns)]
+
     def message(self, index: int) -> RelayMessage:
         row = self.rows[index]
         return RelayMessage(
@@ -64,12 +70,16 @@ class StreamRelay(BaseRelay):
 
     Each event arrives once, also after seek(): the target ignores events that it has received. The
     subscription must exist. Otherwise it works as `Relay`.
+
+    `target` may be the URL of a message broker, `nats://`, `amqp://` or `kafka://`, and `queue` a
+    subject, a queue or `exchange/routing_key`, or a topic there: the events of a key arrive in
+    their order, and the subscription moves on when the broker has acknowledged them.
     """
 
     def __init__(
         self,
         source: Database,
-        target: Database,
+        target: Database | str,
         stream: str,
         subscriber: str,
         queue: str,
@@ -160,7 +170,10 @@ class StreamRelay(BaseRelay):
     ) -> Exception | None:
         """Move a batch; return the error if the target cannot receive it now."""
         batch = _EventBatch(rows, self.label, self._queue)
-        await transform(self._transform or (lambda message: message), batch)
+        if self._transform is None:
+            batch.keep()
+        else:
+            await transform(self._transform, batch)
         sent = await self._target.send(batch.items(), self._settings.hold.total_seconds())
         if sent.error is not None:
             if not isinstance(sent.error, DatabaseUnavailableError):
@@ -173,7 +186,7 @@ class StreamRelay(BaseRelay):
         await self._settle_failed(batch_id, batch)
         refused = await self._settle_refused(batch_id, batch, sent)
         position = next(reversed(sent.ids), None)
-        if position is not None:
+        if position is not None and self._names:
             await self._source.persist(
                 sql.RELAY_FINISH, *self._names, position, [], [], [], [], None, None
             )
