@@ -226,6 +226,7 @@ READ = [
     "select notifyq.lake_batches(1)",
     "select notifyq.lake_changes(1)",
     "select notifyq.lake_removed(1)",
+    "select notifyq.lake_tables(1)",
     "select notifyq.archive_hashes('2026-01-01')",
     "select notifyq.archive_days()",
     "select notifyq.archive_names()",

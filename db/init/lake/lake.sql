@@ -146,6 +146,17 @@ $$;
 comment on function notifyq.lake_batches is
   'The changes of a table of a lake after the batch of that number, in order.';
 
+create or replace function notifyq.lake_tables(lake bigint)
+  returns setof text language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select distinct b.dataset
+  from notifyq.lake_batch as b
+  where b.lake = lake_tables.lake
+  order by b.dataset;
+$$;
+comment on function notifyq.lake_tables is 'The tables of a lake.';
+
 create or replace function notifyq.lake_changes(
   batch bigint,
   out added messages.lake_file[],
@@ -312,6 +323,8 @@ begin
       'use small letters, digits and underscores'
     );
   end if;
+  -- Batches are numbered in the order of their commits: who has read one has read all before it.
+  perform pg_advisory_xact_lock(hashtextextended(commit_lake.lake::text, 7305427013));
   if position is not null and current_setting('transaction_isolation') = 'read committed' then
     perform notifyq.raise_invalid(
       'a position needs one snapshot for the whole transaction',

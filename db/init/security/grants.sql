@@ -97,8 +97,8 @@ begin
         'count_live_matching '
         'open_batches message_relatives queue_list archive_extent archive_hours archive_parts '
         'archive_hashes archive_days prune_obstacle lake_batches lake_changes lake_removed '
-        'error_fingerprint rolled_up rollup_range rollup_summary rollup_errors rollup_workers '
-        'replay_counts'
+        'lake_tables error_fingerprint rolled_up rollup_range rollup_summary rollup_errors '
+        'rollup_workers replay_counts'
       ),
       -- Workers report these as metrics. They may not list messages of other workers, which may be
       -- in queues that they have no right to.

@@ -143,6 +143,13 @@ LAKE_FILES: Final = """
 LAKE_REMOVED: Final = """
     select id, path, removed_at < clock_timestamp() - %s from notifyq.lake_removed(%s)
 """
+LAKE_REPLACED: Final = """
+    select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
+      last_at
+    from notifyq.lake_removed(%s)
+    where dataset = %s and batch <= %s and removed > %s
+"""
+LAKE_TABLES: Final = "select notifyq.lake_tables(%s)"
 FORGET_FILES: Final = "select notifyq.forget_files(%s, %s)"
 NOTE_LAKE: Final = "select notifyq.note_lake(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from notifyq.lake_batches(%s, %s)"

@@ -114,7 +114,7 @@ def tidy(
     least_files: int = option("Fewest small files of a day and queue to merge.", default=4, min=2),
     keep_hours: float = option("Hours that readers may need old files.", default=24, min=0),
     repair: bool = flag(
-        "--repair", "First set the Delta table to the files that PostgreSQL lists."
+        "--repair", "First set the Delta tables to the files that PostgreSQL lists."
     ),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -130,7 +130,9 @@ def tidy(
 
     where = resolve_dsn(dsn)
     if repair:
-        delta.mirror(Lake(where, lake), is_repair=True)
+        damaged = Lake(where, lake)
+        for table in damaged.tables():
+            delta.mirror(damaged, table, is_repair=True)
     summary = run(where, lake, least_files=least_files, older_than=timedelta(hours=keep_hours))
     if as_json:
         print_json(summary)

@@ -21,7 +21,7 @@ from notifyq.spark import statements
 from notifyq.spark.analysis.counts import COLUMNS, Counts, count, merge, records, rollup_table
 from notifyq.spark.connection import connect, demand, translated
 from notifyq.spark.engine import LocalEngine, groups_of
-from notifyq.spark.lake.delta import mirror
+from notifyq.spark.lake.delta import check, mirror
 from notifyq.spark.lake.files import FileWriter, remove
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake, LakeFile
 
@@ -98,6 +98,7 @@ def rollup(
     """
     engine = engine or LocalEngine()
     lake = Lake(dsn, location)
+    check(lake, ROLLUP)
     began = time.monotonic()
     done = RollupResult(lake.id, 0, 0, 0, 0, 0.0)
     with connect(dsn, name="notifyq spark rollup") as session:

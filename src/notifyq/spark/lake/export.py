@@ -83,7 +83,7 @@ def export(
     since = time.monotonic()
     used: Engine = engine or LocalEngine()
     target = Lake.create(dsn, lake)
-    delta.check(target)
+    delta.check(target, ARCHIVE)
     target.check()
     reported: list[WrittenFile] = []
 

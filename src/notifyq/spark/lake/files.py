@@ -90,6 +90,7 @@ class FileWriter:
         self._path = f"{folder}/part-{secrets.token_hex(16)}.parquet"
         (self._root / folder).mkdir(parents=True, exist_ok=True)
         self._schema = schema
+        self.columns = schema.names
         self._id, self._time = id_column or "", time_column or ""
         self._bounds: dict[str, list[Any]] = {
             name: [] for name in (self._id, self._time) if name in schema.names

@@ -13,7 +13,7 @@ from notifyq.errors import LakeError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
 from notifyq.spark.lake import delta
-from notifyq.spark.lake.files import FileWriter, WrittenFile
+from notifyq.spark.lake.files import WrittenFile
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ def forget(
     Forget them in PostgreSQL before: else the next export would bring them back.
     """
     lake = Lake(dsn, location)
+    tables = lake.tables()
+    delta.check(lake, *tables)
     rows = files = 0
     unsearched = []
     with closing(connect(dsn, name="notifyq forget")) as session:
-        for table in sorted(it.name for it in lake.root.iterdir() if it.is_dir()):
+        for table in tables:
             listed = lake.files(table)
             if not listed or "message" not in lake.schema(table, listed).names:
                 continue
@@ -128,16 +130,7 @@ def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
 
 
 def _without(lake: Lake, table: str, file: LakeFile, masks: list[Any]) -> WrittenFile:
-    schema = lake.schema(table, [file])
-    own = pa.schema([it for it in schema if it.name not in _folders(file)])
-    time = "archived_at" if table == ARCHIVE else "created_at"
-    with FileWriter(
-        lake.home, table, own, day=file.day, queue=file.queue, time_column=time
-    ) as writer:
+    with lake.writer(table, [file]) as writer:
         for batch, mask in zip(_batches(lake, table, file), masks, strict=True):
             writer.write(batch.filter(pc.invert(mask)))
         return writer.close()
-
-
-def _folders(file: LakeFile) -> set[str]:
-    return {name for name in ("day", "queue") if getattr(file, name) is not None}

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs
 import pyarrow.parquet as pq
-from psycopg.rows import namedtuple_row
+from psycopg.rows import class_row, namedtuple_row
 
 from notifyq.errors import LakeError
 from notifyq.paths import local_path
 from notifyq.spark import columns, statements
 from notifyq.spark.connection import fetch, opened, translated
 from notifyq.spark.lake import mark
-from notifyq.spark.lake.files import WrittenFile, write_whole
+from notifyq.spark.lake.files import FileWriter, WrittenFile, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,6 +54,18 @@ class LakeFile(WrittenFile):
     id: int
     dataset: str
     batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a table of a lake at two moments."""
+
+    last: int
+    """The number of its last batch; 0: there was none."""
+    files: list[LakeFile]
+    """All files with that batch."""
+    before: list[LakeFile]
+    """All files with an earlier batch, which was asked for."""
 
 
 def folder(location: str | Path) -> Path:
@@ -93,11 +105,21 @@ class Lake:
         """Return the files of a table of the lake."""
         return fetch(self._dsn, LakeFile, statements.LAKE_FILES, (self.id, dataset))
 
-    def last_batch(self, dataset: str = ARCHIVE) -> int:
-        """Return the number of the last change of a table of the lake; 0: there was none."""
+    def tables(self) -> list[str]:
+        """Return the names of the tables of the lake."""
         with opened(self._dsn) as session:
-            found = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchone()
-        return 0 if found is None else found[0] or 0
+            return [name for (name,) in session.execute(statements.LAKE_TABLES, (self.id,))]
+
+    def listing(self, dataset: str, batch: int) -> Listing:
+        """Return the files of a table of the lake, now and as they were with a batch."""
+        with opened(self._dsn) as session:
+            session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with session.transaction(), session.cursor(row_factory=class_row(LakeFile)) as cursor:
+                [[last]] = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchall()
+                files = cursor.execute(statements.LAKE_FILES, (self.id, dataset)).fetchall()
+                values = (self.id, dataset, batch, batch)
+                replaced = cursor.execute(statements.LAKE_REPLACED, values).fetchall()
+        return Listing(last or 0, files, [it for it in files if it.batch <= batch] + replaced)
 
     def dataset(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """Return a table of the lake as a dataset of pyarrow; missing columns are null."""
@@ -122,6 +144,20 @@ class Lake:
             if any(getattr(file, field.name) is not None for file in found)
         ]
         return pa.unify_schemas([*own, pa.schema(folders)])
+
+    def writer(self, dataset: str, files: Sequence[LakeFile]) -> FileWriter:
+        """Return the writer of a file with rows of these files, which are of one day and queue."""
+        first = files[0]
+        folders = {name for name in PARTITIONS.names if getattr(first, name) is not None}
+        own = [field for field in self.schema(dataset, files) if field.name not in folders]
+        return FileWriter(
+            self.home,
+            dataset,
+            pa.schema(own),
+            day=first.day,
+            queue=first.queue,
+            time_column="archived_at" if dataset == ARCHIVE else "created_at",
+        )
 
     def frame(
         self, spark: Any, columns: Sequence[str] | None = None, *, dataset: str = ARCHIVE

@@ -14,13 +14,14 @@ from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
 from notifyq.spark.engine import groups_of
 from notifyq.spark.lake import delta
-from notifyq.spark.lake.files import FileWriter, WrittenFile
-from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake, LakeFile
+from notifyq.spark.lake.lake import Lake, LakeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
     from pathlib import Path
+
+    from notifyq.spark.lake.files import WrittenFile
 
 _SMALL = 32 * 1024 * 1024
 _LARGEST = 128 * 1024 * 1024
@@ -42,22 +43,28 @@ class TidySummary:
 def tidy(
     dsn: str, lake: str | Path, *, least_files: int = 4, older_than: timedelta = A_DAY
 ) -> TidySummary:
-    """Merge small files of each day and queue of the archive, and delete leftovers.
+    """Merge small files of each day and queue of all tables, and delete leftovers.
 
     Running readers continue with the files that they know: a file is deleted `older_than` after it
     was replaced, or after a run that was killed wrote it.
     """
     target = Lake(dsn, lake)
+    tables = target.tables()
+    delta.check(target, *tables)
     replaced = written = 0
     with closing(connect(dsn, name="notifyq tidy")) as session:
-        for day in sorted({file.day for file in target.files() if file.day is not None}):
-            with target.held(session):
-                for group in _groups(target.files(), day, least_files):
-                    new = _merged(target, group)
-                    target.commit(session, [new], removed=[file.id for file in group])
-                    replaced += len(group)
-                    written += 1
-    delta.mirror(target)
+        for table in tables:
+            for day in sorted({file.day for file in target.files(table) if file.day is not None}):
+                with target.held(session):
+                    groups = list(_groups(target.files(table), day, least_files))
+                    new = [_merged(target, table, group) for group in groups]
+                    old = [file.id for group in groups for file in group]
+                    if new:
+                        # Last: other writers of the lake wait until the transaction ends.
+                        target.commit(session, new, dataset=table, removed=old)
+                replaced += len(old)
+                written += len(new)
+            delta.mirror(target, table)
     return TidySummary(replaced=replaced, written=written, deleted=_delete(dsn, target, older_than))
 
 
@@ -73,18 +80,17 @@ def _groups(files: list[LakeFile], day: date, least_files: int) -> Iterator[list
         yield from (group for group in groups_of(small, _LARGEST) if len(group) > 1)
 
 
-def _merged(lake: Lake, group: list[LakeFile]) -> WrittenFile:
+def _merged(lake: Lake, table: str, group: list[LakeFile]) -> WrittenFile:
     rows = sum(file.rows for file in group)
-    batches = lake.dataset(files=group).scanner(
-        columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
-    )
-    first = group[0]
-    with FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
+    with lake.writer(table, group) as file:
+        batches = lake.dataset(table, group).scanner(
+            columns=file.columns, batch_size=_ROWS, use_threads=False
+        )
         for batch in batches.to_batches():
             file.write(batch)
         if file.rows != rows:
             raise LakeError(
-                f"{lake.root} has {file.rows} messages of {first.day} where {rows} were written: "
+                f"{lake.root} has {file.rows} rows of {group[0].day} where {rows} were written: "
                 "`notifyq spark export --verify` finds the damaged file"
             )
         return file.close()
