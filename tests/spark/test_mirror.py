@@ -6,7 +6,6 @@ from contextlib import closing
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -203,13 +202,16 @@ def test_an_old_table_gets_the_columns_of_a_new_version(
         file.write(pa.table(rows, later))
         lake.commit(session, [file.close()])
     delta.mirror(lake)
-    wanted = [None] * 20 + ["red"]
+    wanted = {**dict.fromkeys(range(1, 21)), 99: "red"}
     for found in (
         pa.table(table_of(folder).scan(columns=["id", "colour"])),
         lake.dataset().to_table(columns=["id", "colour"]),
-        polars.read_delta(str(folder / ARCHIVE), columns=["id", "colour"]).to_arrow(),
     ):
-        assert found.sort_by("id")["colour"].to_pylist() == wanted
+        assert sorted(found["id"].to_pylist()) == [*range(1, 21), 99]
+        assert dict(zip(*found.to_pydict().values(), strict=True)) == wanted
+    polars = pytest.importorskip("polars")
+    frame = polars.read_delta(str(folder / ARCHIVE))
+    assert dict(frame.select("id", "colour").iter_rows()) == wanted
 
 
 def test_a_table_of_events_gets_the_columns_of_its_new_files(
@@ -252,10 +254,12 @@ def test_a_table_of_roll_ups_is_checked_before_it_is_written(
     database: str, session: Connection[Any], folder: Path
 ) -> None:
     rollup(database, folder)
+    found = pa.table(table_of(folder, ROLLUP).scan(columns=["queue"]))
+    assert set(found["queue"].to_pylist()) == {"billing", "mail"}
     table_of(folder, ROLLUP).delete()
     archive(session, 20, first=20)
     export(database, folder)
     with pytest.raises(LakeError, match="another program"):
         rollup(database, folder)
     [[counted]] = session.execute("select sum(finished) from notifyq.rollup").fetchall()
-    assert counted == 40
+    assert counted == 20
