@@ -188,6 +188,7 @@ READ_TABLES = [
     "select * from notifyq.lake_batch",
     "select * from messages.lake_file",
     "select * from notifyq.lake_prune",
+    "select * from notifyq.lake_stream",
     "select * from messages.anomaly",
     "select * from notifyq.load",
     "select * from notifyq.replay",
@@ -227,6 +228,7 @@ READ = [
     "select notifyq.lake_changes(1)",
     "select notifyq.lake_removed(1)",
     "select notifyq.lake_tables(1)",
+    "select notifyq.lake_stream_of(1, 'events')",
     "select notifyq.archive_hashes('2026-01-01')",
     "select notifyq.archive_days()",
     "select notifyq.archive_names()",
@@ -333,6 +335,7 @@ ADMIN = [
     "from notifyq.create_lake('/lake') as l",
     "select notifyq.prune_day(l.id, '2026-01-01', 0, 0) from notifyq.create_lake('/lake') as l",
     "select notifyq.note_lake(1, 'gone')",
+    "select notifyq.advance_lake(l.id, 'events', 's', null, '{}') from notifyq.lake as l",
     "select notifyq.forget_files(1, '{}')",
     "select messages.forget_lake(1)",
     "select notifyq.roll_up(l.id, 0, 1), notifyq.add_rollup(l.id, '[]') "

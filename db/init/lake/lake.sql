@@ -382,6 +382,57 @@ comment on function notifyq.commit_lake is
   'this key. Raises NQ003 for a wrong name, NQ031 for an unknown lake, and NQ033 where another '
   'session has replaced files to be removed.';
 
+create or replace function notifyq.lake_stream_of(lake bigint, dataset text)
+  returns setof notifyq.lake_stream language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select s.*
+  from notifyq.lake_stream as s
+  where s.lake = lake_stream_of.lake and s.dataset = lake_stream_of.dataset;
+$$;
+comment on function notifyq.lake_stream_of is
+  'The stream whose events a table of a lake has, and up to where; no row: the table has none.';
+
+create or replace function notifyq.advance_lake(
+  lake bigint,
+  dataset text,
+  stream text,
+  before jsonb,
+  after jsonb
+)
+  returns void language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform notifyq.find_lake(advance_lake.lake);
+  if advance_lake.before is null then
+    insert into notifyq.lake_stream as s (lake, dataset, stream, position)
+    values (advance_lake.lake, advance_lake.dataset, advance_lake.stream, advance_lake.after)
+    on conflict on constraint lake_stream_lake_dataset_pk do nothing;
+  else
+    update notifyq.lake_stream as s
+    set position = advance_lake.after, moved_at = clock_timestamp()
+    where s.lake = advance_lake.lake
+      and s.dataset = advance_lake.dataset
+      and s.stream = advance_lake.stream
+      and s.position = advance_lake.before;
+  end if;
+  if not found then
+    raise exception using
+      errcode = 'NQ033',
+      message = format(
+        'table %s of lake %s was written by another session', advance_lake.dataset,
+        advance_lake.lake
+      ),
+      hint = 'nothing was written; let one run carry the events of a stream';
+  end if;
+end;
+$$;
+comment on function notifyq.advance_lake is
+  'Move the position of a stream in a table of a lake, in the transaction that adds its files. '
+  'Raises NQ031 for an unknown lake, and NQ033 where the position is not the one before; null: the '
+  'table has none.';
+
 create or replace function notifyq.lake_removed(lake bigint)
   returns setof messages.lake_file language sql stable security definer
   set search_path = pg_catalog, pg_temp

@@ -19,7 +19,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.spark import machines
 
 _HERE = Path(__file__).parent
-_GATEWAY = "PYSPARK_GATEWAY_PORT"
+GATEWAY = "PYSPARKGATEWAY_PORT"
 """Set where spark-submit runs the program: its settings take precedence."""
 _PYTHON = "PYSPARK_PYTHON"
 
@@ -80,7 +80,7 @@ def session(
         if key not in _submitted():
             builder = builder.config(key, value)
     # The JVM and the session read it now; it must not reach programs that this process starts.
-    is_set_here = _GATEWAY not in os.environ and _PYTHON not in os.environ
+    is_set_here = GATEWAY not in os.environ and _PYTHON not in os.environ
     if is_set_here:
         # The wrapper is in a temporary folder, which other machines do not have.
         os.environ[_PYTHON] = sys.executable if is_remote else _python()
@@ -112,7 +112,7 @@ def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
         "spark.driver.memory": "2g",
         "spark.ui.showConsoleProgress": "false",
     }
-    if _GATEWAY in os.environ:
+    if GATEWAY in os.environ:
         return wanted
     wanted |= {
         "spark.master": master,
@@ -142,7 +142,7 @@ def _java(*, is_short: bool) -> list[str]:
 
 
 def _submitted() -> set[str]:
-    if _GATEWAY not in os.environ:
+    if GATEWAY not in os.environ:
         return set()
     from pyspark import SparkConf
 

@@ -158,6 +158,8 @@ COMMIT_LAKE: Final = """
       %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], "position" => %s
     )
 """
+LAKE_STREAM: Final = "select stream, position from notifyq.lake_stream_of(%s, %s)"
+ADVANCE_LAKE: Final = "select notifyq.advance_lake(%s, %s, %s, %s::jsonb, %s::jsonb)"
 FORGET_ARCHIVED: Final = "select notifyq.forget_archived(%s::bigint[])"
 MATCH_PAYLOADS: Final = "select notifyq.match_payloads(%s::text[], %s::jsonpath)"
 

@@ -1,6 +1,7 @@
 """What the commands of the pipelines share."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,16 +33,23 @@ LakeOption = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Threads of this process, or a session of Spark.")
+    EngineName | None,
+    typer.Option(
+        "--engine",
+        help="Threads of this process, or a session of Spark; else spark where spark-submit runs "
+        "this, else local.",
+        show_default=False,
+    ),
 ]
 
 
-def make_engine(name: EngineName) -> Any:
+def make_engine(name: EngineName | None) -> Any:
     """The engine of this name."""
     with needs_extra():
         from notifyq.spark.engine import LocalEngine, SparkEngine
+        from notifyq.spark.session import GATEWAY
 
-        if name == "local":
+        if (name or ("spark" if GATEWAY in os.environ else "local")) == "local":
             return LocalEngine()
         from notifyq.spark.session import session
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def export_(
     lake: LakeOption,
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     verify: bool = flag("--verify", "Then read all files of the lake, and compare them."),
     prune: bool = flag("--prune", "Then drop past days whose rows are all in the lake."),
     keep_days: int = option("Whole days that --prune leaves.", default=1, min=0),
@@ -78,7 +78,7 @@ def _summary_text(summary: ExportSummary) -> str:
 
 def rollup(
     lake: LakeOption,
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     rebuild: bool = flag("--rebuild", "Drop the counts, and count everything."),
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -148,45 +148,41 @@ def stream(
     lake: LakeOption,
     table: str | None = option("Table of the lake; else events_STREAM.", metavar="NAME"),
     once: bool = flag("--once", "Copy the present events, and end."),
-    every: str = option(
-        "Pause between micro-batches, in the form of Spark.", default="1 second", metavar="INTERVAL"
-    ),
-    rows: int = option("Most events of a micro-batch.", default=100_000, min=1),
+    every: timedelta | None = duration_option("Pause where there are no new events; else 1s."),
+    rows: int = option("Most events of a batch.", default=100_000, min=1),
+    engine: EngineOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy the events of a stream into the lake, each once.
 
-    It uses Structured Streaming. It runs until it is stopped, and continues where it was when it
-    starts again, also after kill -9.
+    It runs until it is stopped, and continues where it was when it starts again, also after
+    kill -9: the position is in PostgreSQL.
     """
     with needs_extra():
-        from notifyq.spark.session import session
-        from notifyq.spark.streaming import stream_to_lake
-
-    copied: list[int] = []
+        from notifyq.spark.streaming import check_stream, stream_to_lake
 
     def report(number: int, events: int) -> None:
-        copied.append(events)
         if as_json:
             print_json({"batch": number, "events": events})
         else:
             err.print(f"batch {number}: {events} events")
 
-    query = stream_to_lake(
-        session("notifyq stream"),
-        resolve_dsn(dsn),
+    address = resolve_dsn(dsn)
+    check_stream(address, name)  # before Spark starts, which takes long
+    done = stream_to_lake(
+        address,
         lake,
         name,
         table=table,
+        engine=make_engine(engine),
         once=once,
-        every=every,
+        every=(every or timedelta(seconds=1)).total_seconds(),
         rows=rows,
         on_batch=report,
     )
-    query.awaitTermination()
     if not as_json:
-        out.print(f"{sum(copied)} events of {name} are in the lake")
+        out.print(printable(f"{done.rows} events of {name} came into table {done.table}"))
 
 
 def anomalies(

@@ -58,7 +58,7 @@ def load(
     ),
     most_rejects: int = option("More rejected rows are an error.", default=10_000, min=1),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages and rejects."),
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,7 +128,7 @@ def replay(
         "Messages a second that become due, or are published into a stream.", min=0.001
     ),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages."),
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:

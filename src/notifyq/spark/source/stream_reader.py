@@ -47,7 +47,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Check the columns."""
         self._options = options
         self._columns = check(options.table, schema)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
         self._target: str | None = None
         self._kept: Session | None = None
 
@@ -111,7 +111,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
         """Give the rows of a part."""
-        return rows(self._options.dsn, partition, self._schema)
+        return rows(self._options.dsn, partition, self.arrow_schema)
 
     def stop(self) -> None:
         """Close the session of the driver."""
@@ -177,7 +177,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise NotifyqError(
                 "rows that this query had not read yet may have been dropped by retention: set "
                 "option failOnDataLoss=false to continue without them, or start again with another "
-                "checkpoint"
+                "checkpoint, or another table of a lake"
             )
 
     def _conditions(self, session: Session) -> list[sql.Composable]:
