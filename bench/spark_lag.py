@@ -96,7 +96,7 @@ def _thirds(
     at = dict(zip(batches, committed[-len(batches) :], strict=True))
     thirds: list[list[float]] = [[], [], []]
     for file in files:
-        column = pq.ParquetFile(lake.root / file.path).read(["created_at"])["created_at"]
+        column = pq.ParquetFile(lake.storage.name(file.path)).read(["created_at"])["created_at"]
         for created in column.to_pylist():
             third = ((created - begun).total_seconds() - _WARM) / seconds * 3
             if 0 <= third < 3:

@@ -37,7 +37,8 @@ async def test_each_event_is_in_the_lake_once(
         assert query.awaitTermination(120)
         return sorted(lake.dataset("events_orders").to_table(columns=["id"])["id"].to_pylist())
 
-    lake = Lake.create(database, tmp_path / "lake")
+    root = tmp_path / "lake"
+    lake = Lake.create(database, root)
     await publish(10)
     first = carry()
     assert len(set(first)) == len(first) == 10
@@ -47,7 +48,7 @@ async def test_each_event_is_in_the_lake_once(
     assert sum(rows for _, rows in batches) == 15
     files = {file.path for file in lake.files("events_orders")}
     # As after a kill between our commit and Spark's: it runs the last micro-batch again.
-    commits = lake.root / "_checkpoints/events_orders/commits"
+    commits = root / "_checkpoints/events_orders/commits"
     last = max(
         (path for path in commits.iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
     )
@@ -56,7 +57,7 @@ async def test_each_event_is_in_the_lake_once(
     assert carry() == second
     assert sum(rows for _, rows in batches) == 15
     assert {file.path for file in lake.files("events_orders")} == files
-    found = {str(path.relative_to(lake.root)) for path in lake.root.rglob("part-*.parquet")}
+    found = {str(path.relative_to(root)) for path in root.rglob("part-*.parquet")}
     assert found == files
 
 

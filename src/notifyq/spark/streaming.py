@@ -14,8 +14,9 @@ from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.paths import is_uri, local_path
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
-from notifyq.spark.lake.files import FileWriter, WrittenFile
-from notifyq.spark.lake.lake import ARCHIVE, Lake, folder
+from notifyq.spark.lake.files import FileWriter, WrittenFile, remove
+from notifyq.spark.lake.lake import ARCHIVE, Lake
+from notifyq.spark.lake.storage import storage_at
 from notifyq.spark.source.source import register
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Location
 
 _QUERY = "sql.streaming.queryId"
 """The local property with the id of a micro-batch's query, which its checkpoint keeps."""
@@ -33,7 +35,7 @@ _TIMES = ("first_at", "last_at")
 def stream_to_lake(
     spark: Any,
     dsn: str,
-    location: str | Path,
+    location: Location,
     stream: str,
     *,
     table: str | None = None,
@@ -55,10 +57,15 @@ def stream_to_lake(
         raise ConfigurationError(
             "the table archive belongs to `notifyq spark export`: choose another name"
         )
-    root = folder(location)
-    progress = _checkpoint(root / "_checkpoints" / name if checkpoint is None else checkpoint)
+    storage = storage_at(location)
+    if checkpoint is None and not storage.is_local:
+        raise ConfigurationError(
+            f"a checkpoint in {storage.location} would need Spark's own file systems: give a "
+            "folder that the driver keeps"
+        )
+    progress = _checkpoint(checkpoint or storage.name(f"_checkpoints/{name}"))
     _check_stream(dsn, stream)
-    lake = Lake.create(dsn, root)
+    lake = Lake.create(dsn, storage)
     register(spark)
     events = (
         spark.readStream.format("notifyq")
@@ -113,8 +120,7 @@ def _writer(
             known = lake.commit(session, files, dataset=table, key=f"{query}/{number}") is None
         if known:
             # The micro-batch ran again after its commit: these are copies.
-            for file in files:
-                (lake.root / file.path).unlink(missing_ok=True)
+            remove(lake.storage, files)
         elif on_batch is not None:
             on_batch(number, sum(file.rows for file in files))
 

@@ -28,7 +28,7 @@ def check(lake: Lake, dataset: str = ARCHIVE) -> None:
     seen = table.transaction_version(lake.token)
     if seen is not None and seen > lake.last_batch(dataset):
         raise LakeError(
-            f"{lake.root} is newer than its database, which was restored to an earlier state: "
+            f"{lake.location} is newer than its database, which was restored to an earlier state: "
             "create a lake in another folder, or reset this one with `notifyq spark tidy --repair`"
         )
 
@@ -56,8 +56,11 @@ def mirror(lake: Lake, dataset: str = ARCHIVE, *, is_repair: bool = False) -> in
 def _opened(lake: Lake, dataset: str) -> Any:
     from deltalake import DeltaTable
 
-    folder = str(lake.root / dataset)
-    return DeltaTable(folder) if DeltaTable.is_deltatable(folder) else None
+    folder, options = lake.storage.name(dataset), lake.storage.delta_options
+    with lake.storage.reading(dataset):
+        if not DeltaTable.is_deltatable(folder, storage_options=options):
+            return None
+        return DeltaTable(folder, storage_options=options)
 
 
 def _commit(lake: Lake, dataset: str, table: Any, actions: list[Any], last: int) -> None:
@@ -70,12 +73,13 @@ def _commit(lake: Lake, dataset: str, table: Any, actions: list[Any], last: int)
     properties = CommitProperties(app_transactions=[Transaction(lake.token, last)])
     if table is None:
         create_table_with_add_actions(
-            str(lake.root / dataset),
+            lake.storage.name(dataset),
             schema,
             actions,
             mode="append",
             partition_by=folders,
             name=dataset,
+            storage_options=lake.storage.delta_options,
             commit_properties=properties,
         )
         return
