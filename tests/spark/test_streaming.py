@@ -182,12 +182,15 @@ def test_events_that_were_dropped_before_are_an_error(database: str, folder: Pat
     with closing(connect(database)) as session:
         session.execute("select messages.drop_stream('orders')")
         session.execute("select messages.create_stream('orders')")
-    with pytest.raises(NotifyqError, match="dropped by retention.*another table"):
+    with pytest.raises(NotifyqError, match=r"dropped by retention.*another table"):
         stream_to_lake(database, folder, "orders", once=True)
 
 
 def test_an_unknown_stream_is_refused_before_anything_starts(
-    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(StreamNotFoundError, match="there is no stream 'ordres'"):
         stream_to_lake(database, tmp_path / "lake", "ordres", once=True)

@@ -34,7 +34,7 @@ LAKES: dict[str, Callable[[str, Any], object]] = {
     "replay": lambda dsn, lake: pipelines.replay(dsn, "r", lake=lake, to="default"),
     "dry replay": lambda dsn, lake: pipelines.replay(dsn, "r", lake=lake, dry_run=True),
     "counts": lambda dsn, lake: lake_counts(dsn, lake, pipelines.Choice()),
-    "stream": lambda dsn, lake: pipelines.stream_to_lake(None, dsn, lake, "default"),
+    "stream": lambda dsn, lake: pipelines.stream_to_lake(dsn, lake, "default"),
 }
 FILES: dict[str, Callable[[str, Any], object]] = {
     "load": lambda dsn, file: pipelines.load(dsn, "l", [file], MAPPING),

@@ -134,6 +134,7 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 
 LAKES: Final = "select * from messages.lakes()"
 CREATE_LAKE: Final = "select id, token from notifyq.create_lake(%s)"
+FORGET_LAKE: Final = "select messages.forget_lake(%s)"
 HOLD_LAKE: Final = "select position, notifyq.snapshot_of(position)::text from notifyq.hold_lake(%s)"
 LAKE_FILES: Final = """
     select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,

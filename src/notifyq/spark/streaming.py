@@ -18,21 +18,22 @@ import pyarrow.compute as pc
 
 from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.spark import statements
-from notifyq.spark.connection import connect, opened, translated
+from notifyq.spark.connection import opened
 from notifyq.spark.engine import Engine, LocalEngine
 from notifyq.spark.lake import delta
 from notifyq.spark.lake.files import FileWriter, WrittenFile, remove
-from notifyq.spark.lake.lake import ARCHIVE, Lake, folder
+from notifyq.spark.lake.lake import ARCHIVE, Lake
+from notifyq.spark.lake.storage import storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from datetime import date
-    from pathlib import Path
 
-    from notifyq.spark.connection import Session
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Location
     from notifyq.spark.source.rows import Part
 
+_NAME = "notifyq spark stream"
 _DAY = "created_at"
 
 
@@ -60,7 +61,7 @@ class StreamTask:
 
 def stream_to_lake(
     dsn: str,
-    location: str | Path,
+    location: Location,
     stream: str,
     *,
     table: str | None = None,
@@ -76,7 +77,7 @@ def stream_to_lake(
     The default of `table` is `events_` and the stream's name; the table is partitioned by the day
     of created_at in UTC. It continues where the last run ended, and then looks for new events
     `every` so many seconds, until `stop` is set. `once`: only the events so far. A batch has up to
-    `rows` events; `on_batch` gets its number in the lake and how many they are. Raises
+    `rows` events; `on_batch` gets its number in this run, and how many they are. Raises
     LakeChangedError where another run carries into the same table.
     """
     name = table or table_of(stream)
@@ -84,18 +85,16 @@ def stream_to_lake(
         raise ConfigurationError(
             "the table archive belongs to `notifyq spark export`: choose another name"
         )
-    root = folder(location)
+    storage = storage_at(location)
     check_stream(dsn, stream)
-    lake = Lake.create(dsn, root)
-    delta.check(lake, name)
+    lake = Lake.create(dsn, storage)
     used: Engine = engine or LocalEngine()
-    run = _Run(dsn, lake, stream, name, used, rows)
     ended = stop or threading.Event()
     summary = StreamSummary(stream=stream, table=name, rows=0, files=0, batches=0)
-    with closing(run), closing(connect(dsn, name="notifyq spark stream")) as session:
-        run.begin(session, once=once)
+    with closing(_Run(dsn, lake, stream, name, used, rows)) as run:
+        run.begin(once=once)
         while not ended.is_set():
-            files = run.step(session)
+            files = run.step()
             if files is None:
                 if once:
                     break
@@ -150,8 +149,8 @@ class _Run:
         self._before: dict[str, Any] | None = None
         self._offset: dict[str, Any] = {}
 
-    def begin(self, session: Session, *, once: bool) -> None:
-        with translated():
+    def begin(self, *, once: bool) -> None:
+        with opened(self._dsn, name=_NAME) as session:
             values = (self._lake.id, self._table)
             found = session.execute(statements.LAKE_STREAM, values).fetchone()
         if found is None and self._table in self._lake.tables():
@@ -169,7 +168,7 @@ class _Run:
         # Also after a run that was killed before it updated the mirror.
         delta.mirror(self._lake, self._table)
 
-    def step(self, session: Session) -> list[WrittenFile] | None:
+    def step(self) -> list[WrittenFile] | None:
         """Carry the next batch and return its files; None: there is nothing to carry."""
         end = self._reader.latestOffset(self._offset, self._reader.getDefaultReadLimit())
         if end == self._offset:
@@ -177,9 +176,9 @@ class _Run:
         files: list[WrittenFile] = []
         try:
             self._engine.run(self._tasks(end), write_part, on_done=files.extend)
-            self._commit(session, files, end)
+            self._commit(files, end)
         except BaseException:
-            remove(self._lake.root, files)
+            remove(self._lake.storage, files)
             raise
         self._offset = self._before = end
         delta.mirror(self._lake, self._table)
@@ -197,10 +196,10 @@ class _Run:
             for part in self._reader.partitions(self._offset, end)
         ]
 
-    def _commit(self, session: Session, files: list[WrittenFile], end: dict[str, Any]) -> None:
+    def _commit(self, files: list[WrittenFile], end: dict[str, Any]) -> None:
         before = None if self._before is None else json.dumps(self._before)
         values = (self._lake.id, self._table, self._stream, before, json.dumps(end))
-        with translated(), session.transaction():
+        with opened(self._dsn, name=_NAME) as session, session.transaction():
             # First: of two runs the second one waits here, and is refused.
             session.execute(statements.ADVANCE_LAKE, values)
             if files:

@@ -42,23 +42,29 @@ def mirror(lake: Lake, dataset: str = ARCHIVE, *, is_repair: bool = False) -> in
     """
     from deltalake.exceptions import CommitFailedError
 
-    for attempt in range(_ATTEMPTS):
+    attempt = 1
+    while True:
         table = _opened(lake, dataset)
         known = _known(table)
         listing = _listing(lake, dataset, table, known, is_repair=is_repair)
         try:
             return _follow(lake, dataset, table, known, listing)
         except CommitFailedError as error:
-            failure = error
+            if attempt == _ATTEMPTS:
+                name = lake.storage.name(dataset)
+                raise LakeError(f"{name} cannot be updated as a Delta table: {error}") from None
             time.sleep(0.01 * attempt)
-    raise LakeError(f"{lake.root / dataset} cannot be updated as a Delta table: {failure}")
+            attempt += 1
 
 
 def _opened(lake: Lake, dataset: str) -> Any:
     from deltalake import DeltaTable
 
-    folder = str(lake.root / dataset)
-    return DeltaTable(folder) if DeltaTable.is_deltatable(folder) else None
+    folder, options = lake.storage.name(dataset), lake.storage.delta_options
+    with lake.storage.reading(dataset):
+        if not DeltaTable.is_deltatable(folder, storage_options=options):
+            return None
+        return DeltaTable(folder, storage_options=options)
 
 
 def _listing(
@@ -72,13 +78,13 @@ def _listing(
         return listing
     if seen > listing.last:
         raise LakeError(
-            f"{lake.root} is newer than its database, which was restored to an earlier state: "
+            f"{lake.location} is newer than its database, which was restored to an earlier state: "
             "create a lake in another folder, or reset this one with `notifyq spark tidy --repair`"
         )
     wanted = {_path(file) for file in listing.before}
     if wanted != known.keys():
         raise LakeError(
-            f"{lake.root / dataset} was changed by another program: its Delta table lacks "
+            f"{lake.storage.name(dataset)} was changed by another program: its Delta table lacks "
             f"{len(wanted - known.keys())} files of the lake and has {len(known.keys() - wanted)} "
             "others. `notifyq spark tidy --repair` undoes that; `notifyq forget` deletes messages"
         )
@@ -130,12 +136,13 @@ def _commit(
     properties = CommitProperties(app_transactions=[Transaction(lake.token, last)])
     if table is None:
         create_table_with_add_actions(
-            str(lake.root / dataset),
+            lake.storage.name(dataset),
             Schema.from_arrow(schema),
             actions,
             mode="append",
             partition_by=folders,
             name=dataset,
+            storage_options=lake.storage.delta_options,
             commit_properties=properties,
         )
         return

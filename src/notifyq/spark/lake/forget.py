@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from notifyq.errors import LakeError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
 from notifyq.spark.lake import delta
@@ -18,10 +17,10 @@ from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from notifyq.archive.forget import Wanted
     from notifyq.spark.connection import Session
+    from notifyq.spark.lake.storage import Location
 
 _ROWS = 16_384
 _KEYS = ("key", "dedup_key")
@@ -39,7 +38,11 @@ class ForgetSummary:
 
 
 def forget(
-    dsn: str, location: str | Path, wanted: Wanted, *, dry_run: bool = False
+    dsn: str,
+    location: Location,
+    wanted: Wanted,
+    *,
+    dry_run: bool = False,
 ) -> ForgetSummary:
     """Replace each file of a lake that has such messages, a day at a time.
 
@@ -103,11 +106,8 @@ def _forget_day(
 
 def _batches(lake: Lake, table: str, file: LakeFile) -> Iterator[pa.RecordBatch]:
     scanner = lake.dataset(table, [file]).scanner(batch_size=_ROWS, use_threads=False)
-    try:
+    with lake.storage.reading(file.path):
         yield from scanner.to_batches()
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise LakeError(f"{lake.root / file.path} cannot be read: {reason}") from None
 
 
 def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:

@@ -19,9 +19,9 @@ from notifyq.spark.lake.lake import Lake, LakeFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
-    from pathlib import Path
 
     from notifyq.spark.lake.files import WrittenFile
+    from notifyq.spark.lake.storage import Location
 
 _SMALL = 32 * 1024 * 1024
 _LARGEST = 128 * 1024 * 1024
@@ -41,7 +41,11 @@ class TidySummary:
 
 
 def tidy(
-    dsn: str, lake: str | Path, *, least_files: int = 4, older_than: timedelta = A_DAY
+    dsn: str,
+    lake: Location,
+    *,
+    least_files: int = 4,
+    older_than: timedelta = A_DAY,
 ) -> TidySummary:
     """Merge small files of each day and queue of all tables, and delete leftovers.
 
@@ -90,8 +94,8 @@ def _merged(lake: Lake, table: str, group: list[LakeFile]) -> WrittenFile:
             file.write(batch)
         if file.rows != rows:
             raise LakeError(
-                f"{lake.root} has {file.rows} rows of {group[0].day} where {rows} were written: "
-                "`notifyq spark export --verify` finds the damaged file"
+                f"{lake.location} has {file.rows} rows of {group[0].day} where {rows} were "
+                "written: `notifyq spark export --verify` finds the damaged file"
             )
         return file.close()
 
@@ -101,24 +105,15 @@ def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
         removed = session.execute(statements.LAKE_REMOVED, (older_than, lake.id)).fetchall()
     known = {path for _, path, _ in removed}
     leftovers = [(id_, path) for id_, path, is_old in removed if is_old]
-    deleted = sum(_unlink(lake.root / path) for _, path in leftovers)
+    deleted = sum(lake.storage.delete(path) for _, path in leftovers)
     before = time.time() - older_than.total_seconds()
-    for folder in (it for it in lake.root.iterdir() if it.is_dir()):
-        found = [it for it in folder.rglob("part-*.parquet") if it.stat().st_mtime < before]
-        current = {file.path for file in lake.files(folder.name)}
-        for path in found:
-            name = path.relative_to(lake.root).as_posix()
+    for table in lake.storage.tables():
+        found = [name for name, modified in lake.storage.data(table) if modified < before]
+        current = {file.path for file in lake.files(table)}
+        for name in found:
             if name not in current and name not in known:
-                deleted += _unlink(path)
+                deleted += lake.storage.delete(name)
     # Last: without its row, a replaced file would count as one that was never listed.
     with opened(dsn, name="notifyq tidy") as session:
         session.execute(statements.FORGET_FILES, (lake.id, [id_ for id_, _ in leftovers]))
     return deleted
-
-
-def _unlink(path: Path) -> int:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return 1

@@ -18,9 +18,9 @@ from notifyq.spark.lake.lake import Lake
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import date, datetime
-    from pathlib import Path
 
     from notifyq.spark.lake.lake import LakeFile
+    from notifyq.spark.lake.storage import Location
 
 _TIME = pa.timestamp("us", "UTC")
 STEP = 10_000
@@ -132,7 +132,11 @@ def counts(dsn: str, name: str, choice: Choice, *, redrive: bool) -> list[Count]
     return fetch(dsn, Count, statements.REPLAY_COUNTS, values)
 
 
-def lake_counts(dsn: str, location: str | Path, choice: Choice) -> list[Count]:
+def lake_counts(
+    dsn: str,
+    location: Location,
+    choice: Choice,
+) -> list[Count]:
     """Count the chosen messages of a lake; `known` is always 0."""
     lake = Lake(dsn, location)
     found: Counter[tuple[Any, ...]] = Counter()
