@@ -76,6 +76,8 @@ def register(spark: Any) -> None:
     Spark searches data sources once, in a Python worker. If that worker is killed, the session
     raises DATA_SOURCE_NOT_FOUND until its end.
     """
-    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - not in Python
-    if not known.dataSourceExists(NotifyqSource.name()):
+    java = getattr(spark, "_jsparkSession", None)  # Spark Connect has none
+    if java is None or not java.sessionState().dataSourceManager().dataSourceExists(
+        NotifyqSource.name()
+    ):
         spark.dataSource.register(NotifyqSource)
