@@ -240,8 +240,7 @@ def dataset_of(
         format=ds.ParquetFileFormat(),
         filesystem=storage.filesystem,
         partitions=[
-            _partition(file) & (_bounds(file) if is_bounded else ds.scalar(value=True))
-            for file in files
+            _partition(file) & _bounds(file) if is_bounded else _partition(file) for file in files
         ],
     )
 

@@ -1,4 +1,4 @@
-"""Reads of a lake: files in groups, read by pyarrow, so that Spark needs no library of the store."""
+"""Reads of a lake by pyarrow: Spark needs no library of the store."""
 
 from __future__ import annotations
 
