@@ -71,19 +71,22 @@ def _commit(lake: Lake, dataset: str, table: Any, actions: list[Any], last: int)
     schema = Schema.from_arrow(lake.schema(dataset, files))
     folders = [name for name in _FOLDERS if name in {field.name for field in schema.fields}]
     properties = CommitProperties(app_transactions=[Transaction(lake.token, last)])
-    if table is None:
-        create_table_with_add_actions(
-            lake.storage.name(dataset),
-            schema,
-            actions,
-            mode="append",
-            partition_by=folders,
-            name=dataset,
-            storage_options=lake.storage.delta_options,
-            commit_properties=properties,
-        )
-        return
-    table.create_write_transaction(actions, "append", schema, folders, commit_properties=properties)
+    with lake.storage.writing(dataset):
+        if table is None:
+            create_table_with_add_actions(
+                lake.storage.name(dataset),
+                schema,
+                actions,
+                mode="append",
+                partition_by=folders,
+                name=dataset,
+                storage_options=lake.storage.delta_options,
+                commit_properties=properties,
+            )
+        else:
+            table.create_write_transaction(
+                actions, "append", schema, folders, commit_properties=properties
+            )
 
 
 def _path(file: LakeFile) -> str:
