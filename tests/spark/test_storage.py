@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from docs.pages import PAGES, blocks
 from notifyq.archive.forget import Wanted
 from notifyq.cli import main as cli
 from notifyq.errors import ConfigurationError, LakeError
@@ -347,6 +348,18 @@ def test_spark_reads_without_libraries_of_the_store(
     plan = chosen._jdf.queryExecution().toString()
     assert SECRET not in plan
     assert SECRET not in repr(chosen)
+
+
+def test_the_example_of_the_page_runs(
+    database: str, session: Connection[Any], lake: str, spark: Any
+) -> None:
+    archive(session, 10)
+    session.execute("select notifyq.make_partitions()")
+    given = {"spark": spark, "dsn": database, "export": pipelines.export, "Lake": Lake}
+    [page] = [page for page in PAGES if page.name == "lake.md"]
+    [block] = [it for it in blocks(page, "python") if "s3://" in it.text]
+    exec(block.text.replace("s3://bucket/lake", lake), given)
+    assert given["frame"].count() == 10
 
 
 async def test_events_of_a_stream(
