@@ -23,6 +23,8 @@ _REMOTE = re.compile(
     """,
     re.VERBOSE,
 )
+_SECRET = re.compile(r"^([^:]+:/*)[^:]*:.*@", re.DOTALL)
+"""What precedes a host, if it may be a name with a password."""
 _FORMS = (
     "/data/lake, file:///data/lake, s3://bucket/lake, gs://bucket/lake, "
     "abfss://container@account.dfs.core.windows.net/lake or hdfs://host:8020/lake"
@@ -60,7 +62,7 @@ def lake_location(given: str | os.PathLike[str]) -> str:
     location = f"{scheme.lower()}://{rest.rstrip('/')}"
     if isinstance(given, str) and _REMOTE.fullmatch(location):
         return location
-    shown = re.sub(r"//[^/]*@", "//…@", text) if scheme.lower() != "abfss" else text
+    shown = _SECRET.sub(r"\1…@", text)
     raise ConfigurationError(
         f"{shown.partition('?')[0]} is a URI that cannot be a lake: pass a text such as {_FORMS}; "
         "credentials and other options are passed as storage options or by the environment"

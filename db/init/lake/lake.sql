@@ -28,12 +28,16 @@ declare
   v_lake notifyq.lake;
 begin
   if coalesce(location, '') = '' then
-    perform notifyq.raise_invalid('a lake needs a location', 'give the path of its folder');
+    perform notifyq.raise_invalid('a lake needs a location', 'give its folder or URI');
   end if;
-  if location ~* e'^([a-z][a-z0-9+.-]+:([/\\\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
+  -- Everybody who sees lakes sees their locations: they must have no credentials.
+  if location !~ '^(s3|gs|hdfs)://[^/@?#]+(/[^@?#]*)?$'
+    and location !~ '^abfss://[^/@:?#]+@[^/@:?#]+(/[^@?#]*)?$'
+    and location ~* e'^([a-z][a-z0-9+.-]+:([/\\\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)'
+  then
     perform notifyq.raise_invalid(
-      format('%s is a URI', left(location, 200)),
-      'give the path of a folder in a mounted file system'
+      'a URI cannot be a lake, or has credentials',
+      'give an absolute path, or s3://, gs://, abfss:// or hdfs:// without credentials'
     );
   end if;
   insert into notifyq.lake as l (location, position)
@@ -47,9 +51,9 @@ begin
 end;
 $$;
 comment on function notifyq.create_lake is
-  'Register a lake in the folder location, as `notifyq spark export` does. From now on no day of '
-  'the archive is dropped before it has been exported there. Raises NQ003 for an empty location '
-  'and for a URI such as s3://bucket.';
+  'Register a lake at a location, as `notifyq spark export` does: the absolute path of a folder, '
+  'or a URI of s3, gs, abfss or hdfs. From now on no day of the archive is dropped before it has '
+  'been exported there. Raises NQ003 for an empty location, another URI, and one with credentials.';
 
 create or replace function messages.forget_lake(id bigint)
   returns boolean language plpgsql security definer

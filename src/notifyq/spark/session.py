@@ -112,7 +112,7 @@ def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
         f"spark.executorEnv.{machines.DRIVER}": machines.this_machine(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.redaction.options.regex": "(?i)url|dsn|password",
+        "spark.sql.redaction.options.regex": "(?i)url|dsn|password|storage[.]",
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn",
         "spark.driver.memory": "2g",
         "spark.ui.showConsoleProgress": "false",

@@ -3,12 +3,11 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from notifyq.cli.options import path
+from notifyq.cli.options import lake
 from notifyq.errors import ConfigurationError
 
 
@@ -27,9 +26,13 @@ def needs_extra(name: str = "spark") -> Iterator[None]:
 
 EngineName = Literal["local", "spark"]
 LakeOption = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--lake", parser=path, metavar="DIR", help="Folder of the lake.", show_default=False
+        "--lake",
+        parser=lake,
+        metavar="LAKE",
+        help="Folder of the lake, or a URI such as s3://bucket/lake.",
+        show_default=False,
     ),
 ]
 EngineOption = Annotated[
@@ -41,6 +44,22 @@ EngineOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def storage_of(location: str, options: list[str] | None) -> Any:
+    """The storage of a lake with its --storage-option; errors show no value."""
+    with needs_extra():
+        from notifyq.spark.lake.storage import storage_at
+
+    found: dict[str, str] = {}
+    for text in options or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter("a --storage-option is not KEY=VALUE")
+        if name in found:
+            raise typer.BadParameter(f"--storage-option has {name!r} twice")
+        found[name] = value
+    return storage_at(location, found)
 
 
 def make_engine(name: EngineName | None) -> Any:

@@ -10,6 +10,7 @@ from notifyq.cli.command import resolve_dsn
 from notifyq.cli.options import (
     DsnOption,
     JsonOption,
+    StorageOption,
     StreamArgument,
     duration_option,
     flag,
@@ -18,7 +19,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json, print_table, when
 from notifyq.cli.progress import Progress
-from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra
+from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra, storage_of
 from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
@@ -32,12 +33,13 @@ def export_(
     verify: bool = flag("--verify", "Then read all files of the lake, and compare them."),
     prune: bool = flag("--prune", "Then drop past days whose rows are all in the lake."),
     keep_days: int = option("Whole days that --prune leaves.", default=1, min=0),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export newly archived messages into a lake.
 
-    A lake is a folder of Parquet files by day and queue, and a Delta table. Each message is
+    A lake has Parquet files by day and queue, and a Delta table. Each message is
     exported once: stop this and run it again at any time.
     """
     with needs_extra():
@@ -45,16 +47,17 @@ def export_(
         from notifyq.spark.lake.prune import prune as drop
         from notifyq.spark.lake.prune import verify as compare
 
+    target = storage_of(lake, storage_option)
     used = make_engine(engine)
     where = resolve_dsn(dsn)
     with Progress("exporting", total=None, unit="messages") as progress:
-        summary = export(where, lake, engine=used, on_progress=progress.reach)
+        summary = export(where, target, engine=used, on_progress=progress.reach)
     if not as_json:
         out.print(printable(_summary_text(summary)))
-    verified = compare(where, lake) if verify else None
+    verified = compare(where, target) if verify else None
     if verified is not None and not as_json:
         out.print(f"{verified} files are as they were written")
-    pruned = drop(where, lake, keep_days=keep_days) if prune else None
+    pruned = drop(where, target, keep_days=keep_days) if prune else None
     if as_json:
         more = {} if pruned is None else {"pruned": asdict(pruned)}
         print_json({**asdict(summary), "verified": verified, **more})
@@ -80,6 +83,7 @@ def rollup(
     lake: LakeOption,
     engine: EngineOption = None,
     rebuild: bool = flag("--rebuild", "Drop the counts, and count everything."),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,10 +96,11 @@ def rollup(
     with needs_extra():
         from notifyq.spark.analysis.rollup import rollup as count
 
+    target = storage_of(lake, storage_option)
     used = make_engine(engine)
     address = resolve_dsn(dsn)
     with Progress("counting", total=None, unit="messages") as progress:
-        done = count(address, lake, engine=used, rebuild=rebuild, on_progress=progress.reach)
+        done = count(address, target, engine=used, rebuild=rebuild, on_progress=progress.reach)
     if as_json:
         print_json(done)
     elif done.messages or done.batches:
@@ -116,6 +121,7 @@ def tidy(
     repair: bool = flag(
         "--repair", "First set the Delta tables to the files that PostgreSQL lists."
     ),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,12 +134,13 @@ def tidy(
         from notifyq.spark.lake.lake import Lake
         from notifyq.spark.lake.tidy import tidy as run
 
+    target = storage_of(lake, storage_option)
     where = resolve_dsn(dsn)
     if repair:
-        damaged = Lake(where, lake)
+        damaged = Lake(where, target)
         for table in damaged.tables():
             delta.mirror(damaged, table, is_repair=True)
-    summary = run(where, lake, least_files=least_files, older_than=timedelta(hours=keep_hours))
+    summary = run(where, target, least_files=least_files, older_than=timedelta(hours=keep_hours))
     if as_json:
         print_json(summary)
         return
@@ -151,6 +158,7 @@ def stream(
     every: timedelta | None = duration_option("Pause where there are no new events; else 1s."),
     rows: int = option("Most events of a batch.", default=100_000, min=1),
     engine: EngineOption = None,
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -162,6 +170,8 @@ def stream(
     with needs_extra():
         from notifyq.spark.streaming import check_stream, stream_to_lake
 
+    target = storage_of(lake, storage_option)
+
     def report(number: int, events: int) -> None:
         if as_json:
             print_json({"batch": number, "events": events})
@@ -172,7 +182,7 @@ def stream(
     check_stream(address, name)  # before Spark starts, which takes long
     done = stream_to_lake(
         address,
-        lake,
+        target,
         name,
         table=table,
         engine=make_engine(engine),

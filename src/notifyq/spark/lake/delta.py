@@ -102,7 +102,8 @@ def _follow(
     # Files of earlier batches are not opened again: there may be very many.
     schema = lake.schema(dataset, added) if added or dataset == ARCHIVE else pa.schema([])
     if table is not None:
-        _add_columns(table, schema)
+        with lake.storage.writing(dataset):
+            _add_columns(table, schema)
         if not (added or removed) and table.transaction_version(lake.token) == listing.last:
             return int(table.version())
     folders = [name for name in _FOLDERS if any(getattr(it, name) is not None for it in added)]
@@ -134,25 +135,26 @@ def _commit(
     from deltalake.transaction import create_table_with_add_actions
 
     properties = CommitProperties(app_transactions=[Transaction(lake.token, last)])
-    if table is None:
-        create_table_with_add_actions(
-            lake.storage.name(dataset),
-            Schema.from_arrow(schema),
-            actions,
-            mode="append",
-            partition_by=folders,
-            name=dataset,
-            storage_options=lake.storage.delta_options,
-            commit_properties=properties,
-        )
-        return
-    table.create_write_transaction(
-        actions,
-        "append",
-        table.schema(),
-        table.metadata().partition_columns,
-        commit_properties=properties,
-    )
+    with lake.storage.writing(dataset):
+        if table is None:
+            create_table_with_add_actions(
+                lake.storage.name(dataset),
+                Schema.from_arrow(schema),
+                actions,
+                mode="append",
+                partition_by=folders,
+                name=dataset,
+                storage_options=lake.storage.delta_options,
+                commit_properties=properties,
+            )
+        else:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                table.metadata().partition_columns,
+                commit_properties=properties,
+            )
 
 
 def _path(file: LakeFile) -> str:

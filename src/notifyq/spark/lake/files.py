@@ -159,7 +159,11 @@ class FileWriter:
 
 
 def remove(storage: Storage, files: Iterable[WrittenFile]) -> None:
-    """Delete files that are not part of a lake: they may fill the disk."""
-    for file in files:
-        with suppress(OSError, LakeError):
+    """Delete files that are not part of a lake: they may fill the disk.
+
+    Where one cannot be deleted, `tidy` deletes the others later: each may wait for a store that
+    does not answer.
+    """
+    with suppress(OSError, LakeError):
+        for file in files:
             storage.delete(file.path)

@@ -135,13 +135,7 @@ class Lake:
     def dataset(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """Return a table of the lake as a dataset of pyarrow; missing columns are null."""
         found = self.files(name) if files is None else files
-        return ds.FileSystemDataset.from_paths(
-            [self.storage.key(file.path) for file in found],
-            schema=self.schema(name, found),
-            format=ds.ParquetFileFormat(),
-            filesystem=self.storage.filesystem,
-            partitions=[_partition(file) for file in found],
-        )
+        return dataset_of(self.storage, found, self.schema(name, found))
 
     def schema(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """Return the columns of a table of the lake, those of its folders last."""
@@ -178,7 +172,12 @@ class Lake:
     def frame(
         self, spark: Any, columns: Sequence[str] | None = None, *, dataset: str = ARCHIVE
     ) -> Any:
-        """Return a table of the lake as a DataFrame of Spark."""
+        """Return a table of the lake as a DataFrame of Spark.
+
+        A local lake is read by Spark itself, one in a store by the data source `notifyq`.
+        """
+        if not self.storage.is_local:
+            return self._remote_frame(spark, columns, dataset)
         from pyspark.sql.pandas.types import from_arrow_schema
 
         files = self.files(dataset)
@@ -194,6 +193,13 @@ class Lake:
         else:
             frame = spark.createDataFrame([], schema)
         return frame.select(*(columns or schema.names))
+
+    def _remote_frame(self, spark: Any, columns: Sequence[str] | None, dataset: str) -> Any:
+        options = {f"storage.{name}": value for name, value in self.storage.options}
+        if columns:
+            options["columns"] = ",".join(columns)
+        given = {"dsn": self._dsn, "lake": self.location, "table": dataset, **options}
+        return spark.read.format("notifyq").options(**given).load()
 
     def commit(
         self,
@@ -258,6 +264,36 @@ class Lake:
                 session.execute(statements.KEEP_PARTITIONS)
                 row = session.execute(statements.HOLD_LAKE, (self.id,)).fetchone()
                 yield row or ("", "")
+
+
+def dataset_of(
+    storage: Storage, files: Sequence[LakeFile], schema: Any, *, is_bounded: bool = False
+) -> Any:
+    """Return files as a dataset of pyarrow. `is_bounded`: also by id and archived_at."""
+    return ds.FileSystemDataset.from_paths(
+        [storage.key(file.path) for file in files],
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=storage.filesystem,
+        partitions=[
+            _partition(file) & _bounds(file) if is_bounded else _partition(file) for file in files
+        ],
+    )
+
+
+def _bounds(file: LakeFile) -> Any:
+    """Return what is true of all rows of a file of the archive."""
+    condition = ds.scalar(value=True)
+    for name, low, high in (
+        ("id", file.first_id, file.last_id),
+        ("archived_at", file.first_at, file.last_at),
+    ):
+        if low is not None and high is not None:
+            kind = ARCHIVE_SCHEMA.field(name).type
+            condition &= (ds.field(name) >= pa.scalar(low, kind)) & (
+                ds.field(name) <= pa.scalar(high, kind)
+            )
+    return condition
 
 
 def _partition(file: LakeFile) -> Any:

@@ -13,7 +13,7 @@ import io
 import os
 import secrets
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import gethostname
@@ -27,7 +27,7 @@ from notifyq.paths import lake_location
 from notifyq.spark.lake import stores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 DATA = "part-"
 """Data files are named so."""
@@ -101,8 +101,18 @@ class Storage(ABC):
         return self.filesystem.open_input_file(self.key(name))
 
     @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Raise errors of the file system as LakeError that names a file or folder."""
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise LakeError(
+                f"{self.name(name)} cannot be written: {stores.reason(error)}"
+            ) from None
+
+    @contextmanager
     def reading(self, name: str) -> Iterator[None]:
-        """Raise errors of the file system as LakeError that names a file."""
+        """Raise errors of the file system as LakeError that names a file or folder."""
         try:
             yield
         except FileNotFoundError:
@@ -410,27 +420,25 @@ def _connected(location: str, options: tuple[tuple[str, str], ...]) -> Any:
 class _RemoteSink:
     def __init__(self, storage: RemoteStorage, name: str) -> None:
         self._storage, self._name = storage, name
-        with self._writing():
+        self._is_whole = True
+        with storage.writing(name):
             self._stream = storage.filesystem.open_output_stream(storage.key(name))
 
     def write(self, data: memoryview) -> None:
-        with self._writing():
-            self._stream.write(data)
+        self._call(self._stream.write, data)
 
     def close(self) -> None:
-        with self._writing():
-            self._stream.close()
+        self._call(self._stream.close)
+
+    def _call(self, call: Callable[..., object], *arguments: object) -> None:
+        is_whole, self._is_whole = self._is_whole, False
+        with self._storage.writing(self._name):
+            call(*arguments)
+        self._is_whole = is_whole
 
     def discard(self) -> None:
-        with suppress(LakeError):
+        # A store that has just failed would fail again, after the same wait: `tidy` deletes what it
+        # may have.
+        if self._is_whole:
             self.close()
-        self._storage.delete(self._name)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise LakeError(
-                f"{self._storage.name(self._name)} cannot be written: {stores.reason(error)}"
-            ) from None
+            self._storage.delete(self._name)
