@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -97,21 +98,6 @@ class SparkEngine:
         """Run all tasks, see Engine.run()."""
         if not tasks:
             return []
-        is_reported = on_done is not None and self._context is not None
-        early = self._context.accumulator([], _appending()) if is_reported else None
-
-        def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            import pyarrow as pa
-
-            for batch in batches:
-                for number in batch.column("id").to_pylist():
-                    result = _tried(work, tasks[number])
-                    if early is not None and not isinstance(result, _Refused):
-                        early.add([(number, result)])
-                    yield pa.RecordBatch.from_pydict(
-                        {"number": [number], "result": [pickle.dumps(result)]}
-                    )
-
         results: dict[int, R] = {}
 
         def report(found: Iterable[tuple[int, R]]) -> None:
@@ -121,18 +107,47 @@ class SparkEngine:
                 results.setdefault(number, result)
 
         numbers = self._spark.range(0, len(tasks), 1, len(tasks))
-        done = numbers.mapInArrow(attempt, "number long, result binary")
-        try:
+        with self._early() as early:
+            attempt = _attempts(tasks, work, early)
+            done = numbers.mapInArrow(attempt, "number long, result binary")
             rows = _beside(done.collect, lambda: report([] if early is None else list(early.value)))
-        finally:
-            if early is not None:
-                early.value = []  # Spark keeps an accumulator as long as the driver runs
-        found = [(row.number, pickle.loads(row.result)) for row in rows]  # noqa: S301  of our tasks
+        found = [(row.number, pickle.loads(row.result)) for row in rows]  # noqa: S301 - of our tasks
         for _, result in found:
             if isinstance(result, _Refused):
                 raise result.error
         report(found)
         return [results[number] for number in range(len(tasks))]
+
+    @contextmanager
+    def _early(self) -> Iterator[Any]:
+        """Give an accumulator of the results so far; None: only Spark's own client has one."""
+        if self._context is None:
+            yield None
+            return
+        early = self._context.accumulator([], _appending())
+        try:
+            yield early
+        finally:
+            early.value = []  # Spark keeps an accumulator as long as the driver runs
+
+
+def _attempts(
+    tasks: Sequence[T], work: Callable[[T], R], early: Any
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of Spark's tasks, each of which gets the number of one of ours."""
+
+    def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                result = _tried(work, tasks[number])
+                if early is not None and not isinstance(result, _Refused):
+                    early.add([(number, result)])
+                row = {"number": [number], "result": [pickle.dumps(result)]}
+                yield pa.RecordBatch.from_pydict(row)
+
+    return attempt
 
 
 def _tried(work: Callable[[T], R], task: T) -> R | _Refused:
