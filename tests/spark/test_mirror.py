@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import closing
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -60,10 +62,14 @@ def ids(folder: Path, name: str = ARCHIVE) -> list[int]:
 
 
 def add_events(
-    session: Connection[Any], lake: Lake, first: int, schema: pa.Schema = EVENTS
+    session: Connection[Any],
+    lake: Lake,
+    first: int,
+    schema: pa.Schema = EVENTS,
+    key: str | None = None,
 ) -> None:
     """Add a file of ten events to a table, as a micro-batch does."""
-    columns = {name: [None] * 10 for name in schema.names}
+    columns = {name: [key if name == "key" else None] * 10 for name in schema.names}
     rows = pa.table({**columns, "id": list(range(first, first + 10))}, schema)
     with FileWriter(
         lake.home, "events_x", schema, day=date(2026, 3, 1), time_column="created_at"
@@ -136,6 +142,44 @@ def test_a_change_between_the_check_and_the_commit_is_refused_too(
     assert len(ids(folder)) < 20
     delta.mirror(Lake(database, folder), is_repair=True)
     assert ids(folder) == list(range(1, 41))
+
+
+def test_rows_deleted_by_a_vector_are_refused(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    log = folder / ARCHIVE / "_delta_log"
+    [added, *_] = [
+        action["add"]
+        for line in (log / f"{0:020}.json").read_text().splitlines()
+        if "add" in (action := json.loads(line))
+    ]
+    features = ["deletionVectors"]
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": features,
+    }
+    # A bitmap of rows 2 and 3.
+    vector = {
+        "storageType": "i",
+        "pathOrInlineDv": "^Bg9^0rr910000000000iXQKl0rr91000315c8Xg0SSr5",
+        "sizeInBytes": 36,
+        "cardinality": 2,
+    }
+    actions = [
+        {"protocol": protocol},
+        {"remove": {"path": added["path"], "dataChange": True}},
+        {"add": {**added, "deletionVector": vector}},
+    ]
+    (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    lake = Lake(database, folder)
+    for write in (lambda: export(database, folder), lambda: delta.mirror(lake, is_repair=True)):
+        with pytest.raises(LakeError, match=r"another program.*delete its folder _delta_log"):
+            write()
+    shutil.rmtree(log)
+    export(database, folder)
+    assert ids(folder) == list(range(1, 21))
 
 
 def test_changes_that_leave_the_rows_are_accepted(
@@ -248,6 +292,21 @@ def test_small_files_of_events_are_merged(
     with pytest.raises(LakeError, match=r"events_x was changed by another program"):
         forget(database, folder, Wanted("k", None, None))
     assert export(database, folder).rows == 0
+
+
+def test_forgotten_events_leave_the_delta_table(
+    database: str, session: Connection[Any], folder: Path
+) -> None:
+    lake = Lake(database, folder)
+    keyed = EVENTS.append(pa.field("key", pa.string()))
+    add_events(session, lake, 1)
+    add_events(session, lake, 11, keyed, key="k")
+    delta.mirror(lake, "events_x")
+    found = forget(database, folder, Wanted("k", None, None))
+    assert (found.rows, found.files) == (10, 1)
+    add_events(session, lake, 21, keyed)
+    assert tidy(database, folder, least_files=2).replaced == 2
+    assert ids(folder, "events_x") == [*range(1, 11), *range(21, 31)]
 
 
 def test_a_table_of_roll_ups_is_checked_before_it_is_written(

@@ -74,7 +74,16 @@ def _listing(
     seen = 0 if table is None else table.transaction_version(lake.token) or 0
     # Read after the table: a batch is in PostgreSQL before it is in the table.
     listing = lake.listing(dataset, seen)
-    if table is None or is_repair:
+    if table is None:
+        return listing
+    changed = f"{lake.storage.name(dataset)} was changed by another program"
+    if _has_vectors(table):
+        # Such a file cannot be taken out by its path alone, as a repair would.
+        raise LakeError(
+            f"{changed}: it deletes rows of files by deletion vectors. To undo that, delete its "
+            "folder _delta_log: the next run writes another"
+        )
+    if is_repair:
         return listing
     if seen > listing.last:
         raise LakeError(
@@ -84,11 +93,17 @@ def _listing(
     wanted = {_path(file) for file in listing.before}
     if wanted != known.keys():
         raise LakeError(
-            f"{lake.storage.name(dataset)} was changed by another program: its Delta table lacks "
-            f"{len(wanted - known.keys())} files of the lake and has {len(known.keys() - wanted)} "
-            "others. `notifyq spark tidy --repair` undoes that; `notifyq forget` deletes messages"
+            f"{changed}: its Delta table lacks {len(wanted - known.keys())} files of the lake and "
+            f"has {len(known.keys() - wanted)} others. `notifyq spark tidy --repair` undoes that; "
+            "`notifyq forget` deletes messages"
         )
     return listing
+
+
+def _has_vectors(table: Any) -> bool:
+    if "deletionVectors" not in (table.protocol().reader_features or ()):
+        return False
+    return bool(pa.table(table.deletion_vectors()).num_rows)
 
 
 def _follow(
