@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from notifyq.spark.engine import groups_of
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile, dataset_of
 from notifyq.spark.lake.storage import Storage, storage_at
 from notifyq.spark.source.options import address, names, number, unknown
+from notifyq.spark.source.rows import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +35,8 @@ _KNOWN = ("columns", "dsn", "dsn_file", "lake", "partitions", "table")
 _STORAGE = "storage."
 """Begins the names of the options of the store."""
 _ROWS = 65_536
+_MOST_BYTES = 128 * 1024 * 1024
+"""Bytes of a part, as Spark reads files."""
 _OPERATORS: dict[type, Any] = {
     EqualTo: lambda column, value: column == value,
     GreaterThan: lambda column, value: column > value,
@@ -111,8 +113,8 @@ class LakeReader(DataSourceReader):
         known = dataset_of(lake.storage, files, schema, is_bounded=self._options.table == ARCHIVE)
         paths = {it.path for it in known.get_fragments(_all(self._filters, schema))}
         kept = [file for file in files if lake.storage.key(file.path) in paths]
-        most = self._options.partitions or 2 * (os.cpu_count() or 1)
-        share = max(1, -(-sum(file.bytes for file in kept) // most))
+        size = sum(file.bytes for file in kept)
+        share = share_of(size, self._options.partitions, _MOST_BYTES)
         groups = groups_of([(file.bytes, file) for file in kept], share)
         return [LakePart(lake.home, tuple(group), schema) for group in groups] or [
             LakePart(lake.home, (), schema)
