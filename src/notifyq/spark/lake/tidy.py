@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
 
+    import pyarrow as pa
+
     from notifyq.spark.lake.storage import Location
 
 _SMALL = 32 * 1024 * 1024
@@ -80,12 +82,9 @@ def _groups(files: list[LakeFile], day: date, least_files: int) -> Iterator[list
 
 def _merged(lake: Lake, group: list[LakeFile]) -> WrittenFile:
     rows = sum(file.rows for file in group)
-    batches = lake.dataset(files=group).scanner(
-        columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
-    )
     first = group[0]
     with FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
-        for batch in batches.to_batches():
+        for batch in _batches(lake, group):
             file.write(batch)
         if file.rows != rows:
             raise LakeError(
@@ -93,6 +92,14 @@ def _merged(lake: Lake, group: list[LakeFile]) -> WrittenFile:
                 "written: `notifyq spark export --verify` finds the damaged file"
             )
         return file.close()
+
+
+def _batches(lake: Lake, group: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    scanner = lake.dataset(files=group).scanner(
+        columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
+    )
+    with lake.storage.reading(group[0].path):
+        yield from scanner.to_batches()
 
 
 def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
