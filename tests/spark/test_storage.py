@@ -265,6 +265,12 @@ def test_a_file_of_another_size_is_not_committed(database: str, lake: str) -> No
         ("s3://bucket/lake", ["--storage-option", "AWS_REGIN=hidden"], 1, "did you mean 'AWS_REG"),
         ("s3://bucket/lake", ["--storage-option", "hidden"], 2, "is not KEY=VALUE"),
         ("s3://bucket/lake", ["--storage-option", "timeout=hidden"], 1, "TIMEOUT is no duration"),
+        (
+            "abfss://c@account.dfs.core.windows.net/lake",
+            ["--storage-option", "AZURE_STORAGE_ACCOUNT_KEY=hidden"],
+            1,
+            "AZURE_STORAGE_ACCOUNT_KEY is not base64",
+        ),
         ("/tmp/lake", ["--storage-option", "AWS_REGION=hidden"], 1, "is a local folder"),
     ],
 )
