@@ -29,6 +29,7 @@ from notifyq.spark.lake.forget import forget
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake
 from notifyq.spark.lake.storage import storage_at
 from notifyq.spark.publish.history import lake_counts
+from notifyq.spark.source.lakes import lake_options
 from spark.archived import archive
 from spark.objects import ENVIRONMENT, Store
 
@@ -265,6 +266,12 @@ def test_a_file_of_another_size_is_not_committed(database: str, lake: str) -> No
         ("s3://bucket/lake", ["--storage-option", "AWS_REGIN=hidden"], 1, "did you mean 'AWS_REG"),
         ("s3://bucket/lake", ["--storage-option", "hidden"], 2, "is not KEY=VALUE"),
         ("s3://bucket/lake", ["--storage-option", "timeout=hidden"], 1, "TIMEOUT is no duration"),
+        (
+            "abfss://c@account.dfs.core.windows.net/lake",
+            ["--storage-option", "AZURE_STORAGE_ACCOUNT_KEY=hidden"],
+            1,
+            "AZURE_STORAGE_ACCOUNT_KEY is not base64",
+        ),
         ("/tmp/lake", ["--storage-option", "AWS_REGION=hidden"], 1, "is a local folder"),
     ],
 )
@@ -325,6 +332,17 @@ def test_options_go_before_the_environment_and_are_never_shown(
     shown += capfd.readouterr()
     for secret in (SECRET, "of-another-key"):
         assert not [text for text in shown if secret in text]
+
+
+def test_options_of_a_read_are_checked_and_not_shown(store: Store) -> None:
+    given = {"dsn": f"host=x password={SECRET}", "lake": "s3://bucket/lake"}
+    with pytest.raises(ConfigurationError, match="has no option 'tabel': did you mean 'table'"):
+        lake_options({**given, "tabel": "archive"})
+    with pytest.raises(ConfigurationError, match="no storage option 'AWS_REGIO'"):
+        lake_options({**given, "storage.aws_regio": "x"})
+    found = lake_options({**given, "storage.aws_region": "eu-1", "columns": "id, queue"})
+    assert (dict(found.storage.options)["AWS_REGION"], found.columns) == ("eu-1", ("id", "queue"))
+    assert SECRET not in repr(found)
 
 
 def test_spark_reads_without_libraries_of_the_store(

@@ -7,6 +7,8 @@ profiles, workload identities, the machine's role.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -38,11 +40,15 @@ _OTHERS = {
     "gs": ("GOOGLE_SKIP_SIGNATURE",),
     "hdfs": (),
 }
-_SYNONYMS = {
-    "AWS_REGION": ("AWS_DEFAULT_REGION",),
-    "AWS_ENDPOINT_URL": ("AWS_ENDPOINT_URL_S3",),
+_VARIABLES = {
+    "AWS_REGION": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    "AWS_ENDPOINT_URL": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
 }
-"""Other names in the environment."""
+"""Variables of the environment; the first one that is set counts. Else it has the same name."""
+_TOGETHER = (
+    ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    ("AZURE_STORAGE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_TENANT_ID"),
+)
 _FLAGS = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_SKIP_SIGNATURE", "AWS_S3_ALLOW_UNSAFE_RENAME",
           "GOOGLE_SKIP_SIGNATURE")  # fmt: skip
 _TIMEOUTS = {"CONNECT_TIMEOUT": "5s", "TIMEOUT": "30s"}
@@ -78,7 +84,7 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
         () if options.keys() & set(_CREDENTIALS[scheme]) else _CREDENTIALS[scheme]
     )]  # fmt: skip
     for name in taken:
-        for variable in (*_SYNONYMS.get(name, ()), name):
+        for variable in _VARIABLES.get(name, (name,)):
             if name not in options and (value := os.environ.get(variable)):
                 options[name] = value
     _check(options)
@@ -89,10 +95,9 @@ def _check(options: Mapping[str, str]) -> None:
     for name, value in options.items():
         if (fault := _fault(name, value)) is not None:
             raise ConfigurationError(f"storage option {name} {fault}")
-    if ("AWS_ACCESS_KEY_ID" in options) != ("AWS_SECRET_ACCESS_KEY" in options):
-        raise ConfigurationError(
-            "storage options AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY need each other"
-        )
+    for together in _TOGETHER:
+        if 0 < len(options.keys() & set(together)) < len(together):
+            raise ConfigurationError(f"storage options {', '.join(together)} need each other")
     if endpoint := options.get("AWS_ENDPOINT_URL"):
         parts = urlsplit(endpoint)
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
@@ -106,12 +111,15 @@ def _fault(name: str, value: str) -> str | None:
         return "is empty, or has a control character"
     if name in _FLAGS and value.lower() not in {"true", "false"}:
         return "is neither true nor false"
-    if name in _COMMON:
-        try:
-            is_long = parse_duration(value).total_seconds() > 0
-        except ValueError:
-            is_long = False
-        return None if is_long else "is no duration such as 30s"
+    try:
+        if name in _COMMON and parse_duration(value).total_seconds() <= 0:
+            return "is not longer than 0"
+        if name == "AZURE_STORAGE_ACCOUNT_KEY":
+            base64.b64decode(value, validate=True)  # else the library aborts the process
+    except binascii.Error:
+        return "is not base64"
+    except ValueError:
+        return "is no duration such as 30s"
     return None
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
 
+    import pyarrow as pa
+
     from notifyq.spark.lake.files import WrittenFile
     from notifyq.spark.lake.storage import Location
 
@@ -87,10 +89,7 @@ def _groups(files: list[LakeFile], day: date, least_files: int) -> Iterator[list
 def _merged(lake: Lake, table: str, group: list[LakeFile]) -> WrittenFile:
     rows = sum(file.rows for file in group)
     with lake.writer(table, group) as file:
-        batches = lake.dataset(table, group).scanner(
-            columns=file.columns, batch_size=_ROWS, use_threads=False
-        )
-        for batch in batches.to_batches():
+        for batch in _batches(lake, table, group, file.columns):
             file.write(batch)
         if file.rows != rows:
             raise LakeError(
@@ -98,6 +97,16 @@ def _merged(lake: Lake, table: str, group: list[LakeFile]) -> WrittenFile:
                 "written: `notifyq spark export --verify` finds the damaged file"
             )
         return file.close()
+
+
+def _batches(
+    lake: Lake, table: str, group: list[LakeFile], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    scanner = lake.dataset(table, group).scanner(
+        columns=columns, batch_size=_ROWS, use_threads=False
+    )
+    with lake.storage.reading(group[0].path):
+        yield from scanner.to_batches()
 
 
 def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:

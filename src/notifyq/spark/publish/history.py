@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 
 from notifyq.spark import statements
 from notifyq.spark.connection import fetch
-from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.lake import ARCHIVE, Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,12 +67,13 @@ class Count:
 def chosen(lake: Lake, files: Sequence[LakeFile], choice: Choice) -> Iterator[list[dict[str, Any]]]:
     """Give the chosen rows in files of a lake, at most `STEP` at once."""
     found = lake.dataset(files=files)
-    for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
-        rows = batch.to_pylist()
-        if choice.match is not None:
-            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
-        if rows:
-            yield rows
+    with lake.storage.reading(ARCHIVE):
+        for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
+            rows = batch.to_pylist()
+            if choice.match is not None:
+                rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
+            if rows:
+                yield rows
 
 
 def _condition(choice: Choice) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -169,6 +170,8 @@ def _condition(given: Any, schema: pa.Schema) -> Any:
     if name not in schema.names:
         return None
     kind = schema.field(name).type
+    if isinstance(getattr(given, "value", None), datetime) and given.value.tzinfo is None:
+        return None
     try:
         if isinstance(given, In):
             return ds.field(name).isin(pa.array(given.value, kind))
