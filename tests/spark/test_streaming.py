@@ -202,7 +202,7 @@ def test_an_unknown_stream_is_refused_before_anything_starts(
     assert not (tmp_path / "lake").exists()
 
 
-def test_the_command_carries_and_says_so(
+def test_the_command_carries_events(
     database: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(database, 10)

@@ -134,7 +134,7 @@ class SparkEngine:
 def _attempts(
     tasks: Sequence[T], work: Callable[[T], R], early: Any
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of Spark's tasks, each of which gets the number of one of ours."""
+    """Return the function of Spark's tasks, each of which gets the number of one task."""
 
     def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa

@@ -188,7 +188,7 @@ def for_delta(location: str, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def reason(error: BaseException) -> str:
-    """Return what a library says about an error, in one line without addresses of requests."""
+    """Return the message of a library's error, in one line without addresses of requests."""
     text = _COLOUR.sub("", str(error)).split(" (Request ID", 1)[0]
     lines = [line.strip(" ↳\t") for line in text.splitlines()]
     found = ": ".join(line for line in lines if line)

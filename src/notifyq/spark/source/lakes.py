@@ -101,7 +101,7 @@ class LakeReader(DataSourceReader):
     """Reads the files that the lake has at planning."""
 
     def __init__(self, options: LakeOptions, schema: Any) -> None:
-        """Keep the columns that Spark asks for."""
+        """Keep the columns that Spark selects."""
         self._options = options
         self._wanted = to_arrow_schema(schema, timezone="UTC")
         self._filters: list[Any] = []
