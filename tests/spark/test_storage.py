@@ -362,7 +362,7 @@ def test_spark_reads_without_libraries_of_the_store(
     assert store.seen("GET") <= 8  # the mark, its plan and one file, not all of them
     narrow = Lake(database, lake).frame(spark, ["id", "status"])
     assert narrow.columns == ["id", "status"]
-    assert narrow.where("status = 'failed'").count() == 60 // 7
+    assert narrow.where("status = 'failed'").count() == 40 // 7 + 20 // 7
     plan = chosen._jdf.queryExecution().toString()
     assert SECRET not in plan
     assert SECRET not in repr(chosen)
@@ -376,7 +376,10 @@ def test_the_example_of_the_page_runs(
     given = {"spark": spark, "dsn": database, "export": pipelines.export, "Lake": Lake}
     [page] = [page for page in PAGES if page.name == "lake.md"]
     [block] = [it for it in blocks(page, "python") if "s3://" in it.text]
-    exec(block.text.replace("s3://bucket/lake", lake), given)
+    # Spark has started before the variables of the test were set.
+    options = {f"storage.{name}": value for name, value in storage_at(lake).options}
+    text = block.text.replace(".load()", f".options(**{options!r}).load()")
+    exec(text.replace("s3://bucket/lake", lake), given)
     assert given["frame"].count() == 10
 
 
@@ -399,4 +402,4 @@ async def test_events_of_a_stream(
         carry(None)
     assert carry(tmp_path / "progress") == 10
     frame = Lake(database, lake).frame(spark, ["key", "message"], dataset="events_orders")
-    assert sorted(int(row.message) for row in frame.collect()) == list(range(10))
+    assert sorted(int(json.loads(row.message)) for row in frame.collect()) == list(range(10))
