@@ -266,34 +266,15 @@ class Lake:
                 yield row or ("", "")
 
 
-def dataset_of(
-    storage: Storage, files: Sequence[LakeFile], schema: Any, *, is_bounded: bool = False
-) -> Any:
-    """Return files as a dataset of pyarrow. `is_bounded`: also by id and archived_at."""
+def dataset_of(storage: Storage, files: Sequence[LakeFile], schema: Any) -> Any:
+    """Return files as a dataset of pyarrow."""
     return ds.FileSystemDataset.from_paths(
         [storage.key(file.path) for file in files],
         schema=schema,
         format=ds.ParquetFileFormat(),
         filesystem=storage.filesystem,
-        partitions=[
-            _partition(file) & _bounds(file) if is_bounded else _partition(file) for file in files
-        ],
+        partitions=[_partition(file) for file in files],
     )
-
-
-def _bounds(file: LakeFile) -> Any:
-    """Return what is true of all rows of a file of the archive."""
-    condition = ds.scalar(value=True)
-    for name, low, high in (
-        ("id", file.first_id, file.last_id),
-        ("archived_at", file.first_at, file.last_at),
-    ):
-        if low is not None and high is not None:
-            kind = ARCHIVE_SCHEMA.field(name).type
-            condition &= (ds.field(name) >= pa.scalar(low, kind)) & (
-                ds.field(name) <= pa.scalar(high, kind)
-            )
-    return condition
 
 
 def _partition(file: LakeFile) -> Any:

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from notifyq.errors import ConfigurationError
@@ -28,23 +18,16 @@ from notifyq.spark.source.options import address, names, number, unknown
 from notifyq.spark.source.rows import share_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from notifyq.spark.lake.mark import Root
 
-_KNOWN = ("columns", "dsn", "dsn_file", "lake", "partitions", "table")
+_KNOWN = ("columns", "dsn", "dsn_file", "lake", "partitions", "queue", "since", "table", "until")
 _STORAGE = "storage."
 """Begins the names of the options of the store."""
 _ROWS = 65_536
 _MOST_BYTES = 128 * 1024 * 1024
 """Bytes of a part, as Spark reads files."""
-_OPERATORS: dict[type, Any] = {
-    EqualTo: lambda column, value: column == value,
-    GreaterThan: lambda column, value: column > value,
-    GreaterThanOrEqual: lambda column, value: column >= value,
-    LessThan: lambda column, value: column < value,
-    LessThanOrEqual: lambda column, value: column <= value,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +39,17 @@ class LakeOptions:
     table: str
     columns: tuple[str, ...] | None
     partitions: int | None
+    queue: str | None
+    since: date | None
+    until: date | None
+
+    def has(self, file: LakeFile) -> bool:
+        """Return whether a file has chosen rows."""
+        return (
+            (self.queue is None or file.queue == self.queue)
+            and (self.since is None or (file.day is not None and file.day >= self.since))
+            and (self.until is None or (file.day is not None and file.day < self.until))
+        )
 
 
 def lake_options(options: Mapping[str, str]) -> LakeOptions:
@@ -66,13 +60,29 @@ def lake_options(options: Mapping[str, str]) -> LakeOptions:
             store[name[len(_STORAGE) :]] = value
         elif name.lower() not in _KNOWN:
             raise unknown("a read of a lake has no option", name, _KNOWN)
+    table, queue = options.get("table", ARCHIVE), options.get("queue")
+    if queue is not None and table != ARCHIVE:
+        raise ConfigurationError(
+            f"option queue: only the files of the archive have one, not {table}"
+        )
     return LakeOptions(
         dsn=address(options),
         storage=storage_at(options["lake"], store),
-        table=options.get("table", ARCHIVE),
+        table=table,
         columns=names(options.get("columns")),
         partitions=number("partitions", options.get("partitions")),
+        queue=queue,
+        since=_day(options, "since"),
+        until=_day(options, "until"),
     )
+
+
+def _day(options: Mapping[str, str], name: str) -> date | None:
+    text = options.get(name)
+    try:
+        return None if text is None else date.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"option {name}: {text!r} is not a day like 2027-01-31") from None
 
 
 def lake_struct(options: LakeOptions) -> Any:
@@ -98,22 +108,22 @@ class LakePart(InputPartition):
 
 
 class LakeReader(DataSourceReader):
-    """Reads the files that the lake has at planning."""
+    """Reads the files that the lake has at planning.
+
+    It takes no filters: Spark uses those of the last plan for all reads of a DataFrame.
+    """
 
     def __init__(self, options: LakeOptions, schema: Any) -> None:
         """Keep the columns that Spark selects."""
         self._options = options
         self._wanted = to_arrow_schema(schema, timezone="UTC")
-        self._filters: list[Any] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan groups of files; those that cannot have a row are left out."""
+        """Plan groups of files."""
         lake = Lake(self._options.dsn, self._options.storage)
         files = lake.files(self._options.table)
         schema = lake.schema(self._options.table, files)
-        known = dataset_of(lake.storage, files, schema, is_bounded=self._options.table == ARCHIVE)
-        paths = {it.path for it in known.get_fragments(_all(self._filters, schema))}
-        kept = [file for file in files if lake.storage.key(file.path) in paths]
+        kept = [file for file in files if self._options.has(file)]
         size = sum(file.bytes for file in kept)
         share = share_of(size, self._options.partitions, _MOST_BYTES)
         groups = groups_of([(file.bytes, file) for file in kept], share)
@@ -129,7 +139,6 @@ class LakeReader(DataSourceReader):
         found = dataset_of(storage, partition.files, partition.schema)
         scanner = found.scanner(
             columns=self._wanted.names,
-            filter=_all(self._filters, partition.schema),
             batch_size=_ROWS,
             use_threads=False,
         )
@@ -143,38 +152,3 @@ class LakeReader(DataSourceReader):
                         ],
                         schema=self._wanted,
                     )
-
-
-class FilteringLakeReader(LakeReader):
-    """Leaves out files and groups of rows. Spark refuses it where filter pushdown is off."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Return all filters: Spark applies them to the rows that are left."""
-        self._filters = filters
-        return filters
-
-
-def _all(filters: Sequence[Any], schema: pa.Schema) -> Any:
-    """Return the condition that comparisons with values mean; other filters are left to Spark."""
-    condition = ds.scalar(value=True)
-    for given in filters:
-        if (one := _condition(given, schema)) is not None:
-            condition &= one
-    return condition
-
-
-def _condition(given: Any, schema: pa.Schema) -> Any:
-    if type(given) not in {*_OPERATORS, In} or len(given.attribute) != 1:
-        return None
-    name = given.attribute[0]
-    if name not in schema.names:
-        return None
-    kind = schema.field(name).type
-    if isinstance(getattr(given, "value", None), datetime) and given.value.tzinfo is None:
-        return None
-    try:
-        if isinstance(given, In):
-            return ds.field(name).isin(pa.array(given.value, kind))
-        return _OPERATORS[type(given)](ds.field(name), pa.scalar(given.value, kind))
-    except (pa.ArrowException, TypeError, ValueError):
-        return None

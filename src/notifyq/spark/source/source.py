@@ -41,18 +41,15 @@ class NotifyqSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch."""
-        # With filter pushdown, Spark plans in another program; without, it refuses a reader that
-        # takes filters.
-        is_filtering = _PUSHDOWN in sys.modules
         if "lake" in self.options:
-            from notifyq.spark.source.lakes import FilteringLakeReader, LakeReader, lake_options
+            from notifyq.spark.source.lakes import LakeReader, lake_options
 
-            of_lake = FilteringLakeReader if is_filtering else LakeReader
-            return of_lake(lake_options(self.options), schema)
+            return LakeReader(lake_options(self.options), schema)
         from notifyq.spark.source.options import read_options
         from notifyq.spark.source.reader import FilteringReader, TableReader
 
-        chosen = FilteringReader if is_filtering else TableReader
+        # With filter pushdown, Spark plans in another program; without, it refuses FilteringReader.
+        chosen = FilteringReader if _PUSHDOWN in sys.modules else TableReader
         return chosen(read_options(self.options), schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
