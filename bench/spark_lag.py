@@ -1,7 +1,7 @@
 """The lag of a stream in a lake: `python -m bench.spark_lag`.
 
-It publishes events at a steady rate while a query of Structured Streaming writes them. The lag of
-an event is the time from its `created_at` until its micro-batch is part of the lake.
+It publishes events at a steady rate while executors carry them. The lag of an event is the time
+from its `created_at` until its batch is part of the lake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 _STREAM = "bench lag"
 _PERIOD = 0.05
 _WARM = 20.0
-"""Seconds that do not count: the first micro-batches compile the code of all others."""
+"""Seconds that do not count: the first batches compile the code of all others."""
 
 
 def publish(dsn: str, rate: int, seconds: float) -> int:
@@ -43,10 +43,11 @@ def publish(dsn: str, rate: int, seconds: float) -> int:
     return max(0, round(seconds / _PERIOD) - done) * each
 
 
-def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[float]], int]:
+def measure(dsn: str, rate: int, seconds: float, every: float) -> tuple[list[list[float]], int]:
     """Return the lags of events by thirds of the time, and how many events were not published."""
     import psycopg
 
+    from notifyq.spark.engine import SparkEngine
     from notifyq.spark.session import session
     from notifyq.spark.streaming import stream_to_lake
 
@@ -55,23 +56,25 @@ def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[
                            "where name = %s", (_STREAM,))  # fmt: skip
         connection.execute("select messages.create_stream(%s)", (_STREAM,))
     committed: list[datetime] = []
-    spark = session("bench", master="local[2]")
+    engine = SparkEngine(session("bench", master="local[2]"))
     with tempfile.TemporaryDirectory(prefix="notifyq-bench-") as folder:
         lake = Path(folder) / "lake"
-        query = stream_to_lake(
-            spark, dsn, lake, _STREAM, every=every,
-            on_batch=lambda *_: committed.append(datetime.now(UTC)),
-        )  # fmt: skip
-        behind: list[int] = []
-        total = _WARM + seconds
-        publisher = threading.Thread(
-            target=lambda: behind.append(publish(dsn, rate, total)), daemon=True
-        )
+        stop = threading.Event()
+
+        def carry(*, once: bool) -> None:
+            stream_to_lake(
+                dsn, lake, _STREAM, engine=engine, every=every, once=once,
+                stop=None if once else stop,
+                on_batch=lambda *_: committed.append(datetime.now(UTC)),
+            )  # fmt: skip
+
+        carrier = threading.Thread(target=carry, kwargs={"once": False}, daemon=True)
+        carrier.start()
         begun = datetime.now(UTC)
-        publisher.start()
-        publisher.join()
-        query.processAllAvailable()
-        query.stop()
+        behind = publish(dsn, rate, _WARM + seconds)
+        stop.set()
+        carrier.join()
+        carry(once=True)
         thirds = _thirds(dsn, lake, committed, begun, seconds)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
@@ -79,7 +82,7 @@ def measure(dsn: str, rate: int, seconds: float, every: str) -> tuple[list[list[
             (str(lake),),
         )
         connection.execute("select messages.drop_stream(%s)", (_STREAM,))
-    return thirds, behind[0]
+    return thirds, behind
 
 
 def _thirds(
@@ -96,7 +99,7 @@ def _thirds(
     at = dict(zip(batches, committed[-len(batches) :], strict=True))
     thirds: list[list[float]] = [[], [], []]
     for file in files:
-        column = pq.ParquetFile(lake.root / file.path).read(["created_at"])["created_at"]
+        column = pq.ParquetFile(lake.storage.name(file.path)).read(["created_at"])["created_at"]
         for created in column.to_pylist():
             third = ((created - begun).total_seconds() - _WARM) / seconds * 3
             if 0 <= third < 3:
@@ -110,7 +113,7 @@ def main() -> None:
     parser.add_argument("--dsn", default=os.environ.get("NOTIFYQ_DSN"), help="default: NOTIFYQ_DSN")
     parser.add_argument("--rate", type=int, default=2000, help="events a second")
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--every", default="1 second", help="trigger of the query")
+    parser.add_argument("--every", type=float, default=1, help="pause in seconds")
     given = parser.parse_args()
     if not given.dsn:
         parser.error("no database: give --dsn or set NOTIFYQ_DSN")

@@ -8,7 +8,7 @@ NotifyqError
 │  └─ BrokerUnavailableError (ConnectionError)   a message broker does not answer a relay
 ├─ BrokerRefusedError               a message broker takes nothing for an address
 ├─ AccessDeniedError                the database user may not do this
-├─ LakeError                        the folder of a lake is wrong
+├─ LakeError                        a lake is wrong or cannot be reached
 ├─ DecryptionError                  an envelope was changed or moved, or needs another key
 │  └─ MissingKeyError
 ├─ ResultTimeoutError (TimeoutError)   the message was not finished in time
@@ -77,7 +77,7 @@ class AccessDeniedError(NotifyqError):
 
 
 class LakeError(NotifyqError):
-    """The folder is no lake, belongs to another database, or lacks files."""
+    """It is no lake, cannot be reached, belongs to another database, or lacks files."""
 
 
 class ResultTimeoutError(NotifyqError, TimeoutError):

@@ -39,11 +39,16 @@ def _java_runs() -> bool:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Give the session of Spark of this run, which starts with the first test that needs it."""
+def spark_java() -> None:
+    """Skip tests of Spark where there is no Java."""
     if not _java_runs():
         give_up = pytest.fail if os.environ.get("NOTIFYQ_REQUIRE_SPARK") == "1" else pytest.skip
         give_up("Spark needs Java 17: install openjdk-17-jre-headless")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Give the session of Spark of this run, which starts with the first test that needs it."""
     from notifyq.spark.session import session
 
     folder = tmp_path_factory.mktemp("spark")

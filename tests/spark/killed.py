@@ -197,10 +197,9 @@ class Replay(Pipeline):
 
 
 class Stream(Pipeline):
-    """A stream into the lake, by Structured Streaming."""
+    """A stream into the lake."""
 
     name = "stream"
-    wants_spark = True
 
     def begin(self) -> None:
         self.fetch("select messages.create_stream('facts')")
@@ -216,10 +215,9 @@ class Stream(Pipeline):
     def run(self, seed: int, spark: Any) -> None:
         from notifyq.spark.streaming import stream_to_lake
 
-        query = stream_to_lake(
-            spark, self.dsn, self._lake(), "facts", once=True, rows=MANY // 3, every="0 seconds"
+        stream_to_lake(
+            self.dsn, self._lake(), "facts", once=True, rows=MANY // 3, engine=self._engine(spark)
         )
-        query.awaitTermination()
 
     def check(self, seed: int) -> int:
         table = Lake(self.dsn, self._lake()).dataset("events_facts").to_table(columns=["id"])

@@ -136,7 +136,7 @@ def test_a_lake_that_executors_do_not_share_gets_nothing(
     session.execute("update messages.queue set retention = '1 day'")
     dsn, lake = cluster.dsn(database), private / "lake"
     words = ["export", "--lake", str(lake), "--engine", "spark", "--prune"]
-    streamed = ["stream", "facts", "--lake", str(lake), "--once"]
+    streamed = ["stream", "facts", "--lake", str(lake), "--once", "--engine", "spark"]
 
     def refused(reason: str) -> None:
         before = cluster.log("driver")

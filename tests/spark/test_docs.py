@@ -14,6 +14,7 @@ async def test_the_examples_run(
 ) -> None:
     await connection.execute("""
       select messages.create_queue('scores');
+      select messages.create_stream('orders');
       select messages.publish_many('scores', array['{"amount": 5}', '{}']::jsonb[]);
     """)
     # What has this name goes to the executors by value, as from a program of a user.

@@ -217,6 +217,7 @@ def test_a_mirror_whose_paths_were_encoded_twice_is_repaired(
         export(database, folder)
     with pytest.raises(pa.ArrowInvalid, match="Failed to fetch metadata"):
         delta_ids(folder)
+    delta.mirror(Lake(database, folder), is_repair=True)
     archive(session, 3, first=3, queues=("order confirmed/EU",))
     export(database, folder)
     assert delta_ids(folder) == list(range(1, 7))

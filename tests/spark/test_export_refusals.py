@@ -14,7 +14,7 @@ import pytest
 from notifyq.cli import main as cli
 from notifyq.errors import AccessDeniedError, NotifyqError, SchemaMissingError
 from notifyq.spark.connection import connect
-from notifyq.spark.lake import files
+from notifyq.spark.lake import storage
 from notifyq.spark.lake.export import export
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.lake.prune import prune
@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_nothing_to_see(
     folder = tmp_path / "lake"
     monkeypatch.setenv("NOTIFYQ_DSN", database)
     with monkeypatch.context() as patch:
-        patch.setattr(files._Output, "write", refuse)
+        patch.setattr(storage.Output, "write", refuse)
         assert cli._invoke(["spark", "export", "--lake", str(folder)], debug=False) == 1
     assert capfd.readouterr().err == "notifyq: part.parquet: No space left on device\n"
     assert list((folder / "archive").rglob("*.parquet")) == []

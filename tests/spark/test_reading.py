@@ -46,6 +46,26 @@ async def test_spark_reads_the_archive(spark: Any, connection: Connection, datab
     assert chosen.distinct().count() == 20
 
 
+async def test_a_large_read_is_split_by_its_size(
+    connection: Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await connection.execute("select messages.create_stream('s')")
+    await connection.execute(
+        "select messages.publish('s', to_jsonb(i)) from generate_series(1, 1000) as i"
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    few = reader(database, stream="s", columns="id").partitions()
+    assert len(few) == 2
+    # On a cluster the cores of this machine say nothing about those of the executors.
+    monkeypatch.setattr("notifyq.spark.source.reader._MOST_PAGES", 1)
+    source = reader(database, stream="s", columns="id")
+    parts = source.partitions()
+    assert len(parts) > 2
+    assert len(collect(source, parts)) == 1000
+    chosen = reader(database, stream="s", columns="id", partitions="1").partitions()
+    assert len(chosen) == 1
+
+
 async def test_spark_reads_where_filters_are_off(
     spark: Any, connection: Connection, database: str
 ) -> None:

@@ -21,7 +21,7 @@ from notifyq.spark.analysis.counts import count, merge
 from notifyq.spark.analysis.fingerprints import fingerprint
 from notifyq.spark.analysis.rollup import ROLLUP, rollup
 from notifyq.spark.engine import LocalEngine, SparkEngine
-from notifyq.spark.lake import files
+from notifyq.spark.lake import storage
 from notifyq.spark.lake.lake import Lake
 from spark.lakes import as_role, grow
 from sql.lake.test_rollup import FILL, FINGERPRINTS
@@ -164,17 +164,17 @@ async def test_a_full_disk_leaves_nothing_to_see(
     filled: Connection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grow(database, tmp_path / "lake")
-    write, days = files._Output.write, len(list((tmp_path / "lake" / "archive").glob("day=*")))
-    written: set[str] = set()
+    write, days = storage.Output.write, len(list((tmp_path / "lake" / "archive").glob("day=*")))
+    written: dict[int, Any] = {}
 
     def refuse(output: Any, data: Any) -> int:
-        written.add(str(output.name))
+        written[id(output)] = output
         if len(written) == days:  # the last one
-            raise OSError(errno.ENOSPC, "No space left on device", str(output.name))
+            raise OSError(errno.ENOSPC, "No space left on device")
         return write(output, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files._Output, "write", refuse)
+        patched.setattr(storage.Output, "write", refuse)
         with pytest.raises(OSError, match="No space left on device"):
             rollup(database, tmp_path / "lake")
     assert len(written) == days > 1

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from notifyq.cli.spark.common import make_engine
 from notifyq.spark import session
 from support.database import Connection
 
@@ -39,8 +41,20 @@ async def test_spark_submit_writes_a_stream_to_a_lake(
         subprocess.run, command, capture_output=True, text=True, check=False, env=variables
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert '{"batch":0,"events":1}' in done.stdout
+    assert '{"batch":1,"events":1}' in done.stdout
     assert database not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "spark"), ("local", "local")])
+def test_under_spark_submit_spark_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, given: Literal["local"] | None, used: str
+) -> None:
+    monkeypatch.setattr(session, "session", lambda: "session")
+    monkeypatch.setattr("notifyq.spark.engine.SparkEngine", lambda _: "spark")
+    monkeypatch.setattr("notifyq.spark.engine.LocalEngine", lambda: "local")
+    assert make_engine(None) == "local"
+    monkeypatch.setenv(session.GATEWAY, "4711")
+    assert make_engine(given) == used
 
 
 def test_workers_are_forked_from_a_process_that_has_loaded_notifyq(tmp_path: Path) -> None:

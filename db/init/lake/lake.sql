@@ -28,12 +28,16 @@ declare
   v_lake notifyq.lake;
 begin
   if coalesce(location, '') = '' then
-    perform notifyq.raise_invalid('a lake needs a location', 'give the path of its folder');
+    perform notifyq.raise_invalid('a lake needs a location', 'give its folder or URI');
   end if;
-  if location ~* e'^([a-z][a-z0-9+.-]+:([/\\\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)' then
+  -- Everybody who sees lakes sees their locations: they must have no credentials.
+  if location !~ '^(s3|gs|hdfs)://[^/@?#]+(/[^@?#]*)?$'
+    and location !~ '^abfss://[^/@:?#]+@[^/@:?#]+(/[^@?#]*)?$'
+    and location ~* e'^([a-z][a-z0-9+.-]+:([/\\\\]|$)|(abfss?|file|gs|hdfs|s3[an]?|wasbs?):)'
+  then
     perform notifyq.raise_invalid(
-      format('%s is a URI', left(location, 200)),
-      'give the path of a folder in a mounted file system'
+      'a URI cannot be a lake, or has credentials',
+      'give an absolute path, or s3://, gs://, abfss:// or hdfs:// without credentials'
     );
   end if;
   insert into notifyq.lake as l (location, position)
@@ -47,9 +51,9 @@ begin
 end;
 $$;
 comment on function notifyq.create_lake is
-  'Register a lake in the folder location, as `notifyq spark export` does. From now on no day of '
-  'the archive is dropped before it has been exported there. Raises NQ003 for an empty location '
-  'and for a URI such as s3://bucket.';
+  'Register a lake at a location, as `notifyq spark export` does: the absolute path of a folder, '
+  'or a URI of s3, gs, abfss or hdfs. From now on no day of the archive is dropped before it has '
+  'been exported there. Raises NQ003 for an empty location, another URI, and one with credentials.';
 
 create or replace function messages.forget_lake(id bigint)
   returns boolean language plpgsql security definer
@@ -145,6 +149,17 @@ as $$
 $$;
 comment on function notifyq.lake_batches is
   'The changes of a table of a lake after the batch of that number, in order.';
+
+create or replace function notifyq.lake_tables(lake bigint)
+  returns setof text language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select distinct b.dataset
+  from notifyq.lake_batch as b
+  where b.lake = lake_tables.lake
+  order by b.dataset;
+$$;
+comment on function notifyq.lake_tables is 'The tables of a lake.';
 
 create or replace function notifyq.lake_changes(
   batch bigint,
@@ -312,6 +327,8 @@ begin
       'use small letters, digits and underscores'
     );
   end if;
+  -- Batches are numbered in the order of their commits: who has read one has read all before it.
+  perform pg_advisory_xact_lock(hashtextextended(commit_lake.lake::text, 7305427013));
   if position is not null and current_setting('transaction_isolation') = 'read committed' then
     perform notifyq.raise_invalid(
       'a position needs one snapshot for the whole transaction',
@@ -368,6 +385,57 @@ comment on function notifyq.commit_lake is
   'Returns the number of the batch, or null, and does nothing, where the lake has a batch with '
   'this key. Raises NQ003 for a wrong name, NQ031 for an unknown lake, and NQ033 where another '
   'session has replaced files to be removed.';
+
+create or replace function notifyq.lake_stream_of(lake bigint, dataset text)
+  returns setof notifyq.lake_stream language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select s.*
+  from notifyq.lake_stream as s
+  where s.lake = lake_stream_of.lake and s.dataset = lake_stream_of.dataset;
+$$;
+comment on function notifyq.lake_stream_of is
+  'The stream whose events a table of a lake has, and up to where; no row: the table has none.';
+
+create or replace function notifyq.advance_lake(
+  lake bigint,
+  dataset text,
+  stream text,
+  before jsonb,
+  after jsonb
+)
+  returns void language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform notifyq.find_lake(advance_lake.lake);
+  if advance_lake.before is null then
+    insert into notifyq.lake_stream as s (lake, dataset, stream, position)
+    values (advance_lake.lake, advance_lake.dataset, advance_lake.stream, advance_lake.after)
+    on conflict on constraint lake_stream_lake_dataset_pk do nothing;
+  else
+    update notifyq.lake_stream as s
+    set position = advance_lake.after, moved_at = clock_timestamp()
+    where s.lake = advance_lake.lake
+      and s.dataset = advance_lake.dataset
+      and s.stream = advance_lake.stream
+      and s.position = advance_lake.before;
+  end if;
+  if not found then
+    raise exception using
+      errcode = 'NQ033',
+      message = format(
+        'table %s of lake %s was written by another session', advance_lake.dataset,
+        advance_lake.lake
+      ),
+      hint = 'nothing was written; let one run carry the events of a stream';
+  end if;
+end;
+$$;
+comment on function notifyq.advance_lake is
+  'Move the position of a stream in a table of a lake, in the transaction that adds its files. '
+  'Raises NQ031 for an unknown lake, and NQ033 where the position is not the one before; null: the '
+  'table has none.';
 
 create or replace function notifyq.lake_removed(lake bigint)
   returns setof messages.lake_file language sql stable security definer

@@ -97,8 +97,8 @@ begin
         'count_live_matching '
         'open_batches message_relatives queue_list archive_extent archive_hours archive_parts '
         'archive_hashes archive_days prune_obstacle lake_batches lake_changes lake_removed '
-        'error_fingerprint rolled_up rollup_range rollup_summary rollup_errors rollup_workers '
-        'replay_counts'
+        'lake_tables lake_stream_of error_fingerprint rolled_up rollup_range rollup_summary '
+        'rollup_errors rollup_workers replay_counts'
       ),
       -- Workers report these as metrics. They may not list messages of other workers, which may be
       -- in queues that they have no right to.
@@ -146,9 +146,9 @@ begin
       -- of anomalies create a queue.
       (
         '', 'notifyq',
-        'create_lake hold_lake note_lake commit_lake forget_files prune_day roll_up add_rollup '
-        'forget_rollup begin_replay redrive_ids replay_rows replay_archive report_anomalies '
-        'note_audit sealed_columns sealed_texts replace_sealed forget_archived match_payloads'
+        'create_lake hold_lake note_lake commit_lake advance_lake forget_files prune_day roll_up '
+        'add_rollup forget_rollup begin_replay redrive_ids replay_rows replay_archive '
+        'report_anomalies note_audit sealed_columns sealed_texts replace_sealed forget_archived match_payloads'
       )
   loop
     v_roles := array_to_string(

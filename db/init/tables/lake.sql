@@ -102,6 +102,24 @@ comment on column messages.lake_file.removed is
 comment on column messages.lake_file.removed_at is
   'When it was replaced: readers that began before may read it for one more day.';
 
+create table if not exists notifyq.lake_stream (
+  lake bigint not null,
+  dataset text not null,
+  stream text not null,
+  position jsonb not null,
+  moved_at timestamptz not null default clock_timestamp(),
+  constraint lake_stream_lake_dataset_pk primary key (lake, dataset),
+  constraint lake_stream_lake_fk foreign key (lake) references notifyq.lake (id) on delete cascade
+);
+
+comment on table notifyq.lake_stream is
+  'How far each table of a lake has the events of a stream; updated together with its files.';
+comment on column notifyq.lake_stream.dataset is 'Which table of the lake.';
+comment on column notifyq.lake_stream.stream is 'Whose events it has.';
+comment on column notifyq.lake_stream.position is
+  'All events up to there are in the table: an offset of the reader of streams.';
+comment on column notifyq.lake_stream.moved_at is 'When the last events came in.';
+
 create table if not exists notifyq.lake_prune (
   day date not null,
   lake bigint not null,

@@ -11,12 +11,21 @@ from notifyq.archive import forget as forgetting
 from notifyq.archive.forget import GONE, STAYING, Wanted
 from notifyq.cli.command import noting, open_database, resolve_dsn
 from notifyq.cli.hints import require_known
-from notifyq.cli.options import DsnOption, FilterOption, JsonOption, QueueOption, flag, option
+from notifyq.cli.options import (
+    DsnOption,
+    FilterOption,
+    JsonOption,
+    QueueOption,
+    StorageOption,
+    flag,
+    option,
+)
 from notifyq.cli.output import err, print_rows
 from notifyq.cli.progress import Progress
-from notifyq.cli.spark.common import needs_extra
+from notifyq.cli.spark.common import needs_extra, storage_of
 from notifyq.database.pool import Database
 from notifyq.errors import NotifyqError
+from notifyq.paths import is_uri
 from notifyq.printable import printable
 
 
@@ -27,6 +36,7 @@ async def forget(
     live: bool = flag("--live", "Cancel waiting messages first; delete events of streams."),
     dry_run: bool = flag("--dry-run", "Count what each part has, and delete nothing."),
     yes: bool = flag("--yes", "Without a question."),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +58,7 @@ async def forget(
         counts, entry = await _forget(database, wanted, live=live, dry_run=dry_run)
         rows, left = _rows(counts, dry_run=dry_run)
         in_lakes, left_in_lakes, noted = await _forget_in_lakes(
-            database, resolve_dsn(dsn), wanted, dry_run=dry_run
+            database, resolve_dsn(dsn), wanted, storage_option, dry_run=dry_run
         )
         if noted and not dry_run:
             given = {"entry": entry} if entry else {}
@@ -100,14 +110,19 @@ def _rows(counts: Counter[str], *, dry_run: bool) -> tuple[list[dict[str, Any]],
 
 
 async def _forget_in_lakes(
-    database: Database, dsn: str, wanted: Wanted, *, dry_run: bool
+    database: Database,
+    dsn: str,
+    wanted: Wanted,
+    options: list[str] | None,
+    *,
+    dry_run: bool,
 ) -> tuple[list[dict[str, Any]], int, dict[str, int]]:
     """Return a row for each lake that has, or may have, such messages; how many may; counts."""
     rows: list[dict[str, Any]] = []
     left = messages = files = 0
     for number, location in await forgetting.lakes(database):
         try:
-            done = await asyncio.to_thread(_rewrite, dsn, location, wanted, dry_run)
+            done = await asyncio.to_thread(_rewrite, dsn, location, options, wanted, dry_run)
         except (NotifyqError, OSError) as error:
             some, first, last = await forgetting.lake_files(database, number, wanted.queue)
             days = f"{some} files of {first} to {last} may have some: " if some else ""
@@ -134,8 +149,12 @@ async def _forget_in_lakes(
     return printed, left, {name: count for name, count in noted.items() if count}
 
 
-def _rewrite(dsn: str, location: str, wanted: Wanted, dry_run: bool) -> Any:
+def _rewrite(
+    dsn: str, location: str, options: list[str] | None, wanted: Wanted, dry_run: bool
+) -> Any:
     with needs_extra():
         from notifyq.spark.lake.forget import forget as rewrite
 
-    return rewrite(dsn, location, wanted, dry_run=dry_run)
+    # A folder has no options.
+    storage = storage_of(location, options if is_uri(location) else None)
+    return rewrite(dsn, storage, wanted, dry_run=dry_run)

@@ -14,7 +14,7 @@ from notifyq.cli.logs import LogFormat, LogLevel
 from notifyq.config import exposure, from_environment, parse_duration
 from notifyq.errors import ConfigurationError
 from notifyq.models.payload import check_json
-from notifyq.paths import local_path
+from notifyq.paths import lake_location, local_path
 
 if TYPE_CHECKING:
     from notifyq.operations.masks import Masks
@@ -43,6 +43,14 @@ def path(text: str) -> Path:
     """Read the path of a file or folder and make it absolute; a URI is refused."""
     try:
         return local_path(text)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def lake(text: str) -> str:
+    """Read where a lake is: a folder, made absolute, or a URI of a known store."""
+    try:
+        return lake_location(text)
     except ConfigurationError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -172,6 +180,14 @@ def limit_option(most: int) -> Any:
     return typer.Option("--limit", "-n", min=1, max=most, help="At most this many.")
 
 
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="Option of the store of a lake; else the environment has it; may be repeated.",
+    ),
+]
 DsnOption = Annotated[
     str | None,
     typer.Option(

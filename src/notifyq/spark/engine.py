@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from notifyq.errors import DatabaseUnavailableError, NotifyqError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     Done: TypeAlias = Callable[["R"], None] | None
 
 T = TypeVar("T")
@@ -68,11 +72,25 @@ class _Refused:
 
 
 class SparkEngine:
-    """The executors of a Spark session; Spark retries a task that fails, as it is configured."""
+    """The executors of a Spark session; Spark retries a task that fails, as it is configured.
+
+    With Spark Connect, `on_done` is called for all tasks at the end.
+    """
 
     def __init__(self, spark: Any) -> None:
-        self._context = spark.sparkContext
-        self.slots = int(self._context.defaultParallelism)
+        self._spark = spark
+        # Spark Connect has no context.
+        self._context = getattr(spark, "sparkContext", None)
+        self.slots = self._parallelism()
+
+    def _parallelism(self) -> int:
+        if self._context is not None:
+            return int(self._context.defaultParallelism)
+        from pyspark.sql.functions import spark_partition_id
+
+        # A range of unknown partitions gets one for each core of the cluster.
+        numbers = self._spark.range(100_000).select(spark_partition_id())
+        return int(numbers.distinct().count())
 
     def run(
         self, tasks: Sequence[T], work: Callable[[T], R], *, on_done: Done[R] = None
@@ -80,32 +98,56 @@ class SparkEngine:
         """Run all tasks, see Engine.run()."""
         if not tasks:
             return []
-        numbered = self._context.parallelize(list(enumerate(tasks)), len(tasks))
-        done = self._context.accumulator([], _appending())
-
-        def attempt(task: tuple[int, T]) -> list[_Refused]:
-            result = _tried(work, task[1])
-            if isinstance(result, _Refused):
-                return [result]
-            done.add([(task[0], result)])
-            return []
-
         results: dict[int, R] = {}
 
-        def report() -> None:
-            for number, result in list(done.value):
+        def report(found: Iterable[tuple[int, R]]) -> None:
+            for number, result in found:
                 if number not in results and on_done is not None:
                     on_done(result)
                 results.setdefault(number, result)
 
-        try:
-            refused = _beside(numbered.flatMap(attempt).collect, report)
-            report()
-        finally:
-            done.value = []  # Spark keeps an accumulator as long as the driver runs
-        if refused:
-            raise refused[0].error
+        numbers = self._spark.range(0, len(tasks), 1, len(tasks))
+        with self._early() as early:
+            attempt = _attempts(tasks, work, early)
+            done = numbers.mapInArrow(attempt, "number long, result binary")
+            rows = _beside(done.collect, lambda: report([] if early is None else list(early.value)))
+        found = [(row.number, pickle.loads(row.result)) for row in rows]  # noqa: S301 - of our tasks
+        for _, result in found:
+            if isinstance(result, _Refused):
+                raise result.error
+        report(found)
         return [results[number] for number in range(len(tasks))]
+
+    @contextmanager
+    def _early(self) -> Iterator[Any]:
+        """Give an accumulator of the results so far; None: only Spark's own client has one."""
+        if self._context is None:
+            yield None
+            return
+        early = self._context.accumulator([], _appending())
+        try:
+            yield early
+        finally:
+            early.value = []  # Spark keeps an accumulator as long as the driver runs
+
+
+def _attempts(
+    tasks: Sequence[T], work: Callable[[T], R], early: Any
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function of Spark's tasks, each of which gets the number of one task."""
+
+    def attempt(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                result = _tried(work, tasks[number])
+                if early is not None and not isinstance(result, _Refused):
+                    early.add([(number, result)])
+                row = {"number": [number], "result": [pickle.dumps(result)]}
+                yield pa.RecordBatch.from_pydict(row)
+
+    return attempt
 
 
 def _tried(work: Callable[[T], R], task: T) -> R | _Refused:

@@ -14,6 +14,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.handlers.retries import Reject, Retry
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
+from notifyq.spark.engine import SparkEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,8 +68,8 @@ def handle_batch(
     """
     if quantity < 1:
         raise ConfigurationError(f"the quantity of a batch must be at least 1, not {quantity}")
-    context = spark.sparkContext
-    name = f"spark:{context.applicationId}"
+    engine = SparkEngine(spark)
+    name = f"spark:{spark.conf.get('spark.app.id')}"
     with opened(dsn, name="notifyq spark handle") as session:
         [[is_encrypted]] = session.execute(statements.IS_ENCRYPTED, (queue,)).fetchall()
         if is_encrypted:
@@ -77,13 +78,14 @@ def handle_batch(
     if not rows:
         return Handled()
     claimed = [_Claimed(id_, token, message) for id_, token, message, _ in rows]
-    parts = min(partitions or context.defaultParallelism, len(claimed))
+    parts = min(partitions or engine.slots, len(claimed))
+    tasks = [claimed[first::parts] for first in range(parts)]
 
-    def work(found: Iterator[_Claimed]) -> Iterator[Handled]:
-        yield handle(dsn, list(found), function)
+    def work(task: Sequence[_Claimed]) -> Handled:
+        return handle(dsn, task, function)
 
     with _held(dsn, claimed, min(seconds for *_, seconds in rows) / 3):
-        counts = context.parallelize(claimed, parts).mapPartitions(work).collect()
+        counts = engine.run(tasks, work)
     return sum(counts, Handled(claimed=len(claimed)))
 
 

@@ -11,6 +11,7 @@ from notifyq.spark.handling import Handled, handle_batch, handle_queue
 from notifyq.spark.lake.export import ExportSummary, export
 from notifyq.spark.lake.lake import Lake, LakeFile
 from notifyq.spark.lake.prune import PruneSummary, prune, verify
+from notifyq.spark.lake.storage import Storage, storage_at
 from notifyq.spark.lake.tidy import TidySummary, tidy
 from notifyq.spark.publish.history import Choice, Count
 from notifyq.spark.publish.load import LoadSummary, load
@@ -36,6 +37,7 @@ __all__ = [
     "ReplaySummary",
     "RollupResult",
     "SparkEngine",
+    "Storage",
     "TidySummary",
     "anomalies",
     "export",
@@ -47,6 +49,7 @@ __all__ = [
     "replay",
     "rollup",
     "session",
+    "storage_at",
     "stream_to_lake",
     "tidy",
     "verify",

@@ -19,8 +19,10 @@ from notifyq.errors import ConfigurationError
 from notifyq.spark import machines
 
 _HERE = Path(__file__).parent
-_GATEWAY = "PYSPARK_GATEWAY_PORT"
+GATEWAY = "PYSPARKGATEWAY_PORT"
 """Set where spark-submit runs the program: its settings take precedence."""
+_REMOTE = "SPARK_REMOTE"
+"""The server of Spark Connect."""
 _PYTHON = "PYSPARK_PYTHON"
 
 _WRAPPER = """#!/bin/sh
@@ -57,7 +59,8 @@ def session(
 
     `master`: executors on another machine get the address of this one that the master reaches, and
     run the interpreter of this process at the same path, or PYSPARK_PYTHON. Raises
-    ConfigurationError if `conf` gives them a loopback address.
+    ConfigurationError if `conf` gives them a loopback address. With SPARK_REMOTE in the
+    environment, it is a client of that server of Spark Connect, which needs notifyq, too.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -72,15 +75,17 @@ def session(
         return started
     given = dict(conf or {})
     used = given.get("spark.master") or master or f"local[{os.cpu_count() or 1},4]"
-    is_remote = machines.is_remote(used)
+    is_connected = _REMOTE in os.environ
+    is_remote = machines.is_remote(used) and not is_connected
     if is_remote:
         _check_address(used, given.get("spark.driver.host"))
     builder = SparkSession.builder.appName(name)
     for key, value in {**_wanted(used, is_short=is_short), **given}.items():
-        if key not in _submitted():
+        # A client of Spark Connect only has settings of its session.
+        if key not in _submitted() and (key.startswith("spark.sql.") or not is_connected):
             builder = builder.config(key, value)
     # The JVM and the session read it now; it must not reach programs that this process starts.
-    is_set_here = _GATEWAY not in os.environ and _PYTHON not in os.environ
+    is_set_here = GATEWAY not in os.environ and _PYTHON not in os.environ
     if is_set_here:
         # The wrapper is in a temporary folder, which other machines do not have.
         os.environ[_PYTHON] = sys.executable if is_remote else _python()
@@ -107,12 +112,12 @@ def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
         f"spark.executorEnv.{machines.DRIVER}": machines.this_machine(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.redaction.options.regex": "(?i)url|dsn|password",
+        "spark.sql.redaction.options.regex": "(?i)url|dsn|password|storage[.]",
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn",
         "spark.driver.memory": "2g",
         "spark.ui.showConsoleProgress": "false",
     }
-    if _GATEWAY in os.environ:
+    if GATEWAY in os.environ:
         return wanted
     wanted |= {
         "spark.master": master,
@@ -142,7 +147,7 @@ def _java(*, is_short: bool) -> list[str]:
 
 
 def _submitted() -> set[str]:
-    if _GATEWAY not in os.environ:
+    if GATEWAY not in os.environ:
         return set()
     from pyspark import SparkConf
 

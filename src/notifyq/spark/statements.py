@@ -134,6 +134,7 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 
 LAKES: Final = "select * from messages.lakes()"
 CREATE_LAKE: Final = "select id, token from notifyq.create_lake(%s)"
+FORGET_LAKE: Final = "select messages.forget_lake(%s)"
 HOLD_LAKE: Final = "select position, notifyq.snapshot_of(position)::text from notifyq.hold_lake(%s)"
 LAKE_FILES: Final = """
     select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
@@ -143,6 +144,13 @@ LAKE_FILES: Final = """
 LAKE_REMOVED: Final = """
     select id, path, removed_at < clock_timestamp() - %s from notifyq.lake_removed(%s)
 """
+LAKE_REPLACED: Final = """
+    select id, dataset, batch, path, day, queue, rows, bytes, checksum, first_id, last_id, first_at,
+      last_at
+    from notifyq.lake_removed(%s)
+    where dataset = %s and batch <= %s and removed > %s
+"""
+LAKE_TABLES: Final = "select notifyq.lake_tables(%s)"
 FORGET_FILES: Final = "select notifyq.forget_files(%s, %s)"
 NOTE_LAKE: Final = "select notifyq.note_lake(%s, %s)"
 LAKE_BATCHES: Final = "select max(id) from notifyq.lake_batches(%s, %s)"
@@ -151,6 +159,8 @@ COMMIT_LAKE: Final = """
       %s, %s, %s::jsonb, key => %s, removed => %s::bigint[], "position" => %s
     )
 """
+LAKE_STREAM: Final = "select stream, position from notifyq.lake_stream_of(%s, %s)"
+ADVANCE_LAKE: Final = "select notifyq.advance_lake(%s, %s, %s, %s::jsonb, %s::jsonb)"
 FORGET_ARCHIVED: Final = "select notifyq.forget_archived(%s::bigint[])"
 MATCH_PAYLOADS: Final = "select notifyq.match_payloads(%s::text[], %s::jsonpath)"
 

@@ -1,6 +1,6 @@
 """The program that spark-submit runs: the pipelines of the command line, on a cluster.
 
-`spark-submit $(python -m notifyq.spark.submit) export --lake DIR --engine spark` is
+`spark-submit $(python -m notifyq.spark.submit) export --lake DIR` is
 `notifyq spark export --lake DIR --engine spark` with the session that spark-submit configures.
 """
 

@@ -1,13 +1,13 @@
 """What the commands of the pipelines share."""
 
 import contextlib
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from notifyq.cli.options import path
+from notifyq.cli.options import lake
 from notifyq.errors import ConfigurationError
 
 
@@ -26,22 +26,49 @@ def needs_extra(name: str = "spark") -> Iterator[None]:
 
 EngineName = Literal["local", "spark"]
 LakeOption = Annotated[
-    Path,
+    str,
     typer.Option(
-        "--lake", parser=path, metavar="DIR", help="Folder of the lake.", show_default=False
+        "--lake",
+        parser=lake,
+        metavar="LAKE",
+        help="Folder of the lake, or a URI such as s3://bucket/lake.",
+        show_default=False,
     ),
 ]
 EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="Threads of this process, or a session of Spark.")
+    EngineName | None,
+    typer.Option(
+        "--engine",
+        help="Threads of this process, or a session of Spark; else spark where spark-submit runs "
+        "this, else local.",
+        show_default=False,
+    ),
 ]
 
 
-def make_engine(name: EngineName) -> Any:
+def storage_of(location: str, options: list[str] | None) -> Any:
+    """The storage of a lake with its --storage-option; errors show no value."""
+    with needs_extra():
+        from notifyq.spark.lake.storage import storage_at
+
+    found: dict[str, str] = {}
+    for text in options or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise typer.BadParameter("a --storage-option is not KEY=VALUE")
+        if name in found:
+            raise typer.BadParameter(f"--storage-option has {name!r} twice")
+        found[name] = value
+    return storage_at(location, found)
+
+
+def make_engine(name: EngineName | None) -> Any:
     """The engine of this name."""
     with needs_extra():
         from notifyq.spark.engine import LocalEngine, SparkEngine
+        from notifyq.spark.session import GATEWAY
 
-        if name == "local":
+        if (name or ("spark" if GATEWAY in os.environ else "local")) == "local":
             return LocalEngine()
         from notifyq.spark.session import session
 

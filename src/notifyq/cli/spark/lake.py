@@ -10,6 +10,7 @@ from notifyq.cli.command import resolve_dsn
 from notifyq.cli.options import (
     DsnOption,
     JsonOption,
+    StorageOption,
     StreamArgument,
     duration_option,
     flag,
@@ -18,7 +19,7 @@ from notifyq.cli.options import (
 )
 from notifyq.cli.output import err, out, print_json, print_table, when
 from notifyq.cli.progress import Progress
-from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra
+from notifyq.cli.spark.common import EngineOption, LakeOption, make_engine, needs_extra, storage_of
 from notifyq.operations.texts import size, span
 from notifyq.printable import printable
 
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
 
 def export_(
     lake: LakeOption,
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     verify: bool = flag("--verify", "Then read all files of the lake, and compare them."),
     prune: bool = flag("--prune", "Then drop past days whose rows are all in the lake."),
     keep_days: int = option("Whole days that --prune leaves.", default=1, min=0),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Export newly archived messages into a lake.
 
-    A lake is a folder of Parquet files by day and queue, and a Delta table. Each message is
+    A lake has Parquet files by day and queue, and a Delta table. Each message is
     exported once: stop this and run it again at any time.
     """
     with needs_extra():
@@ -45,16 +47,17 @@ def export_(
         from notifyq.spark.lake.prune import prune as drop
         from notifyq.spark.lake.prune import verify as compare
 
+    target = storage_of(lake, storage_option)
     used = make_engine(engine)
     where = resolve_dsn(dsn)
     with Progress("exporting", total=None, unit="messages") as progress:
-        summary = export(where, lake, engine=used, on_progress=progress.reach)
+        summary = export(where, target, engine=used, on_progress=progress.reach)
     if not as_json:
         out.print(printable(_summary_text(summary)))
-    verified = compare(where, lake) if verify else None
+    verified = compare(where, target) if verify else None
     if verified is not None and not as_json:
         out.print(f"{verified} files are as they were written")
-    pruned = drop(where, lake, keep_days=keep_days) if prune else None
+    pruned = drop(where, target, keep_days=keep_days) if prune else None
     if as_json:
         more = {} if pruned is None else {"pruned": asdict(pruned)}
         print_json({**asdict(summary), "verified": verified, **more})
@@ -78,8 +81,9 @@ def _summary_text(summary: ExportSummary) -> str:
 
 def rollup(
     lake: LakeOption,
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     rebuild: bool = flag("--rebuild", "Drop the counts, and count everything."),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,10 +96,11 @@ def rollup(
     with needs_extra():
         from notifyq.spark.analysis.rollup import rollup as count
 
+    target = storage_of(lake, storage_option)
     used = make_engine(engine)
     address = resolve_dsn(dsn)
     with Progress("counting", total=None, unit="messages") as progress:
-        done = count(address, lake, engine=used, rebuild=rebuild, on_progress=progress.reach)
+        done = count(address, target, engine=used, rebuild=rebuild, on_progress=progress.reach)
     if as_json:
         print_json(done)
     elif done.messages or done.batches:
@@ -114,8 +119,9 @@ def tidy(
     least_files: int = option("Fewest small files of a day and queue to merge.", default=4, min=2),
     keep_hours: float = option("Hours that readers may need old files.", default=24, min=0),
     repair: bool = flag(
-        "--repair", "First set the Delta table to the files that PostgreSQL lists."
+        "--repair", "First set the Delta tables to the files that PostgreSQL lists."
     ),
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,10 +134,13 @@ def tidy(
         from notifyq.spark.lake.lake import Lake
         from notifyq.spark.lake.tidy import tidy as run
 
+    target = storage_of(lake, storage_option)
     where = resolve_dsn(dsn)
     if repair:
-        delta.mirror(Lake(where, lake), is_repair=True)
-    summary = run(where, lake, least_files=least_files, older_than=timedelta(hours=keep_hours))
+        damaged = Lake(where, target)
+        for table in damaged.tables():
+            delta.mirror(damaged, table, is_repair=True)
+    summary = run(where, target, least_files=least_files, older_than=timedelta(hours=keep_hours))
     if as_json:
         print_json(summary)
         return
@@ -146,45 +155,44 @@ def stream(
     lake: LakeOption,
     table: str | None = option("Table of the lake; else events_STREAM.", metavar="NAME"),
     once: bool = flag("--once", "Copy the present events, and end."),
-    every: str = option(
-        "Pause between micro-batches, in the form of Spark.", default="1 second", metavar="INTERVAL"
-    ),
-    rows: int = option("Most events of a micro-batch.", default=100_000, min=1),
+    every: timedelta | None = duration_option("Pause where there are no new events; else 1s."),
+    rows: int = option("Most events of a batch.", default=100_000, min=1),
+    engine: EngineOption = None,
+    storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy the events of a stream into the lake, each once.
 
-    It uses Structured Streaming. It runs until it is stopped, and continues where it was when it
-    starts again, also after kill -9.
+    It runs until it is stopped, and continues where it was when it starts again, also after
+    kill -9: the position is in PostgreSQL.
     """
     with needs_extra():
-        from notifyq.spark.session import session
-        from notifyq.spark.streaming import stream_to_lake
+        from notifyq.spark.streaming import check_stream, stream_to_lake
 
-    copied: list[int] = []
+    target = storage_of(lake, storage_option)
 
     def report(number: int, events: int) -> None:
-        copied.append(events)
         if as_json:
             print_json({"batch": number, "events": events})
         else:
             err.print(f"batch {number}: {events} events")
 
-    query = stream_to_lake(
-        session("notifyq stream"),
-        resolve_dsn(dsn),
-        lake,
+    address = resolve_dsn(dsn)
+    check_stream(address, name)  # before Spark starts, which takes long
+    done = stream_to_lake(
+        address,
+        target,
         name,
         table=table,
+        engine=make_engine(engine),
         once=once,
-        every=every,
+        every=(every or timedelta(seconds=1)).total_seconds(),
         rows=rows,
         on_batch=report,
     )
-    query.awaitTermination()
     if not as_json:
-        out.print(f"{sum(copied)} events of {name} are in the lake")
+        out.print(printable(f"{done.rows} events of {name} came into table {done.table}"))
 
 
 def anomalies(

@@ -15,6 +15,7 @@ from notifyq.cli.options import (
     DsnOption,
     JsonOption,
     QueueOption,
+    StorageOption,
     flag,
     instant_option,
     option,
@@ -22,9 +23,10 @@ from notifyq.cli.options import (
     path,
     repeated,
 )
+from notifyq.cli.options import lake as lake_of
 from notifyq.cli.output import err, out, print_json, print_rows, print_table, when
 from notifyq.cli.progress import Progress
-from notifyq.cli.spark.common import EngineOption, make_engine, needs_extra
+from notifyq.cli.spark.common import EngineOption, make_engine, needs_extra, storage_of
 from notifyq.operations.texts import span
 from notifyq.printable import printable
 
@@ -58,7 +60,7 @@ def load(
     ),
     most_rejects: int = option("More rejected rows are an error.", default=10_000, min=1),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages and rejects."),
-    engine: EngineOption = "local",
+    engine: EngineOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -111,8 +113,10 @@ def replay(
     name: Annotated[
         str, typer.Argument(help="Name of the replay; each name publishes a message once.")
     ],
-    lake: Path | None = option(
-        "Folder of a lake; else the archive of the database.", parser=path, metavar="DIR"
+    lake: str | None = option(
+        "Folder or URI of a lake; else the archive of the database.",
+        parser=lake_of,
+        metavar="LAKE",
     ),
     dead: bool = flag("--dead", "Only dead messages; without --to, instead of those."),
     to: str | None = option("Queue or stream; else that of each message.", metavar="QUEUE"),
@@ -128,7 +132,8 @@ def replay(
         "Messages a second that become due, or are published into a stream.", min=0.001
     ),
     dry_run: bool = flag("--dry-run", "Publish nothing: count the messages."),
-    engine: EngineOption = "local",
+    storage_option: StorageOption = None,
+    engine: EngineOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -155,6 +160,9 @@ def replay(
         until=until,
         match=None if match is None else _json(match),
     )
+    if storage_option and lake is None:
+        raise typer.BadParameter("--storage-option needs --lake")
+    target = None if lake is None else storage_of(lake, storage_option)
     address = resolve_dsn(dsn)
     runner = make_engine(engine)
     with Progress(f"replay {name}", total=None, unit="messages") as progress:
@@ -162,7 +170,7 @@ def replay(
             address,
             name,
             choice,
-            lake=lake,
+            lake=target,
             to=to,
             rate=rate,
             redrive=dead and to is None,

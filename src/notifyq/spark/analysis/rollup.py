@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,9 +20,10 @@ from notifyq.spark import statements
 from notifyq.spark.analysis.counts import COLUMNS, Counts, count, merge, records, rollup_table
 from notifyq.spark.connection import connect, demand, translated
 from notifyq.spark.engine import LocalEngine, groups_of
-from notifyq.spark.lake.delta import mirror
+from notifyq.spark.lake.delta import check, mirror
 from notifyq.spark.lake.files import FileWriter, remove
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake, LakeFile
+from notifyq.spark.lake.stores import reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from notifyq.spark.engine import Engine
     from notifyq.spark.lake.files import WrittenFile
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Location, Storage
 
 ROLLUP = "rollup"
 """The table of the lake with the rows of notifyq.rollup."""
@@ -84,7 +85,7 @@ class _Part:
 
 def rollup(
     dsn: str,
-    location: str | Path,
+    location: Location,
     *,
     engine: Engine | None = None,
     rebuild: bool = False,
@@ -98,6 +99,7 @@ def rollup(
     """
     engine = engine or LocalEngine()
     lake = Lake(dsn, location)
+    check(lake, ROLLUP)
     began = time.monotonic()
     done = RollupResult(lake.id, 0, 0, 0, 0, 0.0)
     with connect(dsn, name="notifyq spark rollup") as session:
@@ -165,21 +167,22 @@ def _parts(home: Root, files: Sequence[Any], slots: int) -> list[_Part]:
 
 def _count(part: _Part) -> Counts | None:
     """Count the messages of some files: the work of a task."""
-    root = part.home.check()
+    storage = part.home.check()
     return merge(
         count(table) for path, queue, rows in part.files
-        for table in _tables(root / path, queue, rows)
+        for table in _tables(storage, path, queue, rows)
     )  # fmt: skip
 
 
-def _tables(path: Path, queue: str | None, rows: int) -> Iterator[Any]:
+def _tables(storage: Storage, file: str, queue: str | None, rows: int) -> Iterator[Any]:
+    path = storage.name(file)
     try:
-        with pq.ParquetFile(path) as file:
-            known = set(file.schema_arrow.names)
-            if file.metadata.num_rows != rows:
-                raise LakeError(f"{path} has {file.metadata.num_rows} rows, not {rows}")
+        with pq.ParquetFile(storage.key(file), filesystem=storage.filesystem) as opened:
+            known = set(opened.schema_arrow.names)
+            if opened.metadata.num_rows != rows:
+                raise LakeError(f"{path} has {opened.metadata.num_rows} rows, not {rows}")
             wanted = [name for name in COLUMNS if name in known]
-            for batch in file.iter_batches(_ROWS, columns=wanted):
+            for batch in opened.iter_batches(_ROWS, columns=wanted):
                 table = pa.Table.from_batches([batch])
                 for name in set(COLUMNS) - known:
                     value = (
@@ -195,7 +198,7 @@ def _tables(path: Path, queue: str | None, rows: int) -> Iterator[Any]:
             "--rebuild` to count the whole lake again"
         ) from None
     except (OSError, pa.ArrowException) as error:
-        raise LakeError(f"{path} cannot be read: {error}") from None
+        raise LakeError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _commit(
@@ -241,8 +244,8 @@ def _publish(session: Session, lake: Lake, days: Sequence[date]) -> None:
             ) as writer:
                 writer.write(pa.Table.from_pylist(rows, _SCHEMA))
                 files.append(writer.close())
-        except OSError:
-            remove(lake.root, files)
+        except (OSError, LakeError):
+            remove(lake.storage, files)
             raise
     with session.cursor(row_factory=class_row(LakeFile)) as cursor:
         old = cursor.execute(statements.LAKE_FILES, (lake.id, ROLLUP)).fetchall()

@@ -12,7 +12,6 @@ import itertools
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Location
 
 _FEW = 50_000
 """Up to so many rows of a day are read by an index; for more, blocks of its table are read."""
@@ -70,12 +70,12 @@ class ExportTask:
 
 def export(
     dsn: str,
-    lake: str | Path,
+    lake: Location,
     *,
     engine: Engine | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExportSummary:
-    """Export newly archived messages into the lake of a folder; create the lake if it is missing.
+    """Export newly archived messages into a lake; create the lake if it is missing.
 
     `on_progress` gets the number of rows written so far. After a crash the lake is unchanged or
     complete, and the export can run again. Raises LakeError where a file of the lake is missing.
@@ -83,7 +83,7 @@ def export(
     since = time.monotonic()
     used: Engine = engine or LocalEngine()
     target = Lake.create(dsn, lake)
-    delta.check(target)
+    delta.check(target, ARCHIVE)
     target.check()
     reported: list[WrittenFile] = []
 
@@ -102,14 +102,14 @@ def export(
         try:
             done = used.run(tasks, write_task, on_done=count)
         except BaseException:
-            remove(target.root, reported)
+            remove(target.storage, reported)
             raise
         written = [file for files in done for file in files]
         # Without rows the position stays: a batch without files would only lengthen the list.
         batch = target.commit(session, written, position=position) if written else None
     delta.mirror(target)
     return ExportSummary(
-        lake=str(target.root),
+        lake=target.location,
         batch=batch,
         rows=sum(file.rows for file in written),
         files=len(written),
@@ -228,4 +228,4 @@ class _Files:
         for file in self._open.values():
             file.abandon()
         if kind is not None:
-            remove(Path(self._home.path), self._written)
+            remove(self._home.storage, self._written)

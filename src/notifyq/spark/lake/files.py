@@ -1,16 +1,13 @@
-"""Data files of a lake: each is complete and synced to disk before it is listed."""
+"""Data files of a lake: each is complete before it is listed."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import os
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -18,8 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from notifyq.errors import LakeError
+from notifyq.spark.lake.storage import DATA
+
 if TYPE_CHECKING:
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Storage
 
 _LONGEST = 200
 """Characters in the name of a folder; file systems allow 255."""
@@ -84,17 +85,17 @@ class FileWriter:
         time_column: str | None = "archived_at",
     ) -> None:
         # Without the check, a task that does not see the lake would create a folder of its own.
-        self._root = home.check()
+        storage = home.check()
         self._day, self._queue = day, queue
         folder = folder_of(dataset, day, queue)
-        self._path = f"{folder}/part-{secrets.token_hex(16)}.parquet"
-        (self._root / folder).mkdir(parents=True, exist_ok=True)
+        self._path = f"{folder}/{DATA}{secrets.token_hex(16)}.parquet"
         self._schema = schema
+        self.columns = schema.names
         self._id, self._time = id_column or "", time_column or ""
         self._bounds: dict[str, list[Any]] = {
             name: [] for name in (self._id, self._time) if name in schema.names
         }
-        self._output = _Output(self._root / self._path)
+        self._output = storage.create(self._path)
         # Small writes are buffered: each is a call that waits for the interpreter's lock.
         self._stream = pa.output_stream(pa.PythonFile(self._output, mode="w"), buffer_size=_BUFFER)
         try:
@@ -106,7 +107,7 @@ class FileWriter:
                 use_dictionary=[name for name in schema.names if name not in _NO_DICTIONARY],
             )
         except BaseException:
-            self._discard()
+            self._output.discard()
             raise
         self.rows = 0
 
@@ -124,11 +125,10 @@ class FileWriter:
         self.rows += batch.num_rows
 
     def close(self) -> WrittenFile:
-        """Complete the file, sync it to disk, and return its description."""
+        """Complete the file and return its description."""
         self._writer.close()
         self._stream.close()
         self._output.close()
-        _sync_folder((self._root / self._path).parent)
         ids, times = (self._bounds.get(name, []) for name in (self._id, self._time))
         return WrittenFile(
             path=self._path,
@@ -147,12 +147,8 @@ class FileWriter:
         """Delete what was written; errors are ignored."""
         with suppress(Exception):
             self._writer.close()
-        with suppress(OSError):
-            self._discard()
-
-    def _discard(self) -> None:
-        io.FileIO.close(self._output)
-        (self._root / self._path).unlink(missing_ok=True)
+        with suppress(OSError, LakeError):
+            self._output.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -162,62 +158,12 @@ class FileWriter:
             self.abandon()
 
 
-class _Output(io.FileIO):
-    """A new file that computes the checksum of all bytes written; close() syncs it to disk."""
+def remove(storage: Storage, files: Iterable[WrittenFile]) -> None:
+    """Delete files that are not part of a lake: they may fill the disk.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "xb")
-        self._digest = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def checksum(self) -> str:
-        return self._digest.hexdigest()
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        if self.closed:
-            return len(view)  # abandoned: Arrow flushes its buffer
-        self._digest.update(view)
-        written = 0
-        try:
-            while written < len(view):
-                written += super().write(view[written:]) or 0
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.name)) from None
-        self.size += written
-        return written
-
-    def close(self) -> None:
-        if not self.closed:
-            os.fsync(self.fileno())
-        super().close()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def remove(root: Path, files: Iterable[WrittenFile]) -> None:
-    """Delete files that are not part of a lake: they may fill the disk."""
-    for file in files:
-        with suppress(OSError):
-            (root / file.path).unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file atomically."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        _sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
+    Where one cannot be deleted, `tidy` deletes the others later: each may wait for a store that
+    does not answer.
+    """
+    with suppress(OSError, LakeError):
+        for file in files:
+            storage.delete(file.path)

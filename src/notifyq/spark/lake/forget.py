@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from notifyq.errors import LakeError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
 from notifyq.spark.lake import delta
-from notifyq.spark.lake.files import FileWriter, WrittenFile
+from notifyq.spark.lake.files import WrittenFile
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from notifyq.archive.forget import Wanted
     from notifyq.spark.connection import Session
+    from notifyq.spark.lake.storage import Location
 
 _ROWS = 16_384
 _KEYS = ("key", "dedup_key")
@@ -39,7 +38,11 @@ class ForgetSummary:
 
 
 def forget(
-    dsn: str, location: str | Path, wanted: Wanted, *, dry_run: bool = False
+    dsn: str,
+    location: Location,
+    wanted: Wanted,
+    *,
+    dry_run: bool = False,
 ) -> ForgetSummary:
     """Replace each file of a lake that has such messages, a day at a time.
 
@@ -48,10 +51,12 @@ def forget(
     Forget them in PostgreSQL before: else the next export would bring them back.
     """
     lake = Lake(dsn, location)
+    tables = lake.tables()
+    delta.check(lake, *tables)
     rows = files = 0
     unsearched = []
     with closing(connect(dsn, name="notifyq forget")) as session:
-        for table in sorted(it.name for it in lake.root.iterdir() if it.is_dir()):
+        for table in tables:
             listed = lake.files(table)
             if not listed or "message" not in lake.schema(table, listed).names:
                 continue
@@ -101,11 +106,8 @@ def _forget_day(
 
 def _batches(lake: Lake, table: str, file: LakeFile) -> Iterator[pa.RecordBatch]:
     scanner = lake.dataset(table, [file]).scanner(batch_size=_ROWS, use_threads=False)
-    try:
+    with lake.storage.reading(file.path):
         yield from scanner.to_batches()
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise LakeError(f"{lake.root / file.path} cannot be read: {reason}") from None
 
 
 def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
@@ -128,16 +130,7 @@ def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
 
 
 def _without(lake: Lake, table: str, file: LakeFile, masks: list[Any]) -> WrittenFile:
-    schema = lake.schema(table, [file])
-    own = pa.schema([it for it in schema if it.name not in _folders(file)])
-    time = "archived_at" if table == ARCHIVE else "created_at"
-    with FileWriter(
-        lake.home, table, own, day=file.day, queue=file.queue, time_column=time
-    ) as writer:
+    with lake.writer(table, [file]) as writer:
         for batch, mask in zip(_batches(lake, table, file), masks, strict=True):
             writer.write(batch.filter(pc.invert(mask)))
         return writer.close()
-
-
-def _folders(file: LakeFile) -> set[str]:
-    return {name for name in ("day", "queue") if getattr(file, name) is not None}

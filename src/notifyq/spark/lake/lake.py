@@ -1,4 +1,4 @@
-"""A lake: a folder of Parquet files, and the list of its files in PostgreSQL.
+"""A lake: Parquet files in a folder or a store, and the list of its files in PostgreSQL.
 
 Only listed files are part of the lake: the folder also has files of runs that failed. The list is
 mirrored as a Delta table for readers without PostgreSQL; see `delta`.
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs
 import pyarrow.parquet as pq
-from psycopg.rows import namedtuple_row
+from psycopg.rows import class_row, namedtuple_row
 
 from notifyq.errors import LakeError
-from notifyq.paths import local_path
 from notifyq.spark import columns, statements
 from notifyq.spark.connection import fetch, opened, translated
 from notifyq.spark.lake import mark
-from notifyq.spark.lake.files import WrittenFile, write_whole
+from notifyq.spark.lake.files import FileWriter, WrittenFile
+from notifyq.spark.lake.storage import Storage, storage_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from psycopg import Connection
+
+    from notifyq.spark.lake.storage import Location
 
 ARCHIVE = "archive"
 """The table of the lake that the archive is exported into."""
@@ -56,66 +56,93 @@ class LakeFile(WrittenFile):
     batch: int
 
 
-def folder(location: str | Path) -> Path:
-    """Return the folder of a lake; raise ConfigurationError for a URI such as `s3://bucket`."""
-    return local_path(location).resolve()
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a table of a lake at two moments."""
+
+    last: int
+    """The number of its last batch; 0: there was none."""
+    files: list[LakeFile]
+    """All files with that batch."""
+    before: list[LakeFile]
+    """All files with an earlier batch, which was asked for."""
 
 
 class Lake:
     """An existing lake. Each call opens its own session: the object may be kept for a long time."""
 
-    def __init__(self, dsn: str, location: str | Path) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        location: Location,
+    ) -> None:
         self._dsn = dsn
-        self.root = folder(location)
-        token = mark.read(self.root)
+        self.storage = storage_at(location)
+        self.location = self.storage.location
+        token = mark.read(self.storage)
         if token is None:
-            raise LakeError(f"{self.root} is not a lake: `notifyq spark export` creates one")
+            raise LakeError(f"{self.location} is not a lake: `notifyq spark export` creates one")
         for lake in _known(dsn):
             if str(lake.token) == token:
                 self.id: int = lake.id
                 self.token = token
-                self.home = mark.Root(str(self.root), token)
+                self.home = mark.Root(self.storage, token)
                 return
         raise LakeError(
-            f"{self.root} is a lake that this database does not list: it belongs to another "
+            f"{self.location} is a lake that this database does not list: it belongs to another "
             "database, or was forgotten here"
         )
 
     @classmethod
-    def create(cls, dsn: str, location: str | Path) -> Self:
-        """Open the lake of a folder; create one in a folder that is empty or missing."""
-        root = folder(location)
-        if mark.read(root) is None:
-            _begin(dsn, root)
-        return cls(dsn, root)
+    def create(
+        cls,
+        dsn: str,
+        location: Location,
+    ) -> Self:
+        """Open the lake of a location; create one where there is nothing."""
+        storage = storage_at(location)
+        try:
+            is_new = mark.read(storage) is None
+            is_free = is_new and storage.is_empty()
+        except LakeError as error:
+            for lake in _listed(dsn, storage.location):
+                _note(dsn, lake.id, str(error))
+            raise
+        if is_new:
+            _begin(dsn, storage, is_free=is_free)
+        return cls(dsn, storage)
 
     def files(self, dataset: str = ARCHIVE) -> list[LakeFile]:
         """Return the files of a table of the lake."""
         return fetch(self._dsn, LakeFile, statements.LAKE_FILES, (self.id, dataset))
 
-    def last_batch(self, dataset: str = ARCHIVE) -> int:
-        """Return the number of the last change of a table of the lake; 0: there was none."""
+    def tables(self) -> list[str]:
+        """Return the names of the tables of the lake."""
         with opened(self._dsn) as session:
-            found = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchone()
-        return 0 if found is None else found[0] or 0
+            return [name for (name,) in session.execute(statements.LAKE_TABLES, (self.id,))]
+
+    def listing(self, dataset: str, batch: int) -> Listing:
+        """Return the files of a table of the lake, now and as they were with a batch."""
+        with opened(self._dsn) as session:
+            session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            with session.transaction(), session.cursor(row_factory=class_row(LakeFile)) as cursor:
+                [[last]] = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchall()
+                files = cursor.execute(statements.LAKE_FILES, (self.id, dataset)).fetchall()
+                values = (self.id, dataset, batch, batch)
+                replaced = cursor.execute(statements.LAKE_REPLACED, values).fetchall()
+        return Listing(last or 0, files, [it for it in files if it.batch <= batch] + replaced)
 
     def dataset(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """Return a table of the lake as a dataset of pyarrow; missing columns are null."""
         found = self.files(name) if files is None else files
-        return ds.FileSystemDataset.from_paths(
-            [str(self.root / file.path) for file in found],
-            schema=self.schema(name, found),
-            format=ds.ParquetFileFormat(),
-            filesystem=pa.fs.LocalFileSystem(),
-            partitions=[_partition(file) for file in found],
-        )
+        return dataset_of(self.storage, found, self.schema(name, found))
 
     def schema(self, name: str = ARCHIVE, files: Sequence[LakeFile] | None = None) -> Any:
         """Return the columns of a table of the lake, those of its folders last."""
         if name == ARCHIVE:
             return pa.unify_schemas([ARCHIVE_SCHEMA, PARTITIONS])
         found = self.files(name) if files is None else files
-        own = [pq.read_schema(self.root / file.path).remove_metadata() for file in found]
+        own = [self._own_schema(file) for file in found]
         folders = [
             field
             for field in PARTITIONS
@@ -123,10 +150,34 @@ class Lake:
         ]
         return pa.unify_schemas([*own, pa.schema(folders)])
 
+    def _own_schema(self, file: LakeFile) -> Any:
+        with self.storage.reading(file.path):
+            files = self.storage.filesystem
+            return pq.read_schema(self.storage.key(file.path), filesystem=files).remove_metadata()
+
+    def writer(self, dataset: str, files: Sequence[LakeFile]) -> FileWriter:
+        """Return the writer of a file with rows of these files, which are of one day and queue."""
+        first = files[0]
+        folders = {name for name in PARTITIONS.names if getattr(first, name) is not None}
+        own = [field for field in self.schema(dataset, files) if field.name not in folders]
+        return FileWriter(
+            self.home,
+            dataset,
+            pa.schema(own),
+            day=first.day,
+            queue=first.queue,
+            time_column="archived_at" if dataset == ARCHIVE else "created_at",
+        )
+
     def frame(
         self, spark: Any, columns: Sequence[str] | None = None, *, dataset: str = ARCHIVE
     ) -> Any:
-        """Return a table of the lake as a DataFrame of Spark."""
+        """Return a table of the lake as a DataFrame of Spark.
+
+        A local lake is read by Spark itself, one in a store by the data source `notifyq`.
+        """
+        if not self.storage.is_local:
+            return self._remote_frame(spark, columns, dataset)
         from pyspark.sql.pandas.types import from_arrow_schema
 
         files = self.files(dataset)
@@ -136,12 +187,19 @@ class Lake:
                 spark.read.schema(schema)
                 # A file that an executor does not see is an error, whatever the session's settings.
                 .options(ignoreMissingFiles="false", ignoreCorruptFiles="false")
-                .option("basePath", f"file://{self.root / dataset}")
-                .parquet(*(f"file://{self.root / file.path}" for file in files))
+                .option("basePath", f"file://{self.storage.name(dataset)}")
+                .parquet(*(f"file://{self.storage.name(file.path)}" for file in files))
             )
         else:
             frame = spark.createDataFrame([], schema)
         return frame.select(*(columns or schema.names))
+
+    def _remote_frame(self, spark: Any, columns: Sequence[str] | None, dataset: str) -> Any:
+        options = {f"storage.{name}": value for name, value in self.storage.options}
+        if columns:
+            options["columns"] = ",".join(columns)
+        given = {"dsn": self._dsn, "lake": self.location, "table": dataset, **options}
+        return spark.read.format("notifyq").options(**given).load()
 
     def commit(
         self,
@@ -159,11 +217,10 @@ class Lake:
         Raises LakeError unless this machine sees each file with the size that its writer reported.
         """
         self.home.check()
-        for file in files:
-            if (fault := self._fault(file)) is not None:
-                raise LakeError(
-                    f"{fault}, though a task wrote it: nothing was committed; {mark.SHARED}"
-                )
+        if (fault := self._fault(files)) is not None:
+            raise LakeError(
+                f"{fault}, though a task wrote it: nothing was committed; {mark.SHARED}"
+            )
         entries = json.dumps([asdict(file) for file in files], default=str)
         values = (self.id, dataset, entries, key, list(removed), position)
         with translated():
@@ -177,23 +234,22 @@ class Lake:
         """
         with opened(self._dsn) as session:
             days = {row[0] for row in session.execute(statements.ARCHIVE_DAYS)}
-        found = (self._fault(file) for file in self.files() if file.day in days)
-        fault = next((one for one in found if one is not None), None)
+        fault = self._fault([file for file in self.files() if file.day in days])
         _note(self._dsn, self.id, fault)
         if fault is not None:
             raise LakeError(
                 f"{fault}: mount or restore the lake; no day of the archive is dropped before"
             )
 
-    def _fault(self, file: WrittenFile) -> str | None:
+    def _fault(self, files: Sequence[WrittenFile]) -> str | None:
         """Return what is wrong with a file by its size: it may be on another machine's disk."""
-        path = self.root / file.path
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            return f"{path} cannot be read on {gethostname()}: {error.strerror}"
-        if size != file.bytes:
-            return f"{path} has {size} bytes on {gethostname()}, not {file.bytes}"
+        sizes = self.storage.sizes([file.path for file in files])
+        for file in files:
+            size, name = sizes[file.path], self.storage.name(file.path)
+            if isinstance(size, str):
+                return f"{name} {size}"
+            if size != file.bytes:
+                return f"{name} has {size} bytes on {gethostname()}, not {file.bytes}"
         return None
 
     @contextmanager
@@ -208,6 +264,17 @@ class Lake:
                 session.execute(statements.KEEP_PARTITIONS)
                 row = session.execute(statements.HOLD_LAKE, (self.id,)).fetchone()
                 yield row or ("", "")
+
+
+def dataset_of(storage: Storage, files: Sequence[LakeFile], schema: Any) -> Any:
+    """Return files as a dataset of pyarrow."""
+    return ds.FileSystemDataset.from_paths(
+        [storage.key(file.path) for file in files],
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=storage.filesystem,
+        partitions=[_partition(file) for file in files],
+    )
 
 
 def _partition(file: LakeFile) -> Any:
@@ -229,13 +296,17 @@ def _note(dsn: str, lake: int, fault: str | None) -> None:
         session.execute(statements.NOTE_LAKE, (lake, fault))
 
 
-def _begin(dsn: str, root: Path) -> None:
-    if root.exists() and any(root.iterdir()):
-        raise LakeError(f"{root} is not empty, and not a lake: use an empty folder")
-    known = [it for it in _known(dsn) if it.location == str(root)]
+def _listed(dsn: str, location: str) -> list[Any]:
+    return [it for it in _known(dsn) if it.location == location]
+
+
+def _begin(dsn: str, storage: Storage, *, is_free: bool) -> None:
+    if not is_free:
+        raise LakeError(f"{storage.location} is not empty, and not a lake: use an empty folder")
+    known = _listed(dsn, storage.location)
     for lake in known:
         if lake.files:
-            fault = f"{root / mark.NAME} is not on {gethostname()}"
+            fault = f"{storage.name(mark.NAME)} is not on {gethostname()}"
             _note(dsn, lake.id, fault)
             raise LakeError(
                 f"{fault}, but lake {lake.id} with {lake.files} files is listed there: mount or "
@@ -243,10 +314,14 @@ def _begin(dsn: str, root: Path) -> None:
                 "export creates another"
             )
     # A lake that was listed before a crash, and whose folder has no mark yet, is used.
-    tokens = [it.token for it in known]
-    if not tokens:
-        with opened(dsn) as session:
-            row = session.execute(statements.CREATE_LAKE, (str(root),)).fetchone()
-        tokens = [] if row is None else [row[1]]
-    root.mkdir(parents=True, exist_ok=True)
-    write_whole(root / mark.NAME, mark.content(str(tokens[-1])))
+    if known:
+        storage.write(mark.NAME, mark.content(str(known[-1].token)))
+        return
+    with opened(dsn) as session:
+        [[number, token]] = session.execute(statements.CREATE_LAKE, (storage.location,)).fetchall()
+        try:
+            storage.write(mark.NAME, mark.content(str(token)))
+        except (OSError, LakeError):
+            # Retention would wait for a lake that cannot be written.
+            session.execute(statements.FORGET_LAKE, (number,))
+            raise

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from notifyq.errors import LakeError
+
+if TYPE_CHECKING:
+    from notifyq.spark.lake.storage import Storage
 
 NAME = "_notifyq.json"
 FORMAT = 1
@@ -20,22 +23,31 @@ SHARED = "the driver and every executor must have the same folder there"
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The folder of a lake and the identity in its mark: what a task needs to find the lake."""
+    """Where a lake is and the identity in its mark: what a task needs to find the lake."""
 
-    path: str
+    storage: Storage
     token: str
 
-    def check(self) -> Path:
-        """Return the folder; raise LakeError unless it has the mark of the lake on this machine."""
-        folder = Path(self.path)
-        found = read(folder)
-        if found != self.token:
-            seen = f"has no file {NAME}" if found is None else f"has {NAME} of another lake"
-            raise LakeError(
-                f"the lake {folder} is not visible on {socket.gethostname()}: the folder {seen} "
-                f"there: {SHARED}"
-            )
-        return folder
+    def check(self) -> Storage:
+        """Return the storage; raise LakeError unless it has the mark of the lake here."""
+        # A folder may be unmounted at any time, a URI means the same everywhere.
+        if self.storage.is_local or self not in _seen:
+            self._check()
+            _seen.add(self)
+        return self.storage
+
+    def _check(self) -> None:
+        found = read(self.storage)
+        if found == self.token:
+            return
+        seen = f"has no file {NAME}" if found is None else f"has {NAME} of another lake"
+        raise LakeError(
+            f"the lake {self.storage.location} is not visible on {socket.gethostname()}: the "
+            f"folder {seen} there: {SHARED}"
+        )
+
+
+_seen: set[Root] = set()
 
 
 def content(token: str) -> bytes:
@@ -43,20 +55,18 @@ def content(token: str) -> bytes:
     return json.dumps({"format": FORMAT, "lake": token}).encode() + b"\n"
 
 
-def read(folder: Path) -> str | None:
-    """Return the identity of the lake in a folder; None: there is no mark."""
-    path = folder / NAME
-    try:
-        mark = json.loads(path.read_bytes())
-        form, token = mark["format"], mark["lake"]
-    except (FileNotFoundError, NotADirectoryError):
+def read(storage: Storage) -> str | None:
+    """Return the identity of the lake in a storage; None: there is no mark."""
+    text = storage.read(NAME)
+    if text is None:
         return None
-    except OSError as error:
-        raise LakeError(
-            f"{path} cannot be read on {socket.gethostname()}: {error.strerror}"
-        ) from None
+    try:
+        mark = json.loads(text)
+        form, token = mark["format"], mark["lake"]
     except (ValueError, TypeError, KeyError):
-        raise LakeError(f"{path} is damaged: restore it from a backup") from None
+        raise LakeError(f"{storage.name(NAME)} is damaged: restore it from a backup") from None
     if form != FORMAT:
-        raise LakeError(f"{folder} is a lake of format {form}: upgrade notifyq to read it")
+        raise LakeError(
+            f"{storage.location} is a lake of format {form}: upgrade notifyq to read it"
+        )
     return str(token)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake, LakeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     from notifyq.spark.connection import Session
+    from notifyq.spark.lake.storage import Location
 
 _HASHED = [*ARCHIVE_SCHEMA.names, "queue"]
 """The columns in the order of notifyq.archive_hashes()."""
@@ -45,7 +45,12 @@ class PruneSummary:
     kept: dict[date, str] = field(default_factory=dict)
 
 
-def verify(dsn: str, lake: str | Path, *, dataset: str = ARCHIVE) -> int:
+def verify(
+    dsn: str,
+    lake: Location,
+    *,
+    dataset: str = ARCHIVE,
+) -> int:
     """Compare all files of a table of a lake with their checksums; return how many they are.
 
     Raises LakeError for the first file that differs.
@@ -53,14 +58,21 @@ def verify(dsn: str, lake: str | Path, *, dataset: str = ARCHIVE) -> int:
     target = Lake(dsn, lake)
     files = target.files(dataset)
     for file in files:
-        with _reading(target, file) as path, path.open("rb") as opened:
+        with target.storage.reading(file.path), target.storage.open(file.path) as opened:
             digest = hashlib.file_digest(opened, "sha256")
         if digest.hexdigest() != file.checksum:
-            raise LakeError(f"{path} is not as it was written: restore it")
+            raise LakeError(
+                f"{target.storage.name(file.path)} is not as it was written: restore it"
+            )
     return len(files)
 
 
-def prune(dsn: str, lake: str | Path, *, keep_days: int = 1) -> PruneSummary:
+def prune(
+    dsn: str,
+    lake: Location,
+    *,
+    keep_days: int = 1,
+) -> PruneSummary:
     """Drop past days of the archive that the lake has completely.
 
     Before a day is dropped, its files are read back and compared with PostgreSQL row by row. Today
@@ -119,12 +131,12 @@ def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) ->
     for hashes in _hashes(lake, files):
         for id_, hash_ in hashes:
             if id_ in there:
-                raise LakeError(f"{lake.root} has message {id_} of {day} twice: {day} was kept")
+                raise LakeError(f"{lake.location} has message {id_} of {day} twice: {day} was kept")
             there[id_] = hash_
     if wrong := sorted(id_ for id_, hash_ in here.items() if there.get(id_) != hash_):
         raise LakeError(
-            f"{lake.root} does not have {len(wrong)} messages of {day} as they are in PostgreSQL, "
-            f"the first is message {wrong[0]}: {day} was kept"
+            f"{lake.location} does not have {len(wrong)} messages of {day} as they are in "
+            f"PostgreSQL, the first is message {wrong[0]}: {day} was kept"
         )
     return here
 
@@ -132,7 +144,7 @@ def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) ->
 def _hashes(lake: Lake, files: Iterable[LakeFile]) -> Iterator[list[tuple[int, int]]]:
     """Give id and hash of each row, a list for each file."""
     for file in files:
-        with _reading(lake, file):
+        with lake.storage.reading(file.path):
             scanner = lake.dataset(files=[file]).scanner(
                 columns=_HASHED, batch_size=_ROWS, use_threads=False
             )
@@ -155,14 +167,3 @@ def _hashed(batch: pa.RecordBatch) -> list[tuple[int, int]]:
     )
     numbers = (int.from_bytes(digest, "big", signed=True) for digest in hashes)
     return list(zip(batch.column("id").to_pylist(), numbers, strict=True))
-
-
-@contextmanager
-def _reading(lake: Lake, file: LakeFile) -> Iterator[Path]:
-    """Give the path of a file; errors of reading it name the file."""
-    path = lake.root / file.path
-    try:
-        yield path
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).partition("\n")[0]
-        raise LakeError(f"{path} cannot be read: {reason}") from None

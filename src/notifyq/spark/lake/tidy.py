@@ -14,13 +14,16 @@ from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
 from notifyq.spark.engine import groups_of
 from notifyq.spark.lake import delta
-from notifyq.spark.lake.files import FileWriter, WrittenFile
-from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake, LakeFile
+from notifyq.spark.lake.lake import Lake, LakeFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import date
-    from pathlib import Path
+
+    import pyarrow as pa
+
+    from notifyq.spark.lake.files import WrittenFile
+    from notifyq.spark.lake.storage import Location
 
 _SMALL = 32 * 1024 * 1024
 _LARGEST = 128 * 1024 * 1024
@@ -40,24 +43,34 @@ class TidySummary:
 
 
 def tidy(
-    dsn: str, lake: str | Path, *, least_files: int = 4, older_than: timedelta = A_DAY
+    dsn: str,
+    lake: Location,
+    *,
+    least_files: int = 4,
+    older_than: timedelta = A_DAY,
 ) -> TidySummary:
-    """Merge small files of each day and queue of the archive, and delete leftovers.
+    """Merge small files of each day and queue of all tables, and delete leftovers.
 
     Running readers continue with the files that they know: a file is deleted `older_than` after it
     was replaced, or after a run that was killed wrote it.
     """
     target = Lake(dsn, lake)
+    tables = target.tables()
+    delta.check(target, *tables)
     replaced = written = 0
     with closing(connect(dsn, name="notifyq tidy")) as session:
-        for day in sorted({file.day for file in target.files() if file.day is not None}):
-            with target.held(session):
-                for group in _groups(target.files(), day, least_files):
-                    new = _merged(target, group)
-                    target.commit(session, [new], removed=[file.id for file in group])
-                    replaced += len(group)
-                    written += 1
-    delta.mirror(target)
+        for table in tables:
+            for day in sorted({file.day for file in target.files(table) if file.day is not None}):
+                with target.held(session):
+                    groups = list(_groups(target.files(table), day, least_files))
+                    new = [_merged(target, table, group) for group in groups]
+                    old = [file.id for group in groups for file in group]
+                    if new:
+                        # Last: other writers of the lake wait until the transaction ends.
+                        target.commit(session, new, dataset=table, removed=old)
+                replaced += len(old)
+                written += len(new)
+            delta.mirror(target, table)
     return TidySummary(replaced=replaced, written=written, deleted=_delete(dsn, target, older_than))
 
 
@@ -73,21 +86,27 @@ def _groups(files: list[LakeFile], day: date, least_files: int) -> Iterator[list
         yield from (group for group in groups_of(small, _LARGEST) if len(group) > 1)
 
 
-def _merged(lake: Lake, group: list[LakeFile]) -> WrittenFile:
+def _merged(lake: Lake, table: str, group: list[LakeFile]) -> WrittenFile:
     rows = sum(file.rows for file in group)
-    batches = lake.dataset(files=group).scanner(
-        columns=ARCHIVE_SCHEMA.names, batch_size=_ROWS, use_threads=False
-    )
-    first = group[0]
-    with FileWriter(lake.home, ARCHIVE, ARCHIVE_SCHEMA, day=first.day, queue=first.queue) as file:
-        for batch in batches.to_batches():
+    with lake.writer(table, group) as file:
+        for batch in _batches(lake, table, group, file.columns):
             file.write(batch)
         if file.rows != rows:
             raise LakeError(
-                f"{lake.root} has {file.rows} messages of {first.day} where {rows} were written: "
-                "`notifyq spark export --verify` finds the damaged file"
+                f"{lake.location} has {file.rows} rows of {group[0].day} where {rows} were "
+                "written: `notifyq spark export --verify` finds the damaged file"
             )
         return file.close()
+
+
+def _batches(
+    lake: Lake, table: str, group: list[LakeFile], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    scanner = lake.dataset(table, group).scanner(
+        columns=columns, batch_size=_ROWS, use_threads=False
+    )
+    with lake.storage.reading(group[0].path):
+        yield from scanner.to_batches()
 
 
 def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
@@ -95,24 +114,15 @@ def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
         removed = session.execute(statements.LAKE_REMOVED, (older_than, lake.id)).fetchall()
     known = {path for _, path, _ in removed}
     leftovers = [(id_, path) for id_, path, is_old in removed if is_old]
-    deleted = sum(_unlink(lake.root / path) for _, path in leftovers)
+    deleted = sum(lake.storage.delete(path) for _, path in leftovers)
     before = time.time() - older_than.total_seconds()
-    for folder in (it for it in lake.root.iterdir() if it.is_dir()):
-        found = [it for it in folder.rglob("part-*.parquet") if it.stat().st_mtime < before]
-        current = {file.path for file in lake.files(folder.name)}
-        for path in found:
-            name = path.relative_to(lake.root).as_posix()
+    for table in lake.storage.tables():
+        found = [name for name, modified in lake.storage.data(table) if modified < before]
+        current = {file.path for file in lake.files(table)}
+        for name in found:
             if name not in current and name not in known:
-                deleted += _unlink(path)
+                deleted += lake.storage.delete(name)
     # Last: without its row, a replaced file would count as one that was never listed.
     with opened(dsn, name="notifyq tidy") as session:
         session.execute(statements.FORGET_FILES, (lake.id, [id_ for id_, _ in leftovers]))
     return deleted
-
-
-def _unlink(path: Path) -> int:
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return 1

@@ -13,14 +13,14 @@ import pyarrow.dataset as ds
 
 from notifyq.spark import statements
 from notifyq.spark.connection import fetch
-from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.lake import ARCHIVE, Lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import date, datetime
-    from pathlib import Path
 
     from notifyq.spark.lake.lake import LakeFile
+    from notifyq.spark.lake.storage import Location
 
 _TIME = pa.timestamp("us", "UTC")
 STEP = 10_000
@@ -67,12 +67,13 @@ class Count:
 def chosen(lake: Lake, files: Sequence[LakeFile], choice: Choice) -> Iterator[list[dict[str, Any]]]:
     """Give the chosen rows in files of a lake, at most `STEP` at once."""
     found = lake.dataset(files=files)
-    for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
-        rows = batch.to_pylist()
-        if choice.match is not None:
-            rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
-        if rows:
-            yield rows
+    with lake.storage.reading(ARCHIVE):
+        for batch in found.to_batches(columns=_READ, filter=_condition(choice), batch_size=STEP):
+            rows = batch.to_pylist()
+            if choice.match is not None:
+                rows = [row for row in rows if contains(json.loads(row["message"]), choice.match)]
+            if rows:
+                yield rows
 
 
 def _condition(choice: Choice) -> Any:
@@ -132,7 +133,11 @@ def counts(dsn: str, name: str, choice: Choice, *, redrive: bool) -> list[Count]
     return fetch(dsn, Count, statements.REPLAY_COUNTS, values)
 
 
-def lake_counts(dsn: str, location: str | Path, choice: Choice) -> list[Count]:
+def lake_counts(
+    dsn: str,
+    location: Location,
+    choice: Choice,
+) -> list[Count]:
     """Count the chosen messages of a lake; `known` is always 0."""
     lake = Lake(dsn, location)
     found: Counter[tuple[Any, ...]] = Counter()

@@ -21,11 +21,11 @@ from notifyq.spark.publish.history import STEP, Choice, Count, chosen, counts, f
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
-    from pathlib import Path
 
     from notifyq.spark.engine import Engine
     from notifyq.spark.lake.lake import LakeFile
     from notifyq.spark.lake.mark import Root
+    from notifyq.spark.lake.storage import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def replay(
     name: str,
     choice: Choice | None = None,
     *,
-    lake: str | Path | None = None,
+    lake: Location | None = None,
     to: str | None = None,
     rate: float | None = None,
     redrive: bool = False,
@@ -204,10 +204,10 @@ class _LakeWork:
     def __call__(self, task: tuple[Root, LakeFile]) -> list[_Step]:
         home, file = task
         plan = self.plan
-        root = home.check()
+        storage = home.check()
         steps: list[_Step] = []
         since = time.monotonic()
-        for batch in _rows(Lake(plan.dsn, root), file, plan):
+        for batch in _rows(Lake(plan.dsn, storage), file, plan):
             for first in range(0, batch.num_rows, plan.step):
                 steps.append(self._publish(batch.slice(first, plan.step)))
                 plan.pause(sum(step.published for step in steps), since)

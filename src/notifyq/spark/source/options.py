@@ -75,7 +75,7 @@ def stream_options(options: Mapping[str, str]) -> ReadOptions:
         raise ConfigurationError(
             f"option from: {start!r} is not start, now, or a result of current_position()"
         )
-    rows = _number("maxRowsPerBatch", options.get("maxRowsPerBatch"), most=10**9)
+    rows = number("maxRowsPerBatch", options.get("maxRowsPerBatch"), most=10**9)
     return replace(found, start=start, rows=rows or _ROWS, is_strict=strict == "true")
 
 
@@ -93,14 +93,13 @@ def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
     queue = options.get("queue")
     if queue is not None and stream is not None:
         raise ConfigurationError("option queue: events belong to streams, not to queues")
-    columns = options.get("columns")
     return ReadOptions(
         dsn=address(options),
         table=table,
         queue=queue,
         stream=stream,
-        columns=tuple(name.strip() for name in columns.split(",")) if columns else None,
-        partitions=_number("partitions", options.get("partitions")),
+        columns=names(options.get("columns")),
+        partitions=number("partitions", options.get("partitions")),
     )
 
 
@@ -112,7 +111,13 @@ def unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigurationError:
     return ConfigurationError(f"{what} {name!r}{hint}")
 
 
-def _number(name: str, text: str | None, most: int = 100_000) -> int | None:
+def names(text: str | None) -> tuple[str, ...] | None:
+    """Return the names in a list; None: it is not given."""
+    return tuple(name.strip() for name in text.split(",")) if text else None
+
+
+def number(name: str, text: str | None, most: int = 100_000) -> int | None:
+    """Return the number of an option; None: it is not given."""
     if text is None:
         return None
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:

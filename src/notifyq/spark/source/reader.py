@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,7 @@ from notifyq.spark.connection import opened
 from notifyq.spark.engine import groups_of
 from notifyq.spark.source import cuts, tables
 from notifyq.spark.source.filters import condition, span
-from notifyq.spark.source.rows import Part, Read, rows
+from notifyq.spark.source.rows import Part, Read, rows, share_of
 from notifyq.spark.source.schema import check, columns
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from notifyq.spark.connection import Session
     from notifyq.spark.source.options import ReadOptions
 
+_MOST_PAGES = 16_384
+"""Pages of a part: 128 MiB, as Spark reads files."""
 _DAY = re.compile(r"message_archive_(\d{8})")
 
 
@@ -86,14 +87,12 @@ class TableReader(DataSourceReader):
             self._until is None or day <= self._until
         )
 
-    def _wanted(self) -> int:
-        return self._options.partitions or 2 * (os.cpu_count() or 1)
-
     def _of_files(
         self, common: Sequence[sql.Composable], files: Sequence[_File], *rest: Read
     ) -> list[InputPartition]:
         """Split large files and group small ones; an empty read has one empty part."""
-        share = max(1, -(-sum(file.pages for file in files) // self._wanted()))
+        size = sum(file.pages for file in files)
+        share = share_of(size, self._options.partitions, _MOST_PAGES)
         sized = []
         for file in files:
             for first in range(0, file.pages, share):

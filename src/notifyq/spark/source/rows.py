@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,16 @@ class Part(InputPartition):
 
     reads: tuple[Read, ...]
     settings: tuple[str, ...] = ()
+
+
+def share_of(size: int, parts: int | None, most: int) -> int:
+    """Return the size of a part of a read: as many as asked for, else `most` at most.
+
+    Else there are two parts for each core of the driver or more: a planner of Spark does not know
+    the cores of the executors.
+    """
+    share = -(-size // (parts or 2 * (os.cpu_count() or 1)))
+    return max(1, share if parts else min(share, most))
 
 
 def rows(dsn: str, part: Part, schema: Any) -> Iterator[pa.RecordBatch]:

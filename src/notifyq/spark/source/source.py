@@ -29,6 +29,10 @@ class NotifyqSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of the table of the options."""
+        if "lake" in self.options:
+            from notifyq.spark.source.lakes import lake_options, lake_struct
+
+            return lake_struct(lake_options(self.options))
         from notifyq.spark.source.options import described
         from notifyq.spark.source.schema import struct
 
@@ -37,6 +41,10 @@ class NotifyqSource(DataSource):
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return the reader of a batch."""
+        if "lake" in self.options:
+            from notifyq.spark.source.lakes import LakeReader, lake_options
+
+            return LakeReader(lake_options(self.options), schema)
         from notifyq.spark.source.options import read_options
         from notifyq.spark.source.reader import FilteringReader, TableReader
 
@@ -76,6 +84,8 @@ def register(spark: Any) -> None:
     Spark searches data sources once, in a Python worker. If that worker is killed, the session
     raises DATA_SOURCE_NOT_FOUND until its end.
     """
-    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - not in Python
-    if not known.dataSourceExists(NotifyqSource.name()):
+    java = getattr(spark, "_jsparkSession", None)  # Spark Connect has none
+    if java is None or not java.sessionState().dataSourceManager().dataSourceExists(
+        NotifyqSource.name()
+    ):
         spark.dataSource.register(NotifyqSource)

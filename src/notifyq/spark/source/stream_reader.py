@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from notifyq.errors import NotifyqError, StreamNotFoundError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
 from notifyq.spark.source import cuts, tables
-from notifyq.spark.source.rows import Part, Read, rows
+from notifyq.spark.source.rows import Part, Read, rows, share_of
 from notifyq.spark.source.schema import check
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 _SMALL = 5_000
 """Rows of a part: with fewer, another task would cost more than it gains."""
+_MOST = 10
+"""Such shares of a part, at most."""
 _FAR = 50_000
 """Transactions without a row after which the position moves on: they must not be scanned again."""
 
@@ -47,7 +48,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Check the columns."""
         self._options = options
         self._columns = check(options.table, schema)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
         self._target: str | None = None
         self._kept: Session | None = None
 
@@ -111,7 +112,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
         """Give the rows of a part."""
-        return rows(self._options.dsn, partition, self._schema)
+        return rows(self._options.dsn, partition, self.arrow_schema)
 
     def stop(self) -> None:
         """Close the session of the driver."""
@@ -177,7 +178,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise NotifyqError(
                 "rows that this query had not read yet may have been dropped by retention: set "
                 "option failOnDataLoss=false to continue without them, or start again with another "
-                "checkpoint"
+                "checkpoint, or another table of a lake"
             )
 
     def _conditions(self, session: Session) -> list[sql.Composable]:
@@ -220,8 +221,7 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not cuts.between(window, after, upto):
             return
         ends = self._walk(session, window, after, _SMALL, None, upto)
-        most = self._options.partitions or 2 * (os.cpu_count() or 1)
-        step = max(1, -(-len(ends) // most))
+        step = share_of(len(ends), self._options.partitions, _MOST)
         # The last part ends with the batch: there may be rows after the last full share.
         inner = ends[step - 1 : -1 : step]
         for low, high in zip([after, *inner], [*inner, upto], strict=True):
