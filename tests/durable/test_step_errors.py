@@ -142,3 +142,23 @@ async def test_results_come_in_the_order_of_the_messages(app: App, events: Event
     handle_ = await app.publish("q", 1)
     async with working(app, events, maintenance=0.1):
         assert await handle_.result(20) == [2, 1, 1]
+
+
+async def test_what_another_has_published_is_no_child(
+    app: App, events: Events, connection: Connection
+) -> None:
+    @app.handler("q", max_attempts=1)
+    async def handle(_: int, steps: Steps) -> None:
+        await steps.publish("own", "later", 1, dedup_key="own", delay=3600)
+        await steps.publish("own again", "later", 1, dedup_key="own", delay=3600)
+        await steps.publish("of another", "later", 1, dedup_key="of another", delay=3600)
+        await steps.wait_for("pause", signal="never")
+
+    await app.create_queues()
+    await app.admin.create_queue("later")
+    other = await app.publish("later", 1, dedup_key="of another", delay=3600)
+    handle_ = await app.publish("q", 1)
+    async with working(app, events) as worker:
+        await until(lambda: worker.counts["parked"], "a parked message")
+        assert await app.archive.cancel(handle_, children=True)
+    assert await connection.fetchval("select array_agg(id) from messages.message") == [other]

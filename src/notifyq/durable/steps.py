@@ -266,7 +266,9 @@ class Steps:
                     child = await self.record.work.publisher.publish(target, payload, **options)
                 else:
                     child = await target.publish(payload, **options)
-                await self.record.record_in(tx, step, str(int(child)), child_id=int(child))
+                # An existing message with the same dedup key is that of another.
+                child_id = None if child.is_duplicate else int(child)
+                await self.record.record_in(tx, step, str(int(child)), child_id=child_id)
         number = int(decoded(self.record.recorded[step].value))
         kind = None if isinstance(target, str) else target.result
         return Handle(number, self.record.work.publisher.results, kind)
