@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from notifyq.database.encryption.sealing import UNTIL_KEY, encrypted, open_message
+from notifyq.database.encryption.sealing import encrypted, open_message, until_key
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
@@ -126,8 +126,8 @@ class HandlerCall:
         """Decrypt the message if it is encrypted; return the outcome where that fails."""
         try:
             self.message = open_message(self.message, keys)
-        except MissingKeyError:
-            return Released(UNTIL_KEY)
+        except MissingKeyError as error:
+            return self.raised(error)
         except DecryptionError as error:
             self.message = self.message.opened(self.message.message)  # its error is encrypted
             return self.raised(error)
@@ -305,14 +305,12 @@ class HandlerCall:
         match error:
             case Parked():
                 return Suspended()
+            case MissingKeyError():  # of its payload, a step, or what that waits for
+                return until_key(self.message, error)
             case LockLostError():
                 return Committed(is_held=False)
             case Reject():
-                reason = clean(text_of(error) or "rejected by the handler")
-                if error.__cause__ is None:
-                    return Rejected(reason)
-                # Its cause belongs in the history of attempts.
-                return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
+                return _rejected(error)
             case Snooze() if not isinstance(self.handler, Subscriber):
                 return Released(error.after)
             case Retry():
@@ -383,6 +381,14 @@ class HandlerCall:
             why = "the result has the character \\u0000, which PostgreSQL cannot store"
             return self._failed(ValueError(why), why)
         return Success(text)
+
+
+def _rejected(error: Reject) -> Rejected | Failed:
+    reason = clean(text_of(error) or "rejected by the handler")
+    if error.__cause__ is None:
+        return Rejected(reason)
+    # Its cause belongs in the history of attempts.
+    return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
 
 
 async def _finish(connection: AnyConnection, ended: dict[M, Outcome], runtime: Runtime) -> None:
