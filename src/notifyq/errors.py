@@ -95,7 +95,7 @@ class DecryptionError(NotifyqError, ValueError):
 class MissingKeyError(DecryptionError):
     """It is encrypted, and the program does not have the key."""
 
-    key: str
+    key: str = ""
     """The id of the key."""
 
 

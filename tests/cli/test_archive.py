@@ -6,7 +6,9 @@ import asyncio
 import csv
 import gzip
 import json
+import shlex
 import signal
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -186,4 +188,19 @@ async def test_an_interrupt_leaves_nothing(filled: str, tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             await process.communicate()
     assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_no_fault_of_the_server(
+    filled: str, tmp_path: Path
+) -> None:
+    command = f"ulimit -f 0; exec {shlex.join(NOTIFYQ)} archive export {tmp_path}/rows.csv"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        check=False,
+        env=environment(NOTIFYQ_DSN=filled),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "notifyq: File too large\n")
     assert list(tmp_path.iterdir()) == []

@@ -9,6 +9,7 @@ import pytest
 
 from notifyq import (
     AccessDeniedError,
+    App,
     ConfigurationError,
     DatabaseUnavailableError,
     NotifyqError,
@@ -186,3 +187,14 @@ async def test_a_traceback_of_an_unusable_dsn_shows_no_part_of_the_password(odd:
     with pytest.raises(NotifyqError) as caught:
         await connect(f"postgresql://me:{odd}@127.0.0.1:1/x", timeout=2)
     assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_errors_of_who_borrows_a_connection_stay_what_they_are(app: App) -> None:
+    await app.streams.create("news")
+    await app.streams.subscribe("news", "reader")
+    read = app.subscription("news", "reader")
+    for lent in (app.database.connection, app.database.transaction, read.transaction):
+        for error in (FileNotFoundError("a.txt"), asyncpg.UndefinedTableError("no seat")):
+            with pytest.raises(type(error), match=str(error)):
+                async with lent():
+                    raise error

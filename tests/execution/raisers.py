@@ -25,6 +25,13 @@ class Odd(Exception):  # noqa: N818
     """Has a module that no dictionary takes."""
 
 
+class Endless(Exception):  # noqa: N818
+    """Looks in itself for what it does not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
 Odd.__module__ = []  # type: ignore[assignment]
 
 
@@ -55,6 +62,7 @@ RAISED: dict[str, Any] = {
     "MemoryError": MemoryError,
     "Mute": Mute,
     "Odd": Odd,
+    "Endless": Endless,
     "surrogate": lambda: ValueError("lone \ud800 and \0"),
     "long": lambda: ValueError("x" * 100_000),
 }

@@ -24,6 +24,7 @@ from notifyq import (
     MessageRejectedError,
     MissingKeyError,
     Policy,
+    Steps,
     StreamPolicy,
     Transaction,
     within,
@@ -527,3 +528,31 @@ async def test_what_handlers_log_is_encrypted(database: str, connection: Connect
         for text, other in (("secret", ""), (sealed.text, ', {"text": "secret"}')):
             log = f'[{{"text": {json.dumps(text)}}}{other}]'
             assert await connection.fetchval(kept, [int(handles[1])], [1], [1], [log]) == 0
+
+
+async def test_a_missing_key_of_a_step_uses_no_attempt(
+    app: App, database: str, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    sealing._missed.clear()
+    policy = Policy(encrypted=True, max_attempts=1)
+    renewed = App(database, encryption={"k2": b"2" * 32, **KEYS})
+
+    async def pay(_: Any, steps: Steps) -> str:
+        receipt = await steps.run("charge", str, NUMBER)
+        await steps.wait_for("approval", signal="approved")
+        return receipt
+
+    for it in (app, renewed):
+        it.handler("secret", policy=policy)(pay)
+    await app.create_queues()
+    handle = await app.publish("secret", {"number": NUMBER})
+    async with renewed, working(renewed) as worker:
+        await until(lambda: worker.counts["parked"], "its step is recorded with the new key")
+    await handle.signal("approved")
+    async with working(app) as worker:
+        await until(lambda: worker.counts["released"], "it waits for the key")
+    assert "message 1 is put back" in caplog.text
+    assert "key 'k2' is missing" in caplog.text
+    assert await connection.fetchval("select messages.run_now($1)", handle)
+    async with renewed, working(renewed):
+        assert await renewed.result(handle, timeout=20) == NUMBER

@@ -194,13 +194,13 @@ async def test_a_commit_without_an_answer_counts_as_what_it_was(
 ) -> None:
     """The connection breaks as the commit is sent, or as its answer is awaited."""
     plan = ["before", "after"]
-    commit = asyncpg.transaction.Transaction.__aexit__
+    commit = asyncpg.transaction.Transaction.commit
 
-    async def broken(self: Any, kind: Any, *rest: Any) -> None:
-        step = plan.pop(0) if plan and kind is None else None
+    async def broken(self: Any) -> None:
+        step = plan.pop(0) if plan else None
         if step == "before":
             self._connection.terminate()
-        await commit(self, kind, *rest)
+        await commit(self)
         if step == "after":
             raise ConnectionResetError("gone")
 
@@ -209,7 +209,7 @@ async def test_a_commit_without_an_answer_counts_as_what_it_was(
         await connection.execute("insert into public.accounts values ($1)", number)
 
     async with working(app, events):
-        monkeypatch.setattr(asyncpg.transaction.Transaction, "__aexit__", broken)
+        monkeypatch.setattr(asyncpg.transaction.Transaction, "commit", broken)
         await enter.publish(4)
         done = await events.wait(MessageFinished, 2)
     assert [event.status for event in done] == ["failed", "success"]
@@ -237,12 +237,12 @@ PROGRAM = """
 
     finish = Transactions.finish
 
-    async def finish_and_die(connection, finishes):
-        await finish(connection, finishes)
+    async def finish_and_die(self, connection, finishes):
+        await finish(self, connection, finishes)
         die()
 
     if where == "finish":
-        Transactions.finish = staticmethod(finish_and_die)
+        Transactions.finish = finish_and_die
 
     import asyncio
     asyncio.run(app.work())

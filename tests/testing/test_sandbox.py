@@ -253,3 +253,25 @@ async def test_subscribers_are_drained_with_handlers(database: str) -> None:
         await sandbox.advance(60)
         await sandbox.drain()
     assert seen == [1, 2]
+
+
+async def test_what_nobody_has_claimed_in_time_expires(database: str) -> None:
+    app = App()
+    called: list[int] = []
+
+    @app.handler("offers")
+    async def offer(number: int) -> None:
+        called.append(number)
+
+    async with Sandbox(app, database) as sandbox:
+        first = await offer.publish(1, delay=60, expires_in=300)
+        second = await offer.publish(2, delay=60, expires_in=30000)
+        await sandbox.drain()
+        await sandbox.advance(301)
+        await sandbox.drain()
+        assert called == [2]
+        ends = [await app.archive.find(it) for it in (first, second)]
+        assert [(it.status, it.details) for it in ends] == [  # type: ignore[union-attr]
+            ("rejected", "expired"),
+            ("success", None),
+        ]

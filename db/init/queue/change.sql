@@ -11,6 +11,7 @@ create or replace function notifyq.cancel_all(
 as $$
 declare
   v_level bigint[] := ids;
+  v_seen bigint[] := ids;
   v_found messages.message[];
   v_next bigint[];
   v_cancelled bigint;
@@ -54,7 +55,9 @@ begin
     perform pg_notify('cancelled_message', f.id::text)
     from unnest(v_found) as f
     where f.state = 'locked';
-    v_level := v_next;
+    -- A step may name any message, also one that has led here.
+    v_level := array(select unnest(v_next) except select unnest(v_seen));
+    v_seen := v_seen || v_level;
   end loop;
   return coalesce(v_cancelled, 0);
 end;

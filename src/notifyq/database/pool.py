@@ -170,6 +170,27 @@ class _Renaming(asyncpg.Connection):
         await super().add_listener(installs.channel_of(channel, self.schema), callback)
 
 
+@contextlib.asynccontextmanager
+async def begun(connection: AnyConnection, dsn: str, **options: Any) -> AsyncIterator[None]:
+    """Open a transaction, which commits at the end of the block.
+
+    Errors of its begin and its end become those of notifyq. Those of the block stay what they are:
+    they may be of anything.
+    """
+    transaction = connection.transaction(**options)
+    with explaining(dsn):
+        await transaction.start()
+    try:
+        yield
+    except BaseException:
+        # Where the connection is lost, the server rolls back by itself.
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await transaction.rollback()
+        raise
+    with explaining(dsn):
+        await transaction.commit()
+
+
 class Calls(Protocol):
     """Runs calls: a database, or one transaction of it."""
 
@@ -381,21 +402,34 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AnyConnection]:
-        """Borrow a connection of the pool, for a transaction or a COPY."""
+        """Borrow a connection of the pool, for a transaction or a COPY.
+
+        Errors of its user, of any kind, stay what they are.
+        """
         pool = await self.open()
         with explaining(self.dsn):
-            async with pool.acquire() as connection:
-                cast("_Pooled", connection).lend()
-                yield connection
+            connection = await pool.acquire()
+        cast("_Pooled", connection).lend()
+        try:
+            yield connection
+        finally:
+            with explaining(self.dsn):
+                await pool.release(connection)
+
+    @contextlib.asynccontextmanager
+    async def begun(self, **options: Any) -> AsyncIterator[AnyConnection]:
+        """Borrow a connection with a transaction, which commits at the end of the block.
+
+        Errors of its user stay what they are; options are those of asyncpg's `transaction`.
+        """
+        async with self.connection() as connection, begun(connection, self.dsn, **options):
+            yield connection
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         """Run several calls in one transaction."""
         try:
-            async with (
-                self.connection() as connection,
-                connection.transaction(isolation="read_committed"),
-            ):
+            async with self.begun(isolation="read_committed") as connection:
                 yield InTransaction(connection, self.dsn)
         except NotifyqError as error:
             # As a single call does; now, since the transaction answers no more after an error.

@@ -18,6 +18,7 @@ from pydantic_core import PydanticSerializationError
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import opened
 from notifyq.database.installs import ours
+from notifyq.database.pool import explaining
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.errors import (
     DatabaseUnavailableError,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 _STEP: ContextVar[str | None] = ContextVar("notifyq_step", default=None)
 """The step that the running code is of."""
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_TURNS = 20
+"""Turns of the event loop that an error takes at most from a step through groups of tasks."""
 _LONGEST = 200
 """Most bytes of the name of a step, with its key."""
 
@@ -200,13 +203,22 @@ class Recorder:
             )
         self._waiting = asyncio.get_running_loop().create_future()
         try:
-            await self._idle.wait()
+            if self._running:
+                await self._idle.wait()
+                await self._let_fail()
             self.check()
             [row] = await self.call(statement, step, *args)
         finally:
             waiting, self._waiting = self._waiting, None
             waiting.set_result(None)
         return row
+
+    async def _let_fail(self) -> None:
+        """Let the error of a step beside a wait end the handler, which takes turns of the loop."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        if self._is_over:
+            raise StepClosedError(f"the handler of message {self.message.id} ended beside a wait")
 
     def decide(self, step: str, kind: str, state: str, value: str | None = None) -> None:
         """Take what a wait has brought: raise Parked, or record it."""
@@ -263,7 +275,7 @@ class Recorder:
     ) -> None:
         """Record a step in the transaction of its effect; roll that back where it was recorded."""
         try:
-            with _storing(step):
+            with _storing(step), explaining(self.work.database.dsn):
                 written = self._written(value)
                 call = ours(tx, sql.RECORD_STEP_IN)
                 [row] = await tx.fetch(call, *self._lock, step, written, child_id)

@@ -6,8 +6,8 @@ import asyncio
 import inspect
 import json
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -266,7 +266,9 @@ class Steps:
                     child = await self.record.work.publisher.publish(target, payload, **options)
                 else:
                     child = await target.publish(payload, **options)
-                await self.record.record_in(tx, step, str(int(child)), child_id=int(child))
+                # An existing message with the same dedup key is that of another.
+                child_id = None if child.is_duplicate else int(child)
+                await self.record.record_in(tx, step, str(int(child)), child_id=child_id)
         number = int(decoded(self.record.recorded[step].value))
         kind = None if isinstance(target, str) else target.result
         return Handle(number, self.record.work.publisher.results, kind)
@@ -312,9 +314,11 @@ class Steps:
             )
         kinds = {int(it): it.kind for it in messages if isinstance(it, Handle)}
         keys = self.record.work.database.keys
-        return [
-            outcome_of(_report(end), kinds.get(end["message_id"]), keys) for end in decoded(value)
-        ]
+        ends = {end["message_id"]: end for end in decoded(value)}
+        # One that is named twice is recorded once; the first call has fixed the messages.
+        ids = [int(message) for message in messages]
+        wanted = ids if ends.keys() == set(ids) else ends
+        return [outcome_of(_report(ends[it]), kinds.get(it), keys) for it in wanted]
 
     async def _try(self, call: Callable[[], Any], timeout: Duration | None) -> Any:
         limit = _timedelta(timeout)
@@ -344,9 +348,7 @@ class StepTransaction(Generic[T]):
         self._function = function
         self._call = call
         self._errors = errors
-        self._was_recorded = False
-        self._block = AsyncExitStack()
-        self._tx: AnyConnection
+        self._block: AbstractAsyncContextManager[AnyConnection]
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._run().__await__()
@@ -366,11 +368,8 @@ class StepTransaction(Generic[T]):
         return cast("T", record.value(step, self._function))
 
     async def __aenter__(self) -> AnyConnection:
-        self._was_recorded = self._step in self._record.recorded
-        await self._block.enter_async_context(self._record.doing(self._step))
-        transaction = self._record.transaction(self._step)
-        self._tx = await self._block.enter_async_context(transaction)
-        return self._tx
+        self._block = self._in_block()
+        return await self._block.__aenter__()
 
     async def __aexit__(
         self,
@@ -378,23 +377,30 @@ class StepTransaction(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
+        return bool(await self._block.__aexit__(kind, error, traceback))
+
+    @asynccontextmanager
+    async def _in_block(self) -> AsyncIterator[AnyConnection]:
         record, step = self._record, self._step
-        if self._was_recorded:
-            await self._block.__aexit__(RecordedBeforeError, RecordedBeforeError(), None)
-            record.value(step)
-            return error is None or isinstance(error, Exception)
-        try:
-            if error is None:
-                await record.record_in(self._tx, step, "null")
-        except BaseException as raised:
-            if not await self._block.__aexit__(type(raised), raised, raised.__traceback__):
-                raise
-            return False
-        await self._block.__aexit__(kind, error, traceback)
-        if isinstance(error, self._errors):
-            await record.record(step, described(error), failed=True)
-            record.value(step)
-        return False
+        was_recorded = step in record.recorded
+        dropped: BaseException | None = None
+        async with record.doing(step):
+            try:
+                async with record.transaction(step) as tx:
+                    try:
+                        yield tx
+                    except BaseException as error:
+                        if not was_recorded:
+                            raise
+                        dropped = error
+                    if was_recorded:
+                        raise RecordedBeforeError
+                    await record.record_in(tx, step, "null")
+            except self._errors as error:
+                await record.record(step, described(error), failed=True)
+        record.value(step)
+        if dropped is not None and not isinstance(dropped, Exception):
+            raise dropped
 
 
 def _report(end: dict[str, Any]) -> dict[str, Any]:

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from notifyq.database.encryption.sealing import UNTIL_KEY, encrypted, open_message
+from notifyq.database.encryption.sealing import encrypted, open_message, until_key
 from notifyq.durable.control import LockLostError, Parked
 from notifyq.durable.current import CURRENT
 from notifyq.durable.steps import Steps
 from notifyq.errors import ConfigurationError, DecryptionError, MissingKeyError
-from notifyq.execution.runtime import StepWork, Transactions, is_closing
+from notifyq.execution.runtime import StepWork, is_closing
 from notifyq.handlers.retries import Reject, Retry, Snooze
 from notifyq.handlers.subscriber import Subscriber
 from notifyq.models.annotations import name
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection
     from notifyq.durable.recorder import Recorder
     from notifyq.execution.capture import Records
-    from notifyq.execution.runtime import Runtime
+    from notifyq.execution.runtime import Runtime, Transactions
     from notifyq.handlers.handler import Handler, Middleware
 
 T = TypeVar("T")
@@ -126,8 +126,8 @@ class HandlerCall:
         """Decrypt the message if it is encrypted; return the outcome where that fails."""
         try:
             self.message = open_message(self.message, keys)
-        except MissingKeyError:
-            return Released(UNTIL_KEY)
+        except MissingKeyError as error:
+            return self.raised(error)
         except DecryptionError as error:
             self.message = self.message.opened(self.message.message)  # its error is encrypted
             return self.raised(error)
@@ -165,7 +165,7 @@ class HandlerCall:
         try:
             async with self._transaction(runtime) as connection:
                 ended = await self._called(payloads, runtime, connection)
-                await _finish(connection, ended, runtime.keys)
+                await _finish(connection, ended, runtime)
         except asyncio.CancelledError as cancelled:
             return self._all_stopped(payloads, cancelled)
         except RollBackError:
@@ -305,14 +305,12 @@ class HandlerCall:
         match error:
             case Parked():
                 return Suspended()
+            case MissingKeyError():  # of its payload, a step, or what that waits for
+                return until_key(self.message, error)
             case LockLostError():
                 return Committed(is_held=False)
             case Reject():
-                reason = clean(text_of(error) or "rejected by the handler")
-                if error.__cause__ is None:
-                    return Rejected(reason)
-                # Its cause belongs in the history of attempts.
-                return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
+                return _rejected(error)
             case Snooze() if not isinstance(self.handler, Subscriber):
                 return Released(error.after)
             case Retry():
@@ -385,13 +383,21 @@ class HandlerCall:
         return Success(text)
 
 
-async def _finish(connection: AnyConnection, ended: dict[M, Outcome], keys: Keys | None) -> None:
+def _rejected(error: Reject) -> Rejected | Failed:
+    reason = clean(text_of(error) or "rejected by the handler")
+    if error.__cause__ is None:
+        return Rejected(reason)
+    # Its cause belongs in the history of attempts.
+    return Failed(reason, status=Status.REJECTED, gives_up=True, error=report(error))
+
+
+async def _finish(connection: AnyConnection, ended: dict[M, Outcome], runtime: Runtime) -> None:
     """Finish in the transaction what has succeeded; the rest is settled after it."""
     done = {member: it for member, it in ended.items() if isinstance(it, Success)}
     if not done:
         raise RollBackError
-    finishes = [(it.message, encrypted(it.message, done[it], keys)) for it in done]
-    held = await Transactions.finish(connection, finishes)
+    finishes = [(it.message, encrypted(it.message, done[it], runtime.keys)) for it in done]
+    held = await cast("Transactions", runtime.transactions).finish(connection, finishes)
     if len(held) == len(done):
         return
     # The writes for a message that another worker has now cannot be separated from the rest:

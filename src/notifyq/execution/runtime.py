@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
 from notifyq.database.installs import ours
+from notifyq.database.pool import begun, explaining
 from notifyq.database.retry import retrying
 from notifyq.errors import ConfigurationError
 from notifyq.execution.around import call_inside
@@ -133,21 +134,22 @@ class Transactions:
         """Begin a transaction; it commits at the end of the block, unless the block raises."""
         async with AsyncExitStack() as stack:
             connection = await self._borrow(stack)
-            await stack.enter_async_context(connection.transaction())
-            await connection.fetch(sql.TRANSACTION)
+            await stack.enter_async_context(begun(connection, self._connections.dsn))
+            with explaining(self._connections.dsn):
+                await connection.fetch(sql.TRANSACTION)
             yield connection
 
-    @staticmethod
-    async def finish(connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
+    async def finish(self, connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
         """Finish messages in the transaction; return the ids whose locks were still held."""
         keys = [(message.id, message.lock_token) for message, _ in finishes]
         encoding = connection.get_settings().server_encoding
-        rows = await connection.fetch(
-            ours(connection, sql.FINISH_MANY),
-            [message_id for message_id, _ in keys],
-            [token for _, token in keys],
-            *ends_of([outcome for _, outcome in finishes], partial(storable, encoding=encoding)),
-        )
+        with explaining(self._connections.dsn):
+            rows = await connection.fetch(
+                ours(connection, sql.FINISH_MANY),
+                [message_id for message_id, _ in keys],
+                [token for _, token in keys],
+                *ends_of([it for _, it in finishes], partial(storable, encoding=encoding)),
+            )
         return {message_id for message_id, _ in newest(keys, rows)}
 
     async def close(self) -> None:

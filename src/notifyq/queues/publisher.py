@@ -170,7 +170,7 @@ class Publisher:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AnyConnection]:
         """Open a transaction for a stream that is published all or none, even a slow one."""
-        async with self._database.connection() as connection, connection.transaction():
+        async with self._database.begun() as connection:
             await connection.execute(sql.NO_IDLE_TIMEOUT)
             yield connection
 
@@ -178,7 +178,7 @@ class Publisher:
     async def joining(self, connection: Awaited | None) -> AsyncIterator[Awaited]:
         """Open a transaction, inside that of the caller if there is one; give its connection."""
         if connection is None:
-            async with self._database.connection() as own, own.transaction():
+            async with self._database.begun() as own:
                 yield own
         else:
             async with self._adapt(connection).transaction():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from notifyq.arguments import duration
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import opened, shown
 from notifyq.database.installs import ours
+from notifyq.database.pool import explaining
 from notifyq.errors import (
     BatchNotFoundError,
     ConfigurationError,
@@ -81,9 +82,10 @@ class Batch:
             connection = self._connection
             if connection is None:
                 connection = await stack.enter_async_context(self._database.connection())
-            await connection.execute(ours(connection, sql.HOLD_EVENTS), self.id)
+            with explaining(self._database.dsn):
+                await connection.execute(ours(connection, sql.HOLD_EVENTS), self.id)
             stack.push_async_callback(_close, connection)
-            while rows := await connection.fetch(sql.FETCH_EVENTS):
+            while rows := await self.fetch(connection, sql.FETCH_EVENTS):
                 for row in rows:
                     yield self._opened(Event.from_row(row, self.stream))
 
@@ -143,12 +145,18 @@ class Batch:
 
     async def _call(self, statement: str, *args: Any) -> bool:
         if self._connection is not None:
-            call = ours(self._connection, statement)
-            rows: Sequence[asyncpg.Record] = await self._connection.fetch(call, *args)
+            rows = await self.fetch(self._connection, statement, *args)
         else:
             # All these calls are safe to repeat: they return false where nothing is left to do.
             rows = await self._database.persist(statement, *args)
         return bool(rows[0][0])
+
+    async def fetch(
+        self, connection: AnyConnection, statement: str, *args: Any
+    ) -> list[asyncpg.Record]:
+        """Run one of our calls on a connection, whose errors become those of notifyq."""
+        with explaining(self._database.dsn):
+            return await connection.fetch(ours(connection, statement), *args)
 
 
 async def _close(connection: AnyConnection) -> None:
@@ -211,7 +219,8 @@ class Subscription:
         if connection is None:
             rows = await self._database.persist(statement, *args)
         else:
-            rows = await connection.fetch(ours(connection, statement), *args)
+            with explaining(self._database.dsn):
+                rows = await connection.fetch(ours(connection, statement), *args)
         if rows[0][0] is None:
             return None
         # A batch without events is one row, too.
@@ -274,8 +283,9 @@ class Subscription:
         Effects are exactly once: if the body raises, all is rolled back, and the batch comes again.
         The batch is None where there is no event.
         """
-        async with self._database.connection() as connection, connection.transaction():
-            await connection.fetch(sql.TRANSACTION)
+        async with self._database.begun() as connection:
+            with explaining(self._database.dsn):
+                await connection.fetch(sql.TRANSACTION)
             batch = await self.next_batch(quantity, connection=connection)
             yield connection, batch
             if batch is not None and not batch.is_finished and not await batch.finish():

@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str:
 
 def report(error: BaseException) -> ErrorReport:
     """An error for the history of attempts, with its causes."""
-    if not getattr(error, "has_traceback", True):
+    if not getattr(type(error), "has_traceback", True):
         error.__traceback__ = None
     kind = type(error)
     module, name = str(kind.__module__), kind.__qualname__

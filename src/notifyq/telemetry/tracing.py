@@ -165,9 +165,9 @@ class Tracing:
             try:
                 yield span
             except BaseException as error:
-                if getattr(error, "ends_well", False):  # parked: an event of the span
+                if getattr(type(error), "ends_well", False):  # parked: an event of the span
                     raise
-                outcome = getattr(error, "outcome", None)
+                outcome = vars(error).get("outcome")
                 if outcome is not None:  # of a handler process: it sends a text, no exception
                     kind = type(outcome).__name__.lower()
                     text = getattr(outcome, "details", getattr(outcome, "reason", None))

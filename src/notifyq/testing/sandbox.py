@@ -42,8 +42,9 @@ set created_at = created_at - $1::interval,
 _ADVANCE_EVENTS = "update notifyq.event_retry set due_at = due_at - $1::interval"
 _ADVANCE_STEPS = """
 update notifyq.step set due_at = due_at - $1::interval where state is null and due_at is not null"""
+_ADVANCE_EXPIRY = "update notifyq.expiry set expires_at = expires_at - $1::interval"
 _EVENTS = "select * from messages.events_since(stream => $1)"
-_MAINTENANCE = "select messages.stage_due(), messages.reap()"
+_MAINTENANCE = "select messages.stage_due(), messages.reap(), notifyq.expire(1000000)"
 
 
 class Sandbox:
@@ -243,9 +244,9 @@ class Sandbox:
         return await (self.app.signal(name, payload) if to is None else to.signal(name, payload))
 
     async def advance(self, by: timedelta | float) -> None:
-        """Move the time on, in seconds: messages become due, and locks expire."""
+        """Move the time on, in seconds: messages become due or expire, and so do locks."""
         database = self.app.database
-        for statement in (_ADVANCE, _ADVANCE_STEPS, _ADVANCE_EVENTS):
+        for statement in (_ADVANCE, _ADVANCE_STEPS, _ADVANCE_EVENTS, _ADVANCE_EXPIRY):
             await database.fetch(statement, duration("by", by))
         await database.fetch(_MAINTENANCE)
 

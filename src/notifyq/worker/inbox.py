@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from notifyq.arguments import seconds
 from notifyq.database import statements as sql
-from notifyq.database.encryption.sealing import UNTIL_KEY, open_message
+from notifyq.database.encryption.sealing import open_message, until_key
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.pool import Database
 from notifyq.errors import (
@@ -206,8 +206,8 @@ class MessageInbox:
             return message
         try:
             return open_message(message, self._database.keys)
-        except MissingKeyError:
-            await self._settle(message, Released(UNTIL_KEY))
+        except MissingKeyError as error:
+            await self._settle(message, until_key(message, error))
             raise
         except DecryptionError:
             return message.opened(message.message)  # its payload() raises

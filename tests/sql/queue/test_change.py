@@ -108,6 +108,20 @@ async def test_locked_children_go_on_with_their_own(connection: Connection) -> N
         assert await live(connection, id_) is not None
 
 
+async def test_a_circle_of_children_is_cancelled_once(connection: Connection) -> None:
+    ids = await family(connection)
+    held = await alive(connection, ids[1])
+    await connection.execute(
+        "select is_new from notifyq.record_step($1, $2, 'again', 'null', false, $3)",
+        ids[1],
+        held["lock_token"],
+        ids[0],
+    )
+    await connection.execute("set statement_timeout = '10s'")
+    assert await value(connection, "cancel", id=ids[0], running=True, children=True)
+    assert await details(connection, *ids) == ["cancelled"] * 3
+
+
 async def test_a_message_that_nobody_holds_is_amended(connection: Connection) -> None:
     [id_] = await publish(connection, 1)
     assert await value(

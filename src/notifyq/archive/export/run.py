@@ -16,7 +16,8 @@ import asyncpg
 from notifyq.archive.export import statements
 from notifyq.archive.export.files import Pending, compressed, pyarrow
 from notifyq.database.installs import ours
-from notifyq.errors import ConfigurationError
+from notifyq.database.pool import explaining
+from notifyq.errors import ConfigurationError, NotifyqError
 from notifyq.paths import local_path
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ async def export_archive(
     with Pending(force=choice.force) as pending:
         if not choice.by_day:
             pending.check(choice.path)
-        async with database.connection() as connection, _snapshot(connection):
+        async with database.connection() as connection, _snapshot(connection, database.dsn):
             for day in await _days(connection, choice):
                 with pending.open(choice.target(day)) as file:
                     count = await _copy(connection, choice, day, file, note)
@@ -158,16 +159,22 @@ async def export_archive(
 
 
 @asynccontextmanager
-async def _snapshot(connection: Any) -> AsyncIterator[None]:
-    """Read one state of the archive."""
-    await connection.execute("begin isolation level repeatable read, read only")
+async def _snapshot(connection: Any, dsn: str) -> AsyncIterator[None]:
+    """Read one state of the archive; errors of files stay what they are."""
     try:
-        await connection.execute(ours(connection, statements.HOLD))
-        await connection.execute(statements.SETTINGS)
-        yield
-    finally:
-        if not connection.is_closed():
-            await connection.execute("rollback")
+        with explaining(dsn):
+            await connection.execute("begin isolation level repeatable read, read only")
+            try:
+                await connection.execute(ours(connection, statements.HOLD))
+                await connection.execute(statements.SETTINGS)
+                yield
+            finally:
+                if not connection.is_closed():
+                    await connection.execute("rollback")
+    except NotifyqError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
 
 
 async def _days(connection: Any, choice: ExportChoice) -> list[date | None]:

@@ -10,36 +10,37 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic_core import to_json
 
 from notifyq.database.encryption.envelopes import LOG, opened
-from notifyq.errors import MissingKeyError
-from notifyq.models.outcome import ErrorReport, Failed, Outcome, Rejected, Success
+from notifyq.models.outcome import ErrorReport, Failed, Outcome, Rejected, Released, Success
 
 if TYPE_CHECKING:
     from notifyq.database.encryption.envelopes import Keys
+    from notifyq.errors import MissingKeyError
     from notifyq.models.message import Message
 
 log = logging.getLogger("notifyq.worker")
 
 O = TypeVar("O", bound=Outcome)  # noqa: E741
 
-UNTIL_KEY = timedelta(minutes=1)
+_UNTIL_KEY = timedelta(minutes=1)
 """How long a message whose key is missing waits for it, or for a worker that has it."""
 _missed: set[str] = set()
 """Missing keys that were logged."""
 
 
 def open_message(message: Message, keys: Keys | None) -> Message:
-    """The message with its decrypted payload; raises DecryptionError, and logs missing keys."""
-    try:
-        text = opened(keys, message.queue, "payload", message.message)
-    except MissingKeyError as error:
-        if error.key not in _missed:
-            _missed.add(error.key)
-            log.error(  # noqa: TRY400  no stack helps
-                "queue %r: message %d is put back, as all are whose key is missing: %s",
-                message.queue, message.id, error,
-            )  # fmt: skip
-        raise
-    return message.opened(text)
+    """The message with its decrypted payload; raises DecryptionError."""
+    return message.opened(opened(keys, message.queue, "payload", message.message))
+
+
+def until_key(message: Message, error: MissingKeyError) -> Released:
+    """The outcome of a message with something whose key is missing; each key is logged once."""
+    if error.key not in _missed:
+        _missed.add(error.key)
+        log.error(
+            "queue %r: message %d is put back, as all are whose key is missing: %s",
+            message.queue, message.id, error,
+        )  # fmt: skip
+    return Released(_UNTIL_KEY)
 
 
 def encrypted(message: Message, outcome: O, keys: Keys | None) -> O:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storable
-from notifyq.database.installs import ours
 from notifyq.database.retry import is_away
 from notifyq.errors import BatchNotFoundError, DatabaseUnavailableError
 from notifyq.execution.call import BatchCall, Cause, HandlerCall, RollBackError
@@ -70,13 +69,15 @@ class _Result:
         if retried := self.retried:
             delays = [delay for delay, _ in retried.values()]
             reasons = [batch.as_stored(storable(it, encoding)) for _, it in retried.values()]
-            call = ours(connection, sql.RETRY_EVENTS)
-            await connection.fetch(call, batch.id, list(retried), delays, reasons)
+            await batch.fetch(
+                connection, sql.RETRY_EVENTS, batch.id, list(retried), delays, reasons
+            )
         if failed := self.failed:
             statuses, texts = zip(*failed.values(), strict=True)
             reasons = [batch.as_stored(storable(text, encoding)) for text in texts]
-            call = ours(connection, sql.FAIL_EVENTS)
-            await connection.fetch(call, batch.id, list(failed), reasons, statuses)
+            await batch.fetch(
+                connection, sql.FAIL_EVENTS, batch.id, list(failed), reasons, statuses
+            )
 
 
 class _Call(HandlerCall):
@@ -381,7 +382,7 @@ class Delivery:
         try:
             if not (result.retried or result.failed):
                 return batch.is_finished or await batch.finish()
-            async with self._database.connection() as connection, connection.transaction():
+            async with self._database.begun() as connection:
                 await result.write(connection, batch)
                 return batch.is_finished or await batch.within(connection).finish()
         except BatchNotFoundError:
