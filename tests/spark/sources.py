@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from notifyq.spark.source.options import described, read_options, stream_options
-from notifyq.spark.source.reader import FilteringReader
+from notifyq.spark.source.reader import TableReader
 from notifyq.spark.source.schema import struct
 from notifyq.spark.source.stream_reader import TableStreamReader
 from support.database import Connection
@@ -41,10 +41,10 @@ def schema(options: dict[str, str]) -> Any:
     return struct(chosen.table, chosen.columns)
 
 
-def reader(dsn: str, **options: str) -> FilteringReader:
+def reader(dsn: str, **options: str) -> TableReader:
     """Give a reader as Spark would make it."""
     options["dsn"] = dsn
-    return FilteringReader(read_options(options), schema(options))
+    return TableReader(read_options(options), schema(options))
 
 
 def follower(dsn: str, **options: str) -> TableStreamReader:
@@ -53,7 +53,7 @@ def follower(dsn: str, **options: str) -> TableStreamReader:
     return TableStreamReader(stream_options(options), schema(options))
 
 
-def collect(source: FilteringReader | TableStreamReader, parts: Iterable[Any]) -> list[Any]:
+def collect(source: TableReader | TableStreamReader, parts: Iterable[Any]) -> list[Any]:
     """Read parts in turn, and give the rows."""
     return [
         row for part in parts for batch in source.read(part) for row in batch.to_pylist()

@@ -342,6 +342,8 @@ def test_options_of_a_read_are_checked_and_not_shown(store: Store) -> None:
         lake_options({**given, "storage.aws_regio": "x"})
     with pytest.raises(ConfigurationError, match="option since: 'today' is not a day"):
         lake_options({**given, "since": "today"})
+    with pytest.raises(ConfigurationError, match="option until: a lake has files of days"):
+        lake_options({**given, "until": "2027-01-31T12:00Z"})
     with pytest.raises(ConfigurationError, match="only the files of the archive"):
         lake_options({**given, "table": "rollup", "queue": "a"})
     found = lake_options({**given, "storage.aws_region": "eu-1", "columns": "id, queue"})

@@ -51,7 +51,7 @@ def session(
     conf: Mapping[str, str] | None = None,
     is_short: bool = False,
 ) -> Any:
-    """Return the active session of Spark, else a new one with UTC and filter pushdown.
+    """Return the active session of Spark, else a new one with UTC.
 
     Precedence: settings of spark-submit, `conf`, settings of notifyq. An active session is returned
     unchanged, also to a thread that did not start it. `is_short`: starts faster and runs slower,
@@ -111,7 +111,6 @@ def _wanted(master: str, *, is_short: bool) -> dict[str, str]:
     wanted = {
         f"spark.executorEnv.{machines.DRIVER}": machines.this_machine(),
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.redaction.options.regex": "(?i)url|dsn|password|storage[.]",
         "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|dsn",
         "spark.driver.memory": "2g",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,11 +14,12 @@ from notifyq.errors import ConfigurationError
 from notifyq.spark.engine import groups_of
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile, dataset_of
 from notifyq.spark.lake.storage import Storage, storage_at
-from notifyq.spark.source.options import address, names, number, unknown
+from notifyq.spark.source.options import address, names, number, span, unknown
 from notifyq.spark.source.rows import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from notifyq.spark.lake.mark import Root
 
@@ -65,6 +66,7 @@ def lake_options(options: Mapping[str, str]) -> LakeOptions:
         raise ConfigurationError(
             f"option queue: only the files of the archive have one, not {table}"
         )
+    since, until = span(options)
     return LakeOptions(
         dsn=address(options),
         storage=storage_at(options["lake"], store),
@@ -72,17 +74,17 @@ def lake_options(options: Mapping[str, str]) -> LakeOptions:
         columns=names(options.get("columns")),
         partitions=number("partitions", options.get("partitions")),
         queue=queue,
-        since=_day(options, "since"),
-        until=_day(options, "until"),
+        since=_day("since", since),
+        until=_day("until", until),
     )
 
 
-def _day(options: Mapping[str, str], name: str) -> date | None:
-    text = options.get(name)
-    try:
-        return None if text is None else date.fromisoformat(text)
-    except ValueError:
-        raise ConfigurationError(f"option {name}: {text!r} is not a day like 2027-01-31") from None
+def _day(name: str, found: datetime | None) -> date | None:
+    if found is None:
+        return None
+    if found.time() != time():
+        raise ConfigurationError(f"option {name}: a lake has files of days in UTC, give a day")
+    return found.date()
 
 
 def lake_struct(options: LakeOptions) -> Any:

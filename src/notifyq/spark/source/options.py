@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 
 from notifyq.config import from_environment
 from notifyq.errors import ConfigurationError
 
 TABLES = ("archive", "dead", "events", "messages")
-_KNOWN = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")
-_FOLLOWING = (*_KNOWN, "failOnDataLoss", "from", "maxRowsPerBatch")
+TIMES = {"archive": "archived_at", "dead": "archived_at", "events": "created_at"}
+"""The columns of the options `since` and `until`."""
+_SHARED = ("columns", "dsn", "dsn_file", "partitions", "queue", "stream", "table")
+_SPAN = ("since", "until")
+_FOLLOWING = (*_SHARED, "failOnDataLoss", "from", "maxRowsPerBatch")
 _ROWS = 100_000
 """Rows of a micro-batch by default: it takes a second or two, and little memory."""
 
@@ -27,6 +32,8 @@ class ReadOptions:
     stream: str | None = None
     columns: tuple[str, ...] | None = None
     partitions: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
     start: str = "start"
     rows: int = _ROWS
     is_strict: bool = True
@@ -52,12 +59,12 @@ def address(options: Mapping[str, str]) -> str:
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Check the options of a batch read."""
-    return _read(options, _KNOWN)
+    return _read(options, (*_SHARED, *_SPAN))
 
 
 def described(options: Mapping[str, str]) -> ReadOptions:
     """Check the options of either kind of read: Spark gets the schema before it chooses one."""
-    return _read(options, _FOLLOWING)
+    return _read(options, (*_FOLLOWING, *_SPAN))
 
 
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
@@ -93,6 +100,9 @@ def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
     queue = options.get("queue")
     if queue is not None and stream is not None:
         raise ConfigurationError("option queue: events belong to streams, not to queues")
+    since, until = span(options)
+    if table not in TIMES and (since or until):
+        raise ConfigurationError(f"options since and until: only for {', '.join(TIMES)}")
     return ReadOptions(
         dsn=address(options),
         table=table,
@@ -100,6 +110,8 @@ def _read(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
         stream=stream,
         columns=names(options.get("columns")),
         partitions=number("partitions", options.get("partitions")),
+        since=since,
+        until=until,
     )
 
 
@@ -114,6 +126,27 @@ def unknown(what: str, name: str, known: tuple[str, ...]) -> ConfigurationError:
 def names(text: str | None) -> tuple[str, ...] | None:
     """Return the names in a list; None: it is not given."""
     return tuple(name.strip() for name in text.split(",")) if text else None
+
+
+def span(options: Mapping[str, str]) -> tuple[datetime | None, datetime | None]:
+    """Return the first instant of a read, and the one before which it ends; None: no bound."""
+    since, until = _instant(options, "since"), _instant(options, "until")
+    if since and until and since >= until:
+        raise ConfigurationError(f"option until: {options['until']!r} is not after since")
+    return since, until
+
+
+def _instant(options: Mapping[str, str], name: str) -> datetime | None:
+    if (text := options.get(name)) is None:
+        return None
+    with suppress(ValueError):
+        return datetime.combine(date.fromisoformat(text), time(), UTC)
+    with suppress(ValueError, OverflowError):
+        if (found := datetime.fromisoformat(text)).tzinfo is not None:
+            return found.astimezone(UTC)
+    raise ConfigurationError(
+        f"option {name}: {text!r} is not a day like 2027-01-31 or an instant like 2027-01-31T12:00Z"
+    )
 
 
 def number(name: str, text: str | None, most: int = 100_000) -> int | None:

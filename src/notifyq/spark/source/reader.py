@@ -16,12 +16,11 @@ from notifyq.spark import statements
 from notifyq.spark.connection import opened
 from notifyq.spark.engine import groups_of
 from notifyq.spark.source import cuts, tables
-from notifyq.spark.source.filters import condition, span
 from notifyq.spark.source.rows import Part, Read, rows, share_of
-from notifyq.spark.source.schema import check, columns
+from notifyq.spark.source.schema import check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -44,16 +43,16 @@ class _File:
 
 
 class TableReader(DataSourceReader):
-    """Reads the table of the options under the snapshot of its planning."""
+    """Reads the table of the options under the snapshot of its planning.
+
+    It takes no filters: Spark uses those of the last plan for all reads of a DataFrame.
+    """
 
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         """Check the columns."""
         self._options = options
         self._columns = check(options.table, schema)
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._filters: list[sql.Composable] = []
-        self._since: datetime | None = None
-        self._until: datetime | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the parts of the read."""
@@ -61,7 +60,7 @@ class TableReader(DataSourceReader):
             if self._options.table == "messages":
                 return [Part((read,)) for read in self._of_messages(session)]
             [[position]] = session.execute(statements.POSITION).fetchall()
-            common = [*self._common(), _seen(cuts.snapshot(position))]
+            common = [*tables.chosen(self._options), _seen(cuts.snapshot(position))]
             if self._options.stream is not None:
                 return self._of_files(common, _segments(session, self._options.stream))
             days = _days(session)
@@ -73,9 +72,6 @@ class TableReader(DataSourceReader):
         """Give the rows of a part."""
         return rows(self._options.dsn, partition, self._schema)
 
-    def _common(self) -> list[sql.Composable]:
-        return [*tables.chosen(self._options), *self._filters]
-
     def _read(self, conditions: Sequence[sql.Composable], file: _File | None = None) -> Read:
         unchanged = file and sql.SQL(statements.UNCHANGED).format(
             table=sql.Literal(f"notifyq.{file.name}"), node=sql.Literal(file.node)
@@ -83,9 +79,8 @@ class TableReader(DataSourceReader):
         return Read(tables.query(self._options, self._columns, conditions), unchanged or None)
 
     def _is_selected(self, day: datetime) -> bool:
-        return (self._since is None or day + timedelta(days=1) > self._since) and (
-            self._until is None or day <= self._until
-        )
+        since, until = self._options.since, self._options.until
+        return (since is None or day + timedelta(days=1) > since) and (until is None or day < until)
 
     def _of_files(
         self, common: Sequence[sql.Composable], files: Sequence[_File], *rest: Read
@@ -105,28 +100,15 @@ class TableReader(DataSourceReader):
     def _of_messages(self, session: Session) -> Iterator[Read]:
         """Split by id: live messages move within their table. Each part has its own snapshot."""
         wanted = self._options.partitions or 1
+        common = tables.chosen(self._options)
         [[first, last]] = session.execute(statements.MESSAGE_BOUNDS).fetchall()
         if wanted == 1 or first is None:
-            yield self._read(self._common())
+            yield self._read(common)
             return
         share = -(-(last - first + 1) // wanted)
         bounds = [None, *range(first + share, last + 1, share), None]
         for low, high in itertools.pairwise(bounds):
-            yield self._read([*self._common(), *_range("r.id", low, high)])
-
-
-class FilteringReader(TableReader):
-    """Passes filters on to PostgreSQL. Spark refuses it where filter pushdown is off."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Accept the filters that mean the same in PostgreSQL, and return the others."""
-        kinds = columns(self._options.table)
-        for given in filters:
-            if (found := condition(given, kinds)) is None:
-                yield given
-            else:
-                self._filters.append(found)
-        self._since, self._until = span(filters, "archived_at")
+            yield self._read([*common, *_range("r.id", low, high)])
 
 
 def _seen(snapshot: str) -> sql.Composable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
         DataSourceStreamReader,
     )
     from pyspark.sql.types import StructType
-
-_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class NotifyqSource(DataSource):
@@ -46,11 +43,9 @@ class NotifyqSource(DataSource):
 
             return LakeReader(lake_options(self.options), schema)
         from notifyq.spark.source.options import read_options
-        from notifyq.spark.source.reader import FilteringReader, TableReader
+        from notifyq.spark.source.reader import TableReader
 
-        # With filter pushdown, Spark plans in another program; without, it refuses FilteringReader.
-        chosen = FilteringReader if _PUSHDOWN in sys.modules else TableReader
-        return chosen(read_options(self.options), schema)
+        return TableReader(read_options(self.options), schema)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader of a stream."""

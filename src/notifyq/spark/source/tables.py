@@ -9,6 +9,7 @@ from psycopg import sql
 
 from notifyq.errors import StreamNotFoundError
 from notifyq.spark import statements
+from notifyq.spark.source.options import TIMES
 
 if TYPE_CHECKING:
     from notifyq.spark.connection import Session
@@ -50,6 +51,15 @@ def chosen(options: ReadOptions) -> list[sql.Composable]:
         conditions.append(sql.SQL("r.status <> 'success' and r.cancelled_by is null"))
     if options.queue is not None:
         conditions.append(sql.SQL("r.queue = {}").format(sql.Literal(options.queue)))
+    for operator, instant in ((">=", options.since), ("<", options.until)):
+        if instant is not None:
+            conditions.append(
+                sql.SQL("r.{} {} {}").format(
+                    sql.Identifier(TIMES[options.table]),
+                    sql.SQL(operator),
+                    sql.Literal(instant.isoformat()),
+                )
+            )
     return conditions
 
 
