@@ -408,7 +408,10 @@ create or replace function notifyq.advance_lake(
   set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform notifyq.find_lake(advance_lake.lake);
+  perform notifyq.find_lake(advance_lake.lake),
+    notifyq.check_given('dataset', advance_lake.dataset is not null),
+    notifyq.check_given('stream', advance_lake.stream is not null),
+    notifyq.check_given('after', advance_lake.after is not null);
   if advance_lake.before is null then
     insert into notifyq.lake_stream as s (lake, dataset, stream, position)
     values (advance_lake.lake, advance_lake.dataset, advance_lake.stream, advance_lake.after)
