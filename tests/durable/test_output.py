@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from notifyq import App, LockLostError, MessageNotFoundError, StepError, emit, progress
+from notifyq import (
+    App,
+    ConfigurationError,
+    LockLostError,
+    MessageNotFoundError,
+    StepError,
+    Steps,
+    StepValueError,
+    emit,
+    progress,
+)
 from support.database import Connection, until
 from support.running import Events, working
 
@@ -80,6 +90,27 @@ async def test_a_lost_lock_ends_the_handler(
         )
         assert await handle_.result(20) == "again"
         assert worker.counts["lost"] == 1
+
+
+async def test_what_cannot_be_stored_is_an_error_of_its_caller(app: App, events: Events) -> None:
+    @app.handler("q")
+    async def handle(_: int, steps: Steps) -> list[str]:
+        refused = []
+        for call in (emit(float("nan")), emit("a\0b"), emit("\ud800"), steps.sleep("\ud800", 1)):
+            with pytest.raises((ConfigurationError, StepValueError)) as error:
+                await call
+            refused.append(str(error.value))
+        return refused
+
+    await app.create_queues()
+    handle_ = await app.publish("q", 1)
+    for name, payload in (("a\0b", 1), ("\ud800", 1), ("s", float("nan"))):
+        with pytest.raises(ConfigurationError, match="PostgreSQL cannot store the signal"):
+            await handle_.signal(name, payload)
+    async with working(app, events):
+        *chunks, sleep = await handle_.result(20)
+    assert all(it.startswith(("PostgreSQL cannot store the chunk", "the payload")) for it in chunks)
+    assert sleep.startswith("PostgreSQL cannot store")
 
 
 async def test_outside_a_handler_they_are_errors() -> None:

@@ -1,9 +1,24 @@
-"""Texts in databases whose encoding is not UTF-8."""
+"""What a database can store: values of callers, and texts where its encoding is not UTF-8."""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+
+import asyncpg
+
+from notifyq.errors import ConfigurationError
+
+
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Raise ConfigurationError for a value that PostgreSQL cannot store, such as NaN."""
+    try:
+        yield
+    except asyncpg.DataError as error:
+        raise ConfigurationError(f"PostgreSQL cannot store {what}: {error}") from error
 
 
 def storable(text: str, encoding: str) -> str:

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storing
 from notifyq.durable.control import LockLostError
 from notifyq.errors import LockNotHeldError, StepError
 from notifyq.models.payload import encode
@@ -53,6 +54,7 @@ async def emit(chunk: Any) -> int:
     if message.is_encrypted and database.keys is not None:
         text = database.keys.encrypt_json(message.queue, "chunk", text)
     try:
-        return int(await database.value(sql.EMIT, message.id, message.lock_token, text))
+        with storing("the chunk"):
+            return int(await database.value(sql.EMIT, message.id, message.lock_token, text))
     except LockNotHeldError as error:
         raise LockLostError(str(error)) from error

@@ -207,7 +207,8 @@ class Recorder:
                 await self._idle.wait()
                 await self._let_fail()
             self.check()
-            [row] = await self.call(statement, step, *args)
+            with _storing(step):
+                [row] = await self.call(statement, step, *args)
         finally:
             waiting, self._waiting = self._waiting, None
             waiting.set_result(None)

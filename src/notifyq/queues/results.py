@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storing
 from notifyq.database.encryption.envelopes import Keys, decrypted_row, opened, shown
 from notifyq.database.external import adapt
 from notifyq.database.per_loop import PerLoop
@@ -185,7 +186,8 @@ class Results:
         if message_id is not None:
             text = await self._database.encrypted_for(int(message_id), "signal", text)
         # Not repeated after a lost answer: a message receives each signal of its own.
-        [[woken]] = await calls.fetch(sql.SIGNAL, name, text, message_id)
+        with storing("the signal"):
+            [[woken]] = await calls.fetch(sql.SIGNAL, name, text, message_id)
         return int(woken)
 
     async def progress(self, message_id: int) -> Progress | None:
