@@ -46,7 +46,7 @@ async def app(database: str) -> AsyncIterator[App]:
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers suppress at the first sign of load and end it soon, as often as possible."""
-    eager = "select notifyq.suppress(queue => $1, eager => true)"
+    eager = "select notifyq.suppress(queue => $1, eager => true or $2)"
     monkeypatch.setattr(Suppression, "_suppress", eager)
     monkeypatch.setattr(wake, "_LOADED", 1)
     monkeypatch.setattr(wake, "_LINGER", 0.03)

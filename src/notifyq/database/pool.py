@@ -430,7 +430,8 @@ class Database:
         """Run several calls in one transaction."""
         try:
             async with self.begun(isolation="read_committed") as connection:
-                yield InTransaction(connection, self.dsn)
+                with explaining(self.dsn):  # what runs here are calls of ours
+                    yield InTransaction(connection, self.dsn)
         except NotifyqError as error:
             # As a single call does; now, since the transaction answers no more after an error.
             with explaining(self.dsn):
