@@ -430,12 +430,12 @@ class Database:
         """Run several calls in one transaction."""
         try:
             async with self.begun(isolation="read_committed") as connection:
-                with explaining(self.dsn):  # what runs here are calls of ours
-                    yield InTransaction(connection, self.dsn)
-        except NotifyqError as error:
+                yield InTransaction(connection, self.dsn)
+        except (NotifyqError, asyncpg.InsufficientPrivilegeError) as error:
+            cause = error.__cause__ if isinstance(error, NotifyqError) else error
             # As a single call does; now, since the transaction answers no more after an error.
             with explaining(self.dsn):
-                if isinstance(cause := error.__cause__, asyncpg.ReadOnlySQLTransactionError):
+                if isinstance(cause, asyncpg.ReadOnlySQLTransactionError):
                     await (await self.open()).expire_connections()
                 elif isinstance(cause, asyncpg.InsufficientPrivilegeError):
                     raise await self._denied(cause) from cause

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from notifyq.database.installs import ours
-from notifyq.database.pool import Database, InTransaction
+from notifyq.database.pool import Database, InTransaction, explaining
 from notifyq.database.statements import AUDIT
 from notifyq.models.message import readable
 from notifyq.operations.masks import Masks, redacted
@@ -118,12 +118,13 @@ async def acting(
     async with database.transaction() as calls:
         connection = calls.connection
         running = Action(connection, database.dsn, entry, details)
-        yield running
-        if is_required or await may_note(connection):
-            running.entry = await note(
-                connection, action, subject, actor=actor, origin=origin, entry=entry,
-                **running.details,
-            )  # fmt: skip
+        with explaining(database.dsn):
+            yield running
+            if is_required or await may_note(connection):
+                running.entry = await note(
+                    connection, action, subject, actor=actor, origin=origin, entry=entry,
+                    **running.details,
+                )  # fmt: skip
 
 
 async def note(
