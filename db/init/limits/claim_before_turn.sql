@@ -18,7 +18,7 @@ begin
     where coalesce(q.concurrency, q.key_concurrency, q.rate, q.key_rate) is not null
       and q.name <> claims_alone.queue.name
       and not notifyq.is_paused(q)
-      and (queues is null or q.name = any (queues))
+      and q.name = any (queues)
   );
 end;
 $$;

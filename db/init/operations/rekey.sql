@@ -84,8 +84,8 @@ end;
 $$;
 comment on function notifyq.sealed_texts(text, text, text, bigint, integer) is
   'The values of a column that have envelopes, as JSON, in some blocks of a table of '
-  'sealed_columns(), each '
-  'with its row; and next, the block to go on with, null at the end. Raises NQ003 for others.';
+  'sealed_columns(), each with its row; and next, the block to go on with, null at the end. Raises '
+  'NQ003 for others.';
 
 -- A text without what may differ after it was encrypted again.
 create or replace function notifyq.without_seals(value text)

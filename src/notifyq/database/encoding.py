@@ -9,16 +9,19 @@ from functools import cache
 
 import asyncpg
 
-from notifyq.errors import ConfigurationError
+from notifyq.errors import ConfigurationError, NotifyqError
 
 
 @contextmanager
-def storing(what: str) -> Iterator[None]:
-    """Raise ConfigurationError for a value that PostgreSQL cannot store, such as NaN."""
+def storing(what: str, kind: type[NotifyqError] = ConfigurationError) -> Iterator[None]:
+    r"""Raise this error for a value that PostgreSQL cannot store.
+
+    That is NaN, \u0000, half a surrogate pair, or a date beyond what PostgreSQL has.
+    """
     try:
         yield
     except asyncpg.DataError as error:
-        raise ConfigurationError(f"PostgreSQL cannot store {what}: {error}") from error
+        raise kind(f"PostgreSQL cannot store {what}: {error}") from error
 
 
 def storable(text: str, encoding: str) -> str:

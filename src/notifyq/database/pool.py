@@ -431,11 +431,10 @@ class Database:
         try:
             async with self.begun(isolation="read_committed") as connection:
                 yield InTransaction(connection, self.dsn)
-        except (NotifyqError, asyncpg.InsufficientPrivilegeError) as error:
-            cause = error.__cause__ if isinstance(error, NotifyqError) else error
+        except NotifyqError as error:
             # As a single call does; now, since the transaction answers no more after an error.
             with explaining(self.dsn):
-                if isinstance(cause, asyncpg.ReadOnlySQLTransactionError):
+                if isinstance(cause := error.__cause__, asyncpg.ReadOnlySQLTransactionError):
                     await (await self.open()).expire_connections()
                 elif isinstance(cause, asyncpg.InsufficientPrivilegeError):
                     raise await self._denied(cause) from cause

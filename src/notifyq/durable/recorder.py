@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storing
 from notifyq.database.encryption.envelopes import opened
 from notifyq.database.installs import ours
 from notifyq.database.pool import explaining
@@ -207,7 +208,7 @@ class Recorder:
                 await self._idle.wait()
                 await self._let_fail()
             self.check()
-            with _storing(step):
+            with storing(f"the value of step {step!r}", StepValueError):
                 [row] = await self.call(statement, step, *args)
         finally:
             waiting, self._waiting = self._waiting, None
@@ -267,7 +268,7 @@ class Recorder:
 
     async def record(self, step: str, value: str, *, failed: bool = False) -> None:
         """Record a step; the first record of a name wins."""
-        with _storing(step):
+        with storing(f"the value of step {step!r}", StepValueError):
             [row] = await self.call(sql.RECORD_STEP, step, self._written(value), failed)
         self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
 
@@ -276,7 +277,10 @@ class Recorder:
     ) -> None:
         """Record a step in the transaction of its effect; roll that back where it was recorded."""
         try:
-            with _storing(step), explaining(self.work.database.dsn):
+            with (
+                storing(f"the value of step {step!r}", StepValueError),
+                explaining(self.work.database.dsn),
+            ):
                 written = self._written(value)
                 call = ours(tx, sql.RECORD_STEP_IN)
                 [row] = await tx.fetch(call, *self._lock, step, written, child_id)
@@ -339,17 +343,6 @@ def dumped(step: str, function: Callable[..., Any], value: Any) -> str:
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise StepValueError(
             f"the value of step {step!r} cannot be written as JSON: {error.__cause__ or error}"
-        ) from error
-
-
-@contextmanager
-def _storing(step: str) -> Iterator[None]:
-    """Explain why PostgreSQL does not store the value of a step."""
-    try:
-        yield
-    except asyncpg.DataError as error:
-        raise StepValueError(
-            f"PostgreSQL cannot store the value of step {step!r}: {error}"
         ) from error
 
 

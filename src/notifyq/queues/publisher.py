@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 import asyncpg
 
 from notifyq.database import statements as sql
+from notifyq.database.encoding import storing
 from notifyq.database.external import adapt
 from notifyq.errors import ConfigurationError, InvalidArgumentError
 from notifyq.models.payload import check_json, encode
@@ -249,10 +250,8 @@ class Publisher:
     ) -> asyncpg.Record | Sequence[Any]:
         try:
             calls = self._database if connection is None else self._adapt(connection)
-            rows = await calls.fetch(statement, *args)
-        except asyncpg.DataError as error:
-            # NaN, \u0000, half a surrogate pair, a date beyond what PostgreSQL has.
-            raise _NotStoredError(f"PostgreSQL cannot store the message: {error}") from error
+            with storing("the message", _NotStoredError):
+                rows = await calls.fetch(statement, *args)
         except InvalidArgumentError:
             if self._keys is not None:
                 self._forget_encrypted()  # the queue may be encrypted since
