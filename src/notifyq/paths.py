@@ -42,6 +42,15 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     return Path(text).absolute()
 
 
+def sync_folder(folder: Path) -> None:
+    """Have the disk keep the names in a folder, as those of new and renamed files."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_uri(text: str) -> bool:
     """Whether a text is a URI and not a path."""
     return _URI.match(text) is not None

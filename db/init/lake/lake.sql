@@ -327,7 +327,7 @@ begin
       'use small letters, digits and underscores'
     );
   end if;
-  -- Batches are numbered in the order of their commits: who has read one has read all before it.
+  -- Batches are numbered in the order of their commits: each is read after all before it.
   perform pg_advisory_xact_lock(hashtextextended(commit_lake.lake::text, 7305427013));
   if position is not null and current_setting('transaction_isolation') = 'read committed' then
     perform notifyq.raise_invalid(

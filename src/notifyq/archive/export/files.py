@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from notifyq.errors import ConfigurationError
+from notifyq.paths import sync_folder
 
 _GZIP = 5
 
@@ -69,7 +70,7 @@ class Pending:
             else:
                 _rename(temporary, target)
             self._files.pop(0)
-            _sync(target.parent)
+            sync_folder(target.parent)
         return size
 
 
@@ -83,14 +84,6 @@ def _rename(temporary: Path, target: Path) -> None:
         temporary.rename(target)  # a file system without links
     else:
         temporary.unlink()
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

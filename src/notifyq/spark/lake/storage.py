@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from notifyq.errors import LakeError
-from notifyq.paths import lake_location
+from notifyq.paths import lake_location, sync_folder
 from notifyq.spark.lake import stores
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class LocalStorage(Storage):
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -282,19 +282,11 @@ class _LocalSink:
     def close(self) -> None:
         with self._file:
             os.fsync(self._file.fileno())
-        _sync_folder(self._path.parent)
+        sync_folder(self._path.parent)
 
     def discard(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class RemoteStorage(Storage):
