@@ -493,6 +493,36 @@ async def test_the_idempotency_key_survives_retries_of_the_dead(app: App, events
     assert len(set(keys)) == 1
 
 
+async def test_a_step_whose_row_is_locked_holds_up_no_other(
+    app: App, events: Events, connection: Connection
+) -> None:
+    begun = {name: asyncio.Event() for name in ("locked", "free")}
+    go_on = asyncio.Event()
+
+    async def work(name: str) -> str:
+        begun[name].set()
+        await go_on.wait()
+        return name
+
+    @app.handler("q")
+    async def handle(name: str, steps: Steps) -> str:
+        return await steps.run("work", work, name)
+
+    await app.create_queues()
+    locked, free = [await app.publish("q", name) for name in begun]
+    async with working(app, events):
+        for event in begun.values():
+            await event.wait()
+        async with connection.transaction():
+            await connection.execute(
+                "select from messages.message where id = $1 for update", int(locked)
+            )
+            go_on.set()
+            assert await free.result(20) == "free"
+            assert await app.archive.steps(int(locked)) == []
+        assert await locked.result(20) == "locked"
+
+
 @pytest.mark.parametrize(("attempts", "warns"), [(None, True), (1, True), (2, False)])
 async def test_a_worker_warns_of_steps_with_one_attempt(
     app: App, caplog: pytest.LogCaptureFixture, attempts: int | None, *, warns: bool

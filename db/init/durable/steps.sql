@@ -167,6 +167,51 @@ $$;
 comment on function notifyq.record_step(bigint, bigint, text, jsonb, boolean, bigint) is
   'As messages.step(), for a worker: child_id is the message that the step has published.';
 
+create or replace function notifyq.record_steps(
+  ids bigint[],
+  lock_tokens bigint[],
+  names text[],
+  contents jsonb[],
+  failed boolean[],
+  out number bigint,
+  out stored jsonb,
+  out state text
+)
+  returns setof record language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_held bigint[];
+  v_step record;
+begin
+  v_held := array(
+    select u.number
+    from unnest(ids, lock_tokens) with ordinality as u (id, lock_token, number)
+    join only messages.message as m on m.id = u.id
+    where m.lock_token = u.lock_token
+      and m.state = 'locked'
+    for update of m skip locked
+  );
+  for v_step in
+    select u.*
+    from unnest(ids, lock_tokens, names, contents, record_steps.failed) with ordinality
+      as u (id, lock_token, name, value, failed, number)
+    where u.number = any (v_held)
+  loop
+    number := v_step.number;
+    select r.stored, r.state into stored, state
+    from notifyq.record_step(
+      v_step.id, v_step.lock_token, v_step.name, v_step.value, v_step.failed
+    ) as r;
+    return next;
+  end loop;
+end;
+$$;
+comment on function notifyq.record_steps(bigint[], bigint[], text[], jsonb[], boolean[]) is
+  'As messages.step(), for many messages: the place of each in the arrays, from 1 on, and what is '
+  'recorded. None for a message whose lock was lost, or whose row another transaction has locked.';
+
 create or replace function messages.step(
   id bigint,
   lock_token bigint,
@@ -218,6 +263,15 @@ comment on function messages.steps(bigint) is
   '(a wait for one) or end (a wait for messages); state: done, failed, received or timed_out. What '
   'it still waits for is in parked(). None of a queue that the caller may not read.';
 
+create or replace function notifyq.step_origin()
+  returns text language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select concat_ws(':', (notifyq.current_origin()).system_identifier, notifyq.database_oid());
+$$;
+comment on function notifyq.step_origin() is
+  'What idempotency keys of this database are made of, besides the id of a message.';
+
 -- For a worker that begins to handle a message: also what it waits for. origin is the same for a
 -- dead message and what it was published again as.
 create or replace function notifyq.recorded_steps(
@@ -237,8 +291,7 @@ as $$
 declare
   v_message messages.message := notifyq.hold_lock(recorded_steps.id, recorded_steps.lock_token);
   v_origin text := concat_ws(
-    ':', (notifyq.current_origin()).system_identifier, notifyq.database_oid(),
-    coalesce(v_message.root_id, v_message.id)
+    ':', notifyq.step_origin(), coalesce(v_message.root_id, v_message.id)
   );
 begin
   return query

@@ -37,6 +37,7 @@ from notifyq.models.payload import encode
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.durable.recording import Recording
     from notifyq.models.message import Message
     from notifyq.queues.publisher import PublishOptions
     from notifyq.queues.results import Handle, Results
@@ -55,6 +56,7 @@ class Work(Protocol):
     """What steps are done with: the worker's database, threads and transactions."""
 
     database: Database
+    recording: Recording
     crashes: bool
     """Whether a call ends after each new step, as by a crash: for tests."""
     tracing: Tracing | None
@@ -118,6 +120,12 @@ class Recorder:
 
     async def load(self) -> None:
         """Read what earlier calls have recorded."""
+        if self.message.root_id is None:  # nothing, and this call has the lock
+            self.origin = f"{await self.work.database.step_origin()}:{self.message.id}"
+            return
+        await self._read_all()
+
+    async def _read_all(self) -> None:
         rows = await self.call(sql.RECORDED_STEPS)
         self.origin = rows[0]["origin"]
         for row in rows:
@@ -269,7 +277,10 @@ class Recorder:
     async def record(self, step: str, value: str, *, failed: bool = False) -> None:
         """Record a step; the first record of a name wins."""
         with storing(f"the value of step {step!r}", StepValueError):
-            [row] = await self.call(sql.RECORD_STEP, step, self._written(value), failed)
+            written = self._written(value)
+            row = await self.work.recording.add(self._lock, step, written, failed=failed)
+            if row is None:  # alone, who waits for its row, or has lost its lock
+                [row] = await self.call(sql.RECORD_STEP, step, written, failed)
         self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
 
     async def record_in(
@@ -302,7 +313,7 @@ class Recorder:
         except DatabaseUnavailableError:
             # The answer to the commit was lost, or it was not sent.
             self.recorded.pop(step, None)
-            await self.load()
+            await self._read_all()
             if step not in self.recorded:
                 raise
         except BaseException:
