@@ -103,7 +103,7 @@ begin
   where o.message_id = v_message.id
   returning number into v_number;
   if v_number = 1 then
-    perform notifyq.mark_durable(v_message.id);
+    perform notifyq.mark_durable(array[v_message.id]);
   end if;
   perform notifyq.notify_output(v_message.id);
   return v_number;

@@ -95,38 +95,72 @@ end;
 $$;
 
 -- What is recorded for a message leaves with it: process_archived() finds it by this mark.
-create or replace function notifyq.mark_durable(id bigint)
+create or replace function notifyq.mark_durable(ids bigint[])
   returns void language plpgsql
   set enable_seqscan = off set jit = off
 as $$
 begin
   update messages.message as m
   set root_id = m.id
-  where m.id = mark_durable.id
+  where m.id = any (mark_durable.ids)
     and m.root_id is null;
 end;
 $$;
 
-create or replace function notifyq.add_step(step notifyq.step)
+-- New steps are numbered behind those of their message. This transaction has locked it, so no other
+-- takes the same numbers.
+create or replace function notifyq.add_steps(steps notifyq.step[])
   returns void language plpgsql
   set enable_seqscan = off set jit = off
 as $$
+declare
+  v_full bigint;
+  v_first bigint[];
 begin
-  -- The lock of the message keeps others from taking the same number.
-  step.number := 1 + coalesce(
-    (select max(s.number) from notifyq.step as s where s.message_id = step.message_id), 0
-  );
-  if step.number > 10000 then
+  with added as (
+    insert into notifyq.step as s
+      (message_id, number, name, kind, state, queue, attempt, due_at, child_id, value)
+    select n.message_id,
+      row_number() over (partition by n.message_id order by n.ordinality) + coalesce(
+        (select max(o.number) from notifyq.step as o where o.message_id = n.message_id), 0
+      ),
+      n.name, n.kind, n.state, n.queue, n.attempt, n.due_at, n.child_id, n.value
+    from unnest(steps) with ordinality as n
+    returning s.message_id, s.number
+  )
+  select min(a.message_id) filter (where a.number > 10000),
+    array_agg(a.message_id) filter (where a.number = 1)
+  into v_full, v_first
+  from added as a;
+  if v_full is not null then
     raise exception using
       errcode = 'NQ008',
-      message = format('message %s has 10000 steps already', step.message_id),
+      message = format('message %s has 10000 steps already', v_full),
       hint = 'continue in a message of its own';
   end if;
-  step.created_at := clock_timestamp();
-  insert into notifyq.step select step.*;
-  if step.number = 1 then
-    perform notifyq.mark_durable(step.message_id);
+  if v_first is not null then
+    perform notifyq.mark_durable(v_first);
   end if;
+end;
+$$;
+
+-- A step as it is recorded; else as it is to be, with null as its number.
+create or replace function notifyq.ended_step(
+  message messages.message, name text, value jsonb, failed boolean, child_id bigint
+)
+  returns notifyq.step language plpgsql
+as $$
+declare
+  v_step notifyq.step := notifyq.find_step(message, name, 'step');
+begin
+  perform notifyq.check_given('failed', failed is not null);
+  if v_step.number is null then
+    perform notifyq.check_value(message.queue, 'value', value, 'step');
+    v_step.state := case when failed then 'failed' else 'done' end;
+    v_step.value := value;
+    v_step.child_id := child_id;
+  end if;
+  return v_step;
 end;
 $$;
 
@@ -149,16 +183,11 @@ create or replace function notifyq.record_step(
 as $$
 declare
   v_message messages.message := notifyq.hold_lock(record_step.id, record_step.lock_token);
-  v_step notifyq.step := notifyq.find_step(v_message, record_step.name, 'step');
+  v_step notifyq.step := notifyq.ended_step(v_message, name, value, failed, child_id);
 begin
-  perform notifyq.check_given('failed', failed is not null);
   is_new := v_step.number is null;
   if is_new then
-    perform notifyq.check_value(v_message.queue, 'value', value, 'step');
-    v_step.state := case when failed then 'failed' else 'done' end;
-    v_step.value := value;
-    v_step.child_id := child_id;
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
   end if;
   stored := v_step.value;
   state := v_step.state;
@@ -182,30 +211,40 @@ create or replace function notifyq.record_steps(
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_held bigint[];
-  v_step record;
+  v_messages messages.message[];
+  v_item record;
+  v_step notifyq.step;
+  v_new notifyq.step[];
 begin
-  v_held := array(
-    select u.number
-    from unnest(ids, lock_tokens) with ordinality as u (id, lock_token, number)
-    join only messages.message as m on m.id = u.id
-    where m.lock_token = u.lock_token
+  v_messages := array(
+    select m
+    from only messages.message as m
+    where m.id = any (ids)
       and m.state = 'locked'
-    for update of m skip locked
+    for update skip locked
   );
-  for v_step in
-    select u.*
+  if exists (select from messages.queue_grant) then
+    perform notifyq.check_access(q.queue, 'consume from')
+    from (select distinct m.queue from unnest(v_messages) as m) as q;
+  end if;
+  for v_item in
+    select u.number, m as message, u.name, u.value, u.failed
     from unnest(ids, lock_tokens, names, contents, record_steps.failed) with ordinality
       as u (id, lock_token, name, value, failed, number)
-    where u.number = any (v_held)
+    join unnest(v_messages) as m on m.id = u.id and m.lock_token = u.lock_token
   loop
-    number := v_step.number;
-    select r.stored, r.state into stored, state
-    from notifyq.record_step(
-      v_step.id, v_step.lock_token, v_step.name, v_step.value, v_step.failed
-    ) as r;
+    v_step := notifyq.ended_step(v_item.message, v_item.name, v_item.value, v_item.failed, null);
+    if v_step.number is null then
+      v_new := v_new || v_step;
+    end if;
+    number := v_item.number;
+    stored := v_step.value;
+    state := v_step.state;
     return next;
   end loop;
+  if v_new is not null then
+    perform notifyq.add_steps(v_new);
+  end if;
 end;
 $$;
 comment on function notifyq.record_steps(bigint[], bigint[], text[], jsonb[], boolean[]) is
