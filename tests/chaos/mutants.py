@@ -234,8 +234,8 @@ MUTANTS = (
         (
             Edit(
                 "durable/steps.sql",
-                "left join notifyq.step as s on s.message_id = m.id",
-                "left join notifyq.step as s on false",
+                "where s.message_id = v_message.id\n  order by s.number",
+                "where false",
             ),
         ),
     ),

@@ -311,12 +311,10 @@ $$;
 comment on function notifyq.step_origin() is
   'What idempotency keys of this database are made of, besides the id of a message.';
 
--- For a worker that begins to handle a message: also what it waits for. origin is the same for a
--- dead message and what it was published again as.
+-- For a worker that begins to handle a message.
 create or replace function notifyq.recorded_steps(
   id bigint,
   lock_token bigint,
-  out origin text,
   out name text,
   out kind text,
   out state text,
@@ -329,21 +327,17 @@ as $$
 #variable_conflict use_column
 declare
   v_message messages.message := notifyq.hold_lock(recorded_steps.id, recorded_steps.lock_token);
-  v_origin text := concat_ws(
-    ':', notifyq.step_origin(), coalesce(v_message.root_id, v_message.id)
-  );
 begin
   return query
-  select v_origin, s.name, s.kind, s.state, s.value
-  from (values (v_message.id)) as m (id)
-  left join notifyq.step as s on s.message_id = m.id
+  select s.name, s.kind, s.state, s.value
+  from notifyq.step as s
+  where s.message_id = v_message.id
   order by s.number;
 end;
 $$;
 comment on function notifyq.recorded_steps(bigint, bigint) is
-  'The steps of a message that is locked under lock_token, what it waits for included, and what '
-  'its idempotency keys are made of; one row with a null name if it has none. Raises NQ011 if the '
-  'lock was lost.';
+  'The steps of a message that is locked under lock_token, what it waits for included. Raises NQ011 '
+  'if the lock was lost.';
 
 -- Messages that are finished take their steps with them; what they wait for ends.
 create or replace function notifyq.archive_steps(ids bigint[])

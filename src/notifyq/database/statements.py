@@ -154,7 +154,7 @@ select * from messages.archive_list(
 ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
 STEP_ORIGIN = "select notifyq.step_origin()"
 RECORDED_STEPS = """
-select r.origin, r.name, r.kind, r.state, r.value::text as value
+select r.name, r.kind, r.state, r.value::text as value
 from notifyq.recorded_steps(id => $1, lock_token => $2) as r"""
 RECORD_STEPS = """
 select r.number, r.stored::text as stored, r.state

@@ -120,18 +120,16 @@ class Recorder:
 
     async def load(self) -> None:
         """Read what earlier calls have recorded."""
-        if self.message.root_id is None:  # nothing, and this call has the lock
-            self.origin = f"{await self.work.database.step_origin()}:{self.message.id}"
-            return
-        await self._read_all()
+        root = self.message.root_id
+        # The same for a dead message and what it was published again as.
+        self.origin = f"{await self.work.database.step_origin()}:{root or self.message.id}"
+        if root is not None:  # else nothing is recorded, and no other call has the lock
+            await self._read_all()
 
     async def _read_all(self) -> None:
-        rows = await self.call(sql.RECORDED_STEPS)
-        self.origin = rows[0]["origin"]
-        for row in rows:
-            if row["name"] is not None:
-                value = self._read(row["kind"], row["value"])
-                self.recorded[row["name"]] = Recorded(row["kind"], row["state"], value)
+        for row in await self.call(sql.RECORDED_STEPS):
+            value = self._read(row["kind"], row["value"])
+            self.recorded[row["name"]] = Recorded(row["kind"], row["state"], value)
 
     async def run_handler(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call the handler; a message that was parked or lost meanwhile ends it in any case."""
