@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
@@ -72,12 +73,14 @@ class Batcher(Generic[I, A]):
         self._otherwise = otherwise
         self._pending: list[I] = []
         self._flushing: asyncio.Task[None] | None = None
+        # Not that of the first item, which may be a handler's: others have items in the statement.
+        self._context = contextvars.copy_context()
 
     def add(self, item: I) -> None:
         """Send an item with the next statement."""
         self._pending.append(item)
         if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
+            self._flushing = asyncio.create_task(self._flush(), context=self._context)
 
     async def close(self) -> None:
         """Abandon what has no answer yet."""
