@@ -67,7 +67,11 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
     Raises ConfigurationError for an unknown name or a wrong value; the text shows no value.
     """
     scheme = scheme_of(location)
-    options = {name.upper(): value for name, value in (given or {}).items()}
+    options: dict[str, str] = {}
+    for name, value in (given or {}).items():
+        if name.upper() in options:
+            raise ConfigurationError(f"storage option {name.upper()} is given twice")
+        options[name.upper()] = value
     if not scheme:
         if options:
             raise ConfigurationError(
