@@ -122,6 +122,8 @@ def test_a_command_refuses_a_uri(
         "archive export s3://bucket/archive.parquet",
         "archive export s3://bucket/days --by day --format csv",
         "report --out s3://bucket/report.html",
+        "archive export s3://key:hidden@bucket/archive.parquet",
+        "report --out s3://key:hidden@bucket/report",
     ],
 )
 def test_a_command_without_a_lake_refuses_a_uri(
@@ -129,8 +131,10 @@ def test_a_command_without_a_lake_refuses_a_uri(
 ) -> None:
     monkeypatch.setenv("NOTIFYQ_DSN", "host=/nowhere")
     assert cli._invoke(command.split(), debug=False) == 1
-    assert "s3:/bucket" in (output := capfd.readouterr().err)
+    output = capfd.readouterr().err
+    assert "bucket" in output
     assert "is a URI" in output
+    assert "hidden" not in output
     assert list(here.iterdir()) == []
 
 
