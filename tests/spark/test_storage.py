@@ -340,6 +340,8 @@ def test_options_of_a_read_are_checked_and_not_shown(store: Store) -> None:
         lake_options({**given, "tabel": "archive"})
     with pytest.raises(ConfigurationError, match="no storage option 'AWS_REGIO'"):
         lake_options({**given, "storage.aws_regio": "x"})
+    with pytest.raises(ConfigurationError, match="AWS_REGION is given twice"):
+        storage_at("s3://bucket/lake", {"aws_region": "x", "AWS_REGION": "y"})
     with pytest.raises(ConfigurationError, match="option since: 'today' is not a day"):
         lake_options({**given, "since": "today"})
     with pytest.raises(ConfigurationError, match="option until: a lake has files of days"):

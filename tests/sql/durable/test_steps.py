@@ -12,7 +12,7 @@ from notifyq import (
     QueueDeniedError,
     StepKindError,
 )
-from support.database import Connect, Connection, claim_one, lock_of, publish, rows, value
+from support.database import Connect, Connection, alive, claim_one, lock_of, publish, rows, value
 
 
 async def locked(connection: Connection, queue: str = "default") -> dict[str, Any]:
@@ -142,6 +142,10 @@ async def test_an_unlogged_queue_has_no_steps(connection: Connection) -> None:
     lock = await locked(connection, "fast")
     with pytest.raises(InvalidArgumentError, match="is unlogged"):
         await value(connection, "step", **lock, name="a")
+    # Nothing can wait for it: it must not look as if it were received.
+    with pytest.raises(InvalidArgumentError, match="is unlogged"):
+        await value(connection, "signal", name="go", id=lock["id"])
+    assert (await alive(connection, lock["id"]))["root_id"] is None
 
 
 async def test_a_granted_queue_keeps_others_out(connection: Connection) -> None:

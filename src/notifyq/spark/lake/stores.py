@@ -67,7 +67,7 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
     Raises ConfigurationError for an unknown name or a wrong value; the text shows no value.
     """
     scheme = scheme_of(location)
-    options = {name.upper(): value for name, value in (given or {}).items()}
+    options = _upper(given or {})
     if not scheme:
         if options:
             raise ConfigurationError(
@@ -89,6 +89,15 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
                 options[name] = value
     _check(options)
     return options
+
+
+def _upper(given: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if name.upper() in found:
+            raise ConfigurationError(f"storage option {name.upper()} is given twice")
+        found[name.upper()] = value
+    return found
 
 
 def _check(options: Mapping[str, str]) -> None:
