@@ -40,11 +40,11 @@ from (
   left join pg_roles as r on r.oid = s.setrole
   where exists (
       select from unnest(s.setconfig) as c (setting)
-      where c.setting ~ '^session_replication_role=(replica|local)$'
+      where c.setting ~* '^session_replication_role=replica$'
     )
     and (
       s.setrole = 0
-      or has_any_column_privilege(r.oid, to_regclass('messages.message')::oid, 'insert')
+      or has_schema_privilege(r.oid, to_regnamespace('messages')::oid, 'usage')
     )
 ) as o
 order by 1
@@ -169,16 +169,16 @@ async def check_session(context: Context) -> Finding:
         "current_setting('session_replication_role') as replication, "
         "coalesce(current_setting('restrict_nonsystem_relation_kind', true), '') as restricted"
     )
-    if row["replication"] != "origin":
+    if row["replication"] == "replica":
         return fail(
-            f"session_replication_role is {row['replication']}: no trigger fires, publishers do "
+            "session_replication_role is replica: no trigger fires, publishers do "
             "not notify, and limits are not kept",
             await change(context, {"session_replication_role": "origin"}),
         )
     if others := await context.connection.fetch(_WITHOUT_TRIGGERS):
         return warn(
-            f"session_replication_role is replica {listed([it['what'] for it in others])}: what is "
-            "published there fires no trigger, notifies no worker and keeps no limit",
+            f"session_replication_role is replica for {listed([it['owner'] for it in others])}: "
+            "what they publish or finish fires no trigger, notifies no worker and keeps no limit",
             "; ".join(it["advice"] for it in others),
         )
     if row["restricted"]:
