@@ -178,7 +178,7 @@ async def copy_queues(source: Calls, target: Calls, names: Mapping[str, str]) ->
     with a queue; grants are not.
     """
     here, there = Admin(source), Admin(target)
-    found = {row["queue"]: Policy.of(row) for row in await here.queue_info()}
+    found = {row["queue"]: Policy.of(dict(row)) for row in await here.queue_info()}
     wanted = {new: found[old] for old, new in names.items() if old in found}
     created = await there.create_missing(wanted)
     for old, new in names.items():
@@ -187,7 +187,5 @@ async def copy_queues(source: Calls, target: Calls, names: Mapping[str, str]) ->
         for row in await here.queue_shares(old):
             await there.set_share(new, row["key"], row["weight"])
         for row in await here.queue_limits(old):
-            await there.set_limit(
-                new, row["key"], concurrency=row["concurrency"], rate=row["rate"]
-            )
+            await there.set_limit(new, row["key"], concurrency=row["concurrency"], rate=row["rate"])
     return created
