@@ -10,12 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from notifyq import App
+from notifyq import App, Steps
 from notifyq.queues.options import options
 from notifyq.queues.policy import Policy
-from relay.relaying import command, drained
-from support.database import Connection, session, until
-from support.running import doubles, statuses, working
+from notifyq.telemetry import MessageFinished
+from relay.relaying import command, drained, payloads
+from support.database import Connection, session, until, until_equal
+from support.running import Events, doubles, statuses, working
 
 POLICY = """
 select messages.create_queue('orders', max_attempts => 4, backoff => '3s', retention => '7 days',
@@ -53,6 +54,34 @@ async def test_a_queue_that_is_there_stays_as_it_is(
     await drained(database, far, {"orders": "orders"}, create_queues=True)
     assert await there.fetchval("select max_attempts from messages.queue_info('orders')") == 9
     assert await there.fetch("select from messages.share") == []
+
+
+async def test_a_message_with_recorded_steps_ends_where_they_are(
+    database: str, far: str, connection: Connection, there: Connection
+) -> None:
+    app = App(database)
+    runs: list[str] = []
+
+    @app.handler("default")
+    async def handle(number: int, steps: Steps) -> None:
+        await steps.run("first", runs.append, "first")
+        await steps.wait_for("go", signal="go")
+        runs.append("last")
+
+    message = await app.publish("default", 1)
+    async with working(app, maintenance=0.1):
+        parked = "select count(parked_at) from messages.message"
+        await until_equal(lambda: connection.fetchval(parked), 1, "it waits")
+    await app.signal("go")
+    await connection.execute("select messages.publish('default', '2')")
+    done = await drained(database, far)
+    assert done.counts["moved"] == 1
+    assert await payloads(there) == [2]
+    events = Events()
+    async with working(app, events, maintenance=0.1):
+        await events.wait(MessageFinished, message_id=message)
+    assert runs == ["first", "last"]
+    await app.close()
 
 
 @asynccontextmanager
