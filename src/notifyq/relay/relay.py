@@ -91,7 +91,10 @@ class Relay(BaseRelay):
     async def _target_of(self, database: Database) -> Target:
         target = await super()._target_of(database)
         if self._creates_queues:
-            for name in await copy_queues(self._source, database, self._routes):
+            # With its shares and limits, or not at all.
+            async with database.transaction() as there:
+                created = await copy_queues(self._source, there, self._routes)
+            for name in created:
                 log.info("created queue %r at the target", name)
         return target
 
