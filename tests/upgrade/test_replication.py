@@ -162,7 +162,7 @@ async def test_the_documented_move_loses_and_doubles_nothing(
                 await run(copy, servers, tmp_path)
                 assert await old.fetch(WITHOUT_KEY) == []
                 found = {name: it async for name, it in examine(servers.new)}
-                assert "subscription notifyq writes" in found["tables"].found
+                assert "subscription notifyq_move writes" in found["tables"].found
                 await load.until_more(50)
             finally:
                 load.is_over.set()
