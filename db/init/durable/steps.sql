@@ -336,8 +336,8 @@ begin
 end;
 $$;
 comment on function notifyq.recorded_steps(bigint, bigint) is
-  'The steps of a message that is locked under lock_token, what it waits for included. Raises NQ011 '
-  'if the lock was lost.';
+  'The steps of a message that is locked under lock_token, and what it waits for. Raises NQ011 if '
+  'the lock was lost.';
 
 -- Messages that are finished take their steps with them; what they wait for ends.
 create or replace function notifyq.archive_steps(ids bigint[])

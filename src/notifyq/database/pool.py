@@ -358,7 +358,7 @@ class Database:
         return storable(text, self.encoding)
 
     async def step_origin(self) -> str:
-        """What tells ids of this database from those of any other."""
+        """What makes an id unique that is one in this database."""
         if self._origin is None:
             self._origin = str((await self.persist(STEP_ORIGIN))[0][0])
         return self._origin
