@@ -34,6 +34,7 @@ from notifyq.errors import (
 )
 from notifyq.models.annotations import hints
 from notifyq.models.payload import encode
+from notifyq.telemetry.tracebacks import clean, text_of
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
@@ -357,7 +358,7 @@ def dumped(step: str, function: Callable[..., Any], value: Any) -> str:
 
 def described(error: BaseException) -> str:
     """An error as the value of a failed step."""
-    return encode({"type": type(error).__name__, "text": str(error)})
+    return encode({"type": type(error).__name__, "text": clean(text_of(error))})
 
 
 def decoded(value: str | None) -> Any:
