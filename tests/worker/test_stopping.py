@@ -84,7 +84,7 @@ async def test_after_the_grace_or_a_second_stop_handlers_are_cancelled_and_messa
         began = time.monotonic()
         for _ in range(stops):
             worker.stop()
-        await events.wait(WorkerStopped, seconds=5)
+        await events.wait(WorkerStopped)
         assert stops == 2 or time.monotonic() - began >= grace
     assert await live_states(connection) == [("waiting", 0, None)] * 3
     assert events.of(WorkerStopped)[0].released == 3
