@@ -316,6 +316,8 @@ async def test_steps_run_side_by_side_and_parking_waits_for_them(app: App, event
         calls[name] += 1
         await together.wait()
         await until(lambda: steps.record._waiting is not None, "the pause waits for this step")
+        for _ in range(10):  # so long that it would have parked the message
+            await app.database.fetch("select 1")
         return name
 
     @app.handler("q")
