@@ -70,7 +70,7 @@ async def test_a_message_that_becomes_due_just_after_a_poll_does_not_wait(
     await app.publish("q", 1, delay=3600)
     async with working(app, events):
         await events.wait(MessageFinished)
-    assert max(sinces) < timedelta(seconds=1)
+    assert max(sinces) < timedelta(seconds=5)  # which is the most
 
 
 async def test_an_inbox_gets_it_too(
