@@ -238,7 +238,7 @@ async def test_a_worker_that_sleeps_wakes_when_a_pause_ends(
     message_id = await app.publish("q", None)
     for end in ({"until": datetime.now(UTC) + timedelta(hours=1)}, {"duration": 0.5}):
         assert await app.admin.pause_queue("q", **end)
-    resumes_at = await connection.fetchval("select resumes_at from messages.queue")
+    resumes_at = await connection.fetchval("select resumes_at from messages.queue where name = 'q'")
     async with working(app, events):  # polls and maintenance are a minute apart
         await events.wait(MessageFinished, queue="q")
     assert (await archive_row(connection, message_id))["locked_at"] >= resumes_at
