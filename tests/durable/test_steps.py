@@ -310,16 +310,20 @@ async def test_children_are_published_once_and_their_results_are_read(
 
 async def test_steps_run_side_by_side_and_parking_waits_for_them(app: App, events: Events) -> None:
     calls: Counter[str] = Counter()
+    together = asyncio.Barrier(3)
 
-    async def work(name: str) -> str:
-        await asyncio.sleep(0.05)
+    async def work(name: str, steps: Steps) -> str:
         calls[name] += 1
+        await together.wait()
+        await until(lambda: steps.record._waiting is not None, "the pause waits for this step")
+        for _ in range(10):  # so long that it would have parked the message
+            await app.database.fetch("select 1")
         return name
 
     @app.handler("q")
     async def handle(_: int, steps: Steps) -> list[str]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(steps.run(name, work, name)) for name in "abc"]
+            tasks = [group.create_task(steps.run(name, work, name, steps)) for name in "abc"]
             group.create_task(steps.sleep("pause", 0.2))
         return [task.result() for task in tasks]
 
