@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ def programs(tool: str) -> Path:
     return Path(folder) / tool / "bin"
 
 
-def run(program: Path, *args: str, code: int = 0, **environment: str) -> str:
-    """Run a program as a user does whose PATH begins with its folder, and return its output."""
+def run(program: Path, *args: str, home: Path, code: int = 0, given: Mapping[str, str]) -> str:
+    """Run a program of an environment that is active, and return its output."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -51,8 +51,8 @@ def run(program: Path, *args: str, code: int = 0, **environment: str) -> str:
     path = f"{program.parent}{os.pathsep}{kept['PATH']}"
     done = subprocess.run(
         [program, *args],
-        env={**kept, "PATH": path, **environment},
-        cwd=environment["HOME"],
+        env={**kept, "PATH": path, "HOME": str(home), **given},
+        cwd=home,
         capture_output=True,
         text=True,
         check=False,
@@ -83,13 +83,15 @@ async def test_airflow(app: App, database: str, tmp_path: Path) -> None:
     text = example("python", "airflow.sdk").replace("/data/", f"{tmp_path}/")
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags/nightly.py").write_text(text)
-    environment = {
-        "HOME": str(tmp_path),
+    given = {
         "AIRFLOW_HOME": str(tmp_path),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "false",
         "NOTIFYQ_DSN": database,
         "PYTHONPATH": str(tmp_path / "dags"),
     }
+
+    def call(program: str, *args: str) -> str:
+        return run(bin_ / program, *args, home=tmp_path, given=given)
 
     async def close() -> None:
         async with app.inbox() as inbox:
@@ -97,10 +99,10 @@ async def test_airflow(app: App, database: str, tmp_path: Path) -> None:
                 if message := await inbox.wait(["billing"], timeout=10):
                     await inbox.finish(message, result="closed")
 
-    await asyncio.to_thread(run, bin_ / "airflow", "db", "migrate", **environment)
+    await asyncio.to_thread(call, "airflow", "db", "migrate")
     closing = asyncio.create_task(close())
     try:
-        await asyncio.to_thread(run, bin_ / "python", "-c", _AIRFLOW, **environment)
+        await asyncio.to_thread(call, "python", "-c", _AIRFLOW)
     finally:
         closing.cancel()
         await asyncio.wait([closing])
@@ -165,10 +167,8 @@ def test_dagster(database: str, tmp_path: Path) -> None:
         archive(session, 7, day="2026-11-02 00:00+00", first=20, queues=("mail",))
     text = example("python", "dagster").replace("/data/lake", str(tmp_path / "lake"))
     (tmp_path / "pipeline.py").write_text(text)
-    output = run(
-        bin_ / "python", "-c", _DAGSTER,
-        HOME=str(tmp_path), DAGSTER_HOME="", NOTIFYQ_DSN=database, PYTHONPATH=str(tmp_path),
-    )  # fmt: skip
+    given = {"NOTIFYQ_DSN": database, "PYTHONPATH": str(tmp_path)}
+    output = run(bin_ / "python", "-c", _DAGSTER, home=tmp_path, given=given)
     done = json.loads(output.splitlines()[-1])
     assert done == {
         "failed": {"2026-11-01": {"billing": 1, "mail": 1}, "2026-11-02": {"mail": 1}},
@@ -176,11 +176,7 @@ def test_dagster(database: str, tmp_path: Path) -> None:
     }
 
 
-_PROFILE = {
-    "type": "postgres",
-    "threads": 1,
-    "schema": "analytics",
-}
+_PROFILE = {"type": "postgres", "threads": 1, "schema": "analytics"}
 _PROJECT = {"name": "shop", "profile": "shop", "config-version": 2}
 
 
@@ -214,9 +210,9 @@ async def test_dbt(role: str, database: str, tmp_path: Path) -> None:
     }
     sources = example("yaml", "sources:")
     if role.endswith("viewer"):
-        sources = sources.replace("schema: messages", "schema: notifyq").replace(
-            "- name: message_archive", "- name: message_archive\n        identifier: readable_archive"
-        )
+        sources = sources.replace("schema: messages", "schema: notifyq")
+        name = "- name: message_archive"
+        sources = sources.replace(name, f"{name}\n        identifier: readable_archive")
     (tmp_path / "models").mkdir()
     for name, text in {
         "dbt_project.yml": json.dumps(_PROJECT),
@@ -227,10 +223,8 @@ async def test_dbt(role: str, database: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
 
     def build(code: int = 0) -> str:
-        return run(
-            bin_ / "dbt", "build", code=code,
-            HOME=str(tmp_path), DO_NOT_TRACK="1", DBT_SEND_ANONYMOUS_USAGE_STATS="false",
-        )  # fmt: skip
+        given = {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
+        return run(bin_ / "dbt", "build", home=tmp_path, code=code, given=given)
 
     with ExitStack() as stack:
         session, late = (stack.enter_context(psycopg.connect(database)) for _ in range(2))
