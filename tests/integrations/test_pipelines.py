@@ -63,13 +63,13 @@ def run(program: Path, *args: str, home: Path, code: int = 0, given: Mapping[str
 
 
 _AIRFLOW = """
-import sys
 from datetime import UTC, datetime
 
 import nightly
 
+at = datetime(2026, 11, 2, 0, 30, tzinfo=UTC)
 for _ in range(2):  # the same run again
-    run = nightly.nightly().test(logical_date=datetime(2026, 11, 2, tzinfo=UTC))
+    run = nightly.nightly().test(run_after=at, logical_date=at)
     assert run.state == "success", run.state
 """
 
