@@ -25,7 +25,15 @@ from spark.archived import archive
 from support.database import until
 
 PAGE = DOCS / "integrations/pipelines.md"
-pytestmark = pytest.mark.timeout(300)
+TOOLS = Path(os.environ.get("NOTIFYQ_PIPELINES", "none"))
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        not TOOLS.is_dir(),
+        reason="Airflow, Dagster and dbt have environments of their own, which "
+        "`.ci/run --all --step pipelines` makes",
+    ),
+]
 
 
 def example(language: str, tool: str) -> str:
@@ -34,23 +42,18 @@ def example(language: str, tool: str) -> str:
     return text
 
 
-def programs(tool: str) -> Path:
-    """Return the folder of the commands of a tool."""
-    if not (folder := os.environ.get("NOTIFYQ_PIPELINES")):
-        pytest.skip(f"{tool} has an environment of its own: .ci/run --all --step pipelines")
-    return Path(folder) / tool / "bin"
-
-
-def run(program: Path, *args: str, home: Path, code: int = 0, given: Mapping[str, str]) -> str:
-    """Run a program of an environment that is active, and return its output."""
+def run(program: str, *args: str, home: Path, code: int = 0, given: Mapping[str, str]) -> str:
+    """Run TOOL/PROGRAM with the environment of the tool active, and return its output."""
+    tool, _, name = program.partition("/")
+    programs = TOOLS / tool / "bin"
     kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name != "PYTHONPATH" and not name.startswith("NOTIFYQ_")
+        variable: value
+        for variable, value in os.environ.items()
+        if variable != "PYTHONPATH" and not variable.startswith("NOTIFYQ_")
     }
-    path = f"{program.parent}{os.pathsep}{kept['PATH']}"
+    path = f"{programs}{os.pathsep}{kept['PATH']}"
     done = subprocess.run(
-        [program, *args],
+        [programs / name, *args],
         env={**kept, "PATH": path, "HOME": str(home), **given},
         cwd=home,
         capture_output=True,
@@ -75,7 +78,6 @@ for _ in range(2):  # the same run again
 
 
 async def test_airflow(app: App, database: str, tmp_path: Path) -> None:
-    bin_ = programs("airflow")
     with psycopg.connect(database) as session:
         for number, day in enumerate(("2026-10-31", "2026-11-01", "2026-11-02")):
             archive(session, 5, day=f"{day} 00:00+00", first=10 * number)
@@ -91,7 +93,7 @@ async def test_airflow(app: App, database: str, tmp_path: Path) -> None:
     }
 
     def call(program: str, *args: str) -> str:
-        return run(bin_ / program, *args, home=tmp_path, given=given)
+        return run(f"airflow/{program}", *args, home=tmp_path, given=given)
 
     async def close() -> None:
         async with app.inbox() as inbox:
@@ -160,7 +162,6 @@ print(json.dumps(done))
 
 
 def test_dagster(database: str, tmp_path: Path) -> None:
-    bin_ = programs("dagster")
     with psycopg.connect(database) as session:
         session.execute("select messages.create_stream('orders')")
         archive(session, 14, day="2026-11-01 00:00+00")
@@ -168,7 +169,7 @@ def test_dagster(database: str, tmp_path: Path) -> None:
     text = example("python", "dagster").replace("/data/lake", str(tmp_path / "lake"))
     (tmp_path / "pipeline.py").write_text(text)
     given = {"NOTIFYQ_DSN": database, "PYTHONPATH": str(tmp_path)}
-    output = run(bin_ / "python", "-c", _DAGSTER, home=tmp_path, given=given)
+    output = run("dagster/python", "-c", _DAGSTER, home=tmp_path, given=given)
     done = json.loads(output.splitlines()[-1])
     assert done == {
         "failed": {"2026-11-01": {"billing": 1, "mail": 1}, "2026-11-02": {"mail": 1}},
@@ -198,7 +199,6 @@ def role(request: pytest.FixtureRequest, database: str) -> Iterator[str]:
 
 
 async def test_dbt(role: str, database: str, tmp_path: Path) -> None:
-    bin_ = programs("dbt")
     where = make_url(database)
     profile = _PROFILE | {
         "host": where.host or where.query["host"],
@@ -224,7 +224,7 @@ async def test_dbt(role: str, database: str, tmp_path: Path) -> None:
 
     def build(code: int = 0) -> str:
         given = {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}
-        return run(bin_ / "dbt", "build", home=tmp_path, code=code, given=given)
+        return run("dbt/dbt", "build", home=tmp_path, code=code, given=given)
 
     with ExitStack() as stack:
         session, late = (stack.enter_context(psycopg.connect(database)) for _ in range(2))
