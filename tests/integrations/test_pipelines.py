@@ -25,11 +25,11 @@ from spark.archived import archive
 from support.database import until
 
 PAGE = DOCS / "integrations/pipelines.md"
-TOOLS = Path(os.environ.get("NOTIFYQ_PIPELINES", "none"))
+ENVIRONMENTS = Path(os.environ.get("NOTIFYQ_PIPELINES", "none"))
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        not TOOLS.is_dir(),
+        not ENVIRONMENTS.is_dir(),
         reason="Airflow, Dagster and dbt have environments of their own, which "
         "`.ci/run --all --step pipelines` makes",
     ),
@@ -45,7 +45,7 @@ def example(language: str, tool: str) -> str:
 def run(program: str, *args: str, home: Path, code: int = 0, given: Mapping[str, str]) -> str:
     """Run TOOL/PROGRAM with the environment of the tool active, and return its output."""
     tool, _, name = program.partition("/")
-    programs = TOOLS / tool / "bin"
+    programs = ENVIRONMENTS / tool / "bin"
     kept = {
         variable: value
         for variable, value in os.environ.items()
