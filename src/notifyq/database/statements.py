@@ -241,6 +241,7 @@ where a.pid = $1
   and a.backend_start = $2
 """
 RUN_BROKER = "call messages.run_broker(idle => interval '0')"
+LOCK_RELAY = "select pg_try_advisory_lock(hashtextextended($1, 7305427014))"
 LOCK_BROKER = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
 WANT_BROKER = "select notifyq.want_broker(role => session_user, wanted => true)"
 BROKER_OF = "select session_user::text as role, current_database()::text as database"
