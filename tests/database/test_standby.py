@@ -14,8 +14,10 @@ from database.pairs import Pair
 from extremes.reading import read_metrics, read_pages, run_commands
 from notifyq import App, DatabaseUnavailableError
 from notifyq.database.pool import Database
+from notifyq.notify.listener import Listener
 from notifyq.streams.tail import Tail
-from support.database import Connection, session, until_equal
+from notifyq.telemetry import ListenerConnected
+from support.database import Connection, session, until, until_equal
 from support.running import Events
 
 FILLED = """
@@ -92,3 +94,25 @@ async def test_a_standby_refuses_what_writes_and_unlogged_queues(pair: Pair) -> 
             assert "unlogged" in command.refused("queues", "ls")
             command.good("ls", "--finished")
             command.good("stream", "ls")
+
+
+async def test_a_reader_listens_once_its_standby_is_promoted(pair: Pair) -> None:
+    heard: list[str] = []
+    events = Events()
+    database = Database(pair.standby.dsn)
+    listener = Listener(
+        database,
+        ["new_event"],
+        lambda channel, payload: heard.append(f"{channel} {payload}"),
+        name="notifyq reader",
+        telemetry=events,
+        ping=0.1,
+        reads_only=True,
+    )
+    async with database, listener:
+        assert not listener.delivers
+        await pair.standby.promote()
+        await events.wait(ListenerConnected, 1, again=True)
+        async with session(pair.standby.dsn) as connection:
+            await connection.execute("select pg_notify('new_event', 'news:1')")
+            await until(lambda: "new_event news:1" in heard, "it is notified")
