@@ -97,13 +97,13 @@ async def test_a_standby_refuses_what_writes_and_unlogged_queues(pair: Pair) -> 
 
 
 async def test_a_reader_listens_once_its_standby_is_promoted(pair: Pair) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     events = Events()
     database = Database(pair.standby.dsn)
     listener = Listener(
         database,
         ["new_event"],
-        lambda channel, payload: heard.append(f"{channel} {payload}"),
+        lambda channel, payload: received.append(f"{channel} {payload}"),
         name="notifyq reader",
         telemetry=events,
         ping=0.1,
@@ -115,4 +115,4 @@ async def test_a_reader_listens_once_its_standby_is_promoted(pair: Pair) -> None
         await events.wait(ListenerConnected, 1, again=True)
         async with session(pair.standby.dsn) as connection:
             await connection.execute("select pg_notify('new_event', 'news:1')")
-            await until(lambda: "new_event news:1" in heard, "it is notified")
+            await until(lambda: "new_event news:1" in received, "it is notified")
