@@ -53,17 +53,3 @@ def test_the_root_has_few_modules() -> None:
     folders = [path.parent for path in root.glob("*/__init__.py")]
     assert len(modules) <= 10, modules
     assert len(folders) <= 22, folders
-
-
-def test_the_contributing_page_lists_the_floors() -> None:
-    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
-    [contract] = [
-        c
-        for c in project["tool"]["importlinter"]["contracts"]
-        if c.get("containers") == ["notifyq"]
-    ]
-    page = (ROOT / "docs/internals/contributing.md").read_text(encoding="utf-8")
-    _, _, table = page.partition("| floor, from the top | what is there |\n| --- | --- |\n")
-    rows = table.partition("\n\n")[0].splitlines()
-    listed = [row.split(" | ")[0].removeprefix("| ").replace("`", "") for row in rows]
-    assert listed == [layer.replace(" | ", ", ") for layer in contract["layers"]]

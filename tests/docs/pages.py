@@ -47,6 +47,15 @@ class Block:
     language: str
     text: str
 
+    @property
+    def awaits(self) -> bool:
+        """Whether it awaits something at its top, which only a session can do."""
+        try:
+            compile(self.text, "", "exec", dont_inherit=True)
+        except SyntaxError:
+            return True
+        return False
+
 
 def blocks(page: Path, *languages: str) -> list[Block]:
     """Return the fenced blocks of a page in these languages, or in all."""

@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import base64
-import codeop
-import inspect
 import re
-import sys
 from contextlib import ExitStack
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
-from types import CodeType, ModuleType
 
-import asyncpg
 import pytest
 
 from docs.pages import DOCS, PAGES, Block, blocks, commands, page_id
-from notifyq import App
+from docs.reader import Reader
 from notifyq.cli import main as cli
 from relay.arrivals import SUBSCRIBE, jetstream
 from support.brokers import nats_server
 from support.database import Connection
 
 # Some need more packages: tests/spark runs them. test_tutorial.py runs its own, and what the page
-# on Django shows are parts of workers/django_shop, which tests/integrations runs.
-APART = {"django", "lake", "loads", "spark", "tutorial"}
+# on Django shows are parts of workers/django_shop, which tests/integrations runs. Airflow, Dagster
+# and dbt run theirs there, too.
+APART = {"django", "lake", "loads", "pipelines", "spark", "tutorial"}
 PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
 SQL = [page for page in PAGES if blocks(page, "sql") and page.stem != "tutorial"]
 
-
-def sessions(page: Path) -> list[Block]:
-    """Return the blocks that await something at their top, which only a session can do."""
-    return [block for block in blocks(page, "python") if _awaits(block.text)]
-
-
-def _awaits(text: str) -> bool:
-    try:
-        compile(text, "", "exec", dont_inherit=True)
-    except SyntaxError:
-        return True
-    return False
-
-
-SESSIONS = [page for page in PAGES if sessions(page)]
 
 # What a server with pg_cron has; for the examples it need not work.
 _CRON = """
@@ -84,81 +64,57 @@ THERE = {
 
 
 @pytest.mark.parametrize("page", SQL, ids=page_id)
-async def test_sql_runs(page: Path, connection: Connection) -> None:
+async def test_sql_runs(page: Path, database: str, connection: Connection, tmp_path: Path) -> None:
     await connection.fetchval("select messages.create_queue('billing')")
-    # Roles belong to the server, not to the database of the test: all of it is rolled back.
-    await connection.execute("begin")
-    await connection.execute(_CRON + THERE.get(page.stem, ""))
-    for block in blocks(page, "sql"):
-        text = re.sub(r"^(begin|commit);$", "", block.text, flags=re.MULTILINE)
-        try:
-            await connection.execute(text)
-        except asyncpg.PostgresError as error:
-            pytest.fail(f"{page.name}, line {block.line}: {error}")
-    await connection.execute("rollback")
+    reader = Reader(tmp_path, database)
+    # Roles belong to the server, not to the database of the test: nothing of it is committed.
+    found = [
+        replace(block, text=re.sub(r"^(begin|commit);$", "", block.text, flags=re.MULTILINE))
+        for block in blocks(page, "sql")
+    ]
+    reader.query(found, f"begin; {_CRON} {THERE.get(page.stem, '')}")
+
+
+# What the text around the examples assumes.
+_GIVEN = """
+import asyncio, asyncpg, os
+from datetime import timedelta
+
+app_dsn = hub_dsn = os.environ["NOTIFYQ_DSN"]
+nats_url = os.environ.get("NATS_URL")
+connection = await asyncpg.connect(app_dsn)
+"""
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=page_id)
 async def test_python_runs(
-    page: Path, database: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    page: Path, database: str, connection: Connection, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NOTIFYQ_DSN", database)
     await connection.fetchval("select messages.create_queue('billing', max_attempts => 5)")
-    # What the text around the examples assumes.
-    module = ModuleType(f"docs_{page.stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    given = vars(module)
-    given.update(connection=connection, timedelta=timedelta, app_dsn=database, hub_dsn=database)
     if page.stem == "relay":
         await connection.execute(
             "select messages.create_queue('incoming'), messages.create_queue('large'), "
             "messages.publish('billing', '{\"test\": false, \"total\": 2000}')"
         )
-    servers = ExitStack()
-    if page.stem == "brokers":
-        await connection.execute(SUBSCRIBE)
-        given["nats_url"] = url = servers.enter_context(nats_server()).url
-        async with jetstream(url) as there:
-            await there.add_stream(name="orders", subjects=["orders.>"])
-    try:
-        for block in blocks(page, "python"):
-            # In a thread where nothing is awaited: calls that block refuse to where a loop runs.
-            result = await asyncio.to_thread(eval, compiled(block), given)
-            if inspect.isawaitable(result):
-                await result
-    finally:
-        servers.close()
-        for app in [value for value in given.values() if isinstance(value, App)]:
-            await app.close()
+    reader = Reader(tmp_path, database)
+    with ExitStack() as servers:
+        if page.stem == "brokers":
+            await connection.execute(SUBSCRIBE)
+            url = reader.environment["NATS_URL"] = servers.enter_context(nats_server()).url
+            async with jetstream(url) as there:
+                await there.add_stream(name="orders", subjects=["orders.>"])
+        await asyncio.to_thread(reader.session, blocks(page, "python"), _GIVEN)
 
 
-@pytest.mark.parametrize("page", SESSIONS, ids=page_id)
-def test_sessions_can_be_pasted(page: Path) -> None:
-    """As `python -m asyncio` reads them: line by line, where a blank line ends a statement."""
-    for block in sessions(page):
-        console = codeop.CommandCompiler()
-        console.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        lines: list[str] = []
-        for number, line in enumerate([*block.text.splitlines(), ""]):
-            lines.append(line)
-            try:
-                code = console("\n".join(lines), str(page), "single")
-            except SyntaxError as error:
-                pytest.fail(f"{page.name}, line {block.line + number}: {error}")
-            if code is not None:
-                lines.clear()
-        assert not lines, f"{page.name}, line {block.line}: {lines[0]!r} does not end"
-
-
-def compiled(block: Block) -> CodeType:
-    code: CodeType = compile(
-        "\n" * (block.line - 1) + block.text,  # an error names the line of the page
-        str(block.page),
-        "exec",
-        flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-        dont_inherit=True,
-    )
-    return code
+@pytest.mark.parametrize(
+    "text",
+    ["1 / 0\n", "await asyncio.sleep(0)\n1 / 0\n", "if await one():\n    a = 1\n\n    b = 2\n"],
+    ids=["file", "session", "blank line in a session"],
+)
+def test_a_wrong_example_is_found(text: str, tmp_path: Path) -> None:
+    block = Block(PAGES[0], 1, "python", text)
+    with pytest.raises(AssertionError, match=r"(ZeroDivision|Indentation)Error"):
+        Reader(tmp_path, "").session([block], "import asyncio")
 
 
 @pytest.mark.parametrize("page", SHELL, ids=page_id)
@@ -195,55 +151,27 @@ async def prepared(database: str, connection: Connection) -> str:
     return database
 
 
-# Not async: a command runs an event loop of its own, and some need the main thread.
-def test_the_examples_of_commands_work(
-    prepared: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("NOTIFYQ_DSN", prepared)
-    monkeypatch.chdir(tmp_path)  # some write files
-    monkeypatch.setenv("NOTIFYQ_KEYS", f"k1:{base64.b64encode(bytes(32)).decode()}")
-    page = DOCS / "reference/commands.md"
-    lines = tmp_path / "lines"
-    lines.write_text("1\n2\n")
+# These run until a signal, have a server of their own, or need another queue or more packages.
+_LONG = re.compile(
+    r"notifyq (worker|broker|server|demo|bench|chaos|import|relay|dashboard|mcp|metrics|report|"
+    r"spark|dead watch|stream tail|top(?! --once))|--follow|server url|"
+    # They need the app of the examples, and make a login of the server.
+    r"schedules apply|roles create|ping --as"
+)
+
+
+@pytest.mark.timeout(300)  # not async: the commands are processes
+def test_the_examples_of_commands_work(prepared: str, tmp_path: Path) -> None:
+    key = base64.b64encode(bytes(32)).decode()
+    reader = Reader(tmp_path, prepared, NOTIFYQ_KEYS=f"k1:{key}")
+    (tmp_path / "lines").write_text("1\n2\n")
     ran = 0
-    for line, args in commands(page):
-        # These run until they are stopped, have a server of their own, or need another queue or
-        # more packages.
-        is_long = args[0] in {
-            "worker",
-            "broker",
-            "server",
-            "demo",
-            "bench",
-            "chaos",
-            "import",
-            "relay",
-            "dashboard",
-            "mcp",
-            "metrics",
-            "report",
-            "spark",
-        }
-        # These run until a signal, need the app of the examples, or make a login of the server.
-        if is_long or " ".join(args[:2]) in {
-            "dead watch", "schedules apply", "stream tail", "roles create",
-        }:  # fmt: skip
+    for line, _ in commands(DOCS / "reference/commands.md"):
+        if _LONG.search(line):
             continue
-        if args[0] == "ping" and "--as" in args:
-            continue
-        if args[0] == "top" and "--once" not in args:  # there is no terminal
-            continue
-        with lines.open() as stdin:
-            monkeypatch.setattr(sys, "stdin", stdin)
-            if "--subscriber" in args:  # the page has dropped that stream
-                cli._invoke(["stream", "create", "orders"], debug=False)
-                cli._invoke(["stream", "subscribe", "orders", "warehouse"], debug=False)
-            code = cli._invoke(args, debug=False)
-        output = capfd.readouterr()
+        if "--subscriber" in line:  # the page has dropped that stream
+            reader.shell("notifyq stream create orders; notifyq stream subscribe orders warehouse")
         # No dead message of this test has such an error.
-        assert code == ("--fingerprint" in args), f"{line}: {output.out}{output.err}"
+        reader.shell(f"! {line}" if "--fingerprint" in line else f"({line}) < lines")
         ran += 1
     assert ran > 30

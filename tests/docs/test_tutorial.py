@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from docs.pages import DOCS, blocks
+from docs.reader import Reader
 from support.database import session, until_equal
 
 PAGE = DOCS / "start/tutorial.md"
@@ -22,23 +20,17 @@ _WORKER = "notifyq worker shop:app"
 _DUE = "select count(*) from messages.message where available_at < now() + interval '20 seconds'"
 
 
-class Reader:
-    """Somebody who follows the page: files, one worker, commands, sessions."""
+class Customer(Reader):
+    """A reader with one worker, which starts again with each change of its file."""
 
     def __init__(self, folder: Path, dsn: str, server: str) -> None:
-        self._folder = folder
-        self._dsn = dsn
+        super().__init__(folder, dsn, NOTIFYQ_TEST_DSN=server)
         self._worker: subprocess.Popen[str] | None = None
-        self._env = os.environ | {
-            "NOTIFYQ_DSN": dsn,
-            "NOTIFYQ_TEST_DSN": server,
-            "PYTHONUNBUFFERED": "1",
-        }
         self.output: dict[str, str] = {}
 
     def write(self, name: str, text: str, mode: str) -> None:
         """Write a file or add to it; the worker starts again with it."""
-        with (self._folder / name).open(mode, encoding="utf-8") as file:
+        with (self.folder / name).open(mode, encoding="utf-8") as file:
             file.write(f"\n\n{text}")
         if self._worker is not None and name == "shop.py":
             self.stop_worker()
@@ -46,9 +38,12 @@ class Reader:
 
     def start_worker(self) -> None:
         """Start the worker, and wait until it is ready."""
-        args = [sys.executable, "-m", *shlex.split(_WORKER)]
         self._worker = subprocess.Popen(
-            args, cwd=self._folder, env=self._env, stderr=subprocess.PIPE, text=True
+            ["bash", "-c", f"exec {_WORKER}"],
+            cwd=self.folder,
+            env=self.environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self._worker.stderr is not None
         lines = []
@@ -69,55 +64,21 @@ class Reader:
         if line == _WORKER:
             self.start_worker()
         elif not line.startswith(_SKIPPED):
-            program, *args = shlex.split(line)
-            modules = ["-m", "notifyq"] if program == "notifyq" else []
-            self.output[line] = self._ended([*modules, *args])
-
-    def ask(self, text: str) -> None:
-        """Type a block into `python -m asyncio`."""
-        self.output[text] = self._ended(["-m", "asyncio"], f"{text}\n")
-        assert "Traceback" not in self.output[text], self.output[text]
-
-    def query(self, text: str) -> None:
-        """Run statements; roles belong to the server, so their creation is rolled back."""
-
-        async def query() -> None:
-            async with session(self._dsn) as connection:
-                transaction = connection.transaction()
-                await transaction.start()
-                await connection.execute(text)
-                await (transaction.rollback() if "role" in text else transaction.commit())
-
-        asyncio.run(query())
+            self.output[line] = self.shell(line)
 
     def wait(self) -> None:
         """Wait until no message is due."""
 
         async def wait() -> None:
-            async with session(self._dsn) as connection:
+            async with session(self.dsn) as connection:
                 await until_equal(lambda: connection.fetchval(_DUE), 0, "no message is due")
 
         asyncio.run(wait())
 
-    def _ended(self, args: list[str], text: str | None = None) -> str:
-        done = subprocess.run(
-            [sys.executable, *args],
-            cwd=self._folder,
-            env=self._env,
-            input=text,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, f"{args}: {done.stdout}"
-        return done.stdout
-
 
 @pytest.mark.timeout(180)  # not async: the commands are processes
 def test_the_tutorial_works(database: str, server: str, tmp_path: Path) -> None:
-    reader = Reader(tmp_path, database, server)
+    reader = Customer(tmp_path, database, server)
     try:
         for block in blocks(PAGE, "sh", "python", "sql"):
             first, _, rest = block.text.partition("\n")
@@ -126,9 +87,9 @@ def test_the_tutorial_works(database: str, server: str, tmp_path: Path) -> None:
             elif first.startswith("# "):
                 reader.write(first.removeprefix("# "), rest, "w")
             elif block.language == "python":
-                reader.ask(block.text)
+                reader.output[block.text] = reader.session([block])
             elif block.language == "sql":
-                reader.query(block.text)
+                reader.query([block])
             else:
                 for line in block.text.splitlines():
                     reader.run(line)

@@ -1,4 +1,4 @@
-"""What NATS denies or would close the connection for is refused at once."""
+"""What NATS denies or would close the connection for is not tried without end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_names_of_headers_count_for_the_size_of_an_event(to_nats: There) -
     assert answers[1] is True
 
 
-async def test_a_user_that_may_not_read_answers_is_refused() -> None:
+async def test_a_user_that_may_not_read_answers_gets_an_error() -> None:
     with nats_server(_DENIES) as server:
         host = server.url.partition("//")[2]
         async with jetstream(f"nats://owner:owner@{host}") as context:

@@ -123,7 +123,7 @@ def test_infinite_instants_become_the_last_or_the_first(
     database: str, session: Connection[Any], tmp_path: Path
 ) -> None:
     archive(session, 3)
-    # Rows of an archive that came from elsewhere; a guard of the tests keeps all others out.
+    # Rows of an archive that came from elsewhere: a check of the tests keeps all others out.
     session.execute("alter table messages.message_archive drop constraint guard_instants_ck")
     session.execute(
         "update messages.message_archive set available_at = case id "

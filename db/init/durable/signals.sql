@@ -135,7 +135,7 @@ begin
     values (
       signal.name, signal.id, signal.payload, clock_timestamp() + interval '1 day'
     );
-    perform notifyq.mark_durable(signal.id);
+    perform notifyq.mark_durable(array[signal.id]);
   end if;
   return notifyq.wake_waits(signal.name, signal.id);
 end;
@@ -182,7 +182,7 @@ begin
     perform notifyq.check_length('signal', s.name) from unnest(signals) as s (name);
     perform notifyq.check_duration('timeout', timeout);
     v_step.due_at := coalesce(clock_timestamp() + timeout, 'infinity');
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
     insert into notifyq.signal_wait (message_id, step, signal)
     select distinct v_message.id, v_step.name, s.name from unnest(signals) as s (name);
   end if;
