@@ -32,16 +32,19 @@ class Kafka(Broker):
             login = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN"}
             login["sasl.username"] = unquote(parts.username)
             login["sasl.password"] = unquote(parts.password or "")
-        self._config: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "bootstrap.servers": parts.netloc.rpartition("@")[2],
             "client.id": "notifyq relay",
-            # That of clients in Java: a key has the same partition from each program.
-            "partitioner": "murmur2_random",
-            "topic.metadata.propagation.max.ms": 5000,
             # Else it logs each attempt to connect, past the log of the relay.
             "log_level": 2,
             **login,
             **options,
+        }
+        self._config: dict[str, Any] = {
+            # That of clients in Java: a key has the same partition from each program.
+            "partitioner": "murmur2_random",
+            "topic.metadata.propagation.max.ms": 5000,
+            **self._options,
             "enable.idempotence": True,
             # Never: a message that is given up and sent again could be stored twice.
             "message.timeout.ms": 0,
@@ -59,7 +62,7 @@ class Kafka(Broker):
         try:
             await asyncio.to_thread(producer.list_topics, timeout=PATIENCE)
         except KafkaException as error:
-            raise self._unavailable(_text(error)) from None
+            raise self._unavailable(text_of_kafka(error)) from None
         self._is_up = True
 
     async def publish(self, messages: list[Outgoing]) -> list[Answer]:
@@ -83,7 +86,7 @@ class Kafka(Broker):
             try:
                 self._producer = Producer(self._config)
             except (KafkaException, ValueError) as error:
-                raise ConfigurationError(f"the URL of Kafka: {_text(error)}") from None
+                raise ConfigurationError(f"the URL of Kafka: {text_of_kafka(error)}") from None
         return self._producer
 
     def _produce(self, producer: Producer, message: Outgoing) -> None:
@@ -132,6 +135,6 @@ class Kafka(Broker):
         self._is_up = self._is_fatal = False
 
 
-def _text(error: Exception) -> str:
+def text_of_kafka(error: Exception) -> str:
     first = error.args[0] if error.args else error
     return first.str() if isinstance(first, KafkaError) else str(first)
