@@ -129,16 +129,12 @@ def relay(
     listen_dsn = listen_dsn_option(sys.argv[1:])
     here = _end(_dsn("SOURCE", source, source_file), pool_size, listen_dsn)
     there = _end(_dsn("TARGET", target, target_file), pool_size)
-    if isinstance(there, str) and (routes or accept_restored or remember is not None):
-        raise typer.BadParameter(
-            "a broker takes --stream, without --queue, --remember and --accept-restored"
-        )
-    if isinstance(here, str) and (
-        subscriptions or filter is not None or accept_restored or isinstance(there, str)
-    ):
-        raise typer.BadParameter(
-            "a broker gives --queue to a database, without --stream, --filter and --accept-restored"
-        )
+    _check_brokers(
+        here,
+        there,
+        from_broker=not (subscriptions or filter is not None or accept_restored),
+        to_broker=not (routes or accept_restored or remember is not None),
+    )
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
     database = next(it for it in (here, there) if isinstance(it, Database))
@@ -150,17 +146,7 @@ def relay(
             "settings": settings,
             "telemetry": metrics.beside(progress) if metrics else progress,
         }
-        make: dict[str, Callable[[], _AnyRelay]] = {}
-        if isinstance(here, Database):
-            for it in subscriptions:
-                name = f"stream {':'.join(it)!r}"
-                make[name] = partial(StreamRelay, here, there, *it, **options)
-            if isinstance(there, Database) and routes:
-                make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
-        elif isinstance(there, Database):
-            for each in routes.items():
-                name = f"queue {':'.join(each)!r}"
-                make[name] = partial(BrokerRelay, here, there, *each, **options)
+        make = _makers(here, there, routes, subscriptions, filter, options)
         relays = _Relays(make, progress.quiet, once=once)
         calm_collector()
         try:
@@ -175,6 +161,42 @@ def _end(address: str, pool_size: int, listen_dsn: str | None = None) -> Databas
         return address
     settings = DatabaseSettings.load(pool_size=pool_size)
     return Database(address, listen_dsn=listen_dsn, settings=settings, name="notifyq relay")
+
+
+def _check_brokers(
+    here: Database | str, there: Database | str, *, from_broker: bool, to_broker: bool
+) -> None:
+    """Raise where the options are not for a broker as the source or the target."""
+    if isinstance(there, str) and not to_broker:
+        raise typer.BadParameter(
+            "a broker takes --stream, without --queue, --remember and --accept-restored"
+        )
+    if isinstance(here, str) and (isinstance(there, str) or not from_broker):
+        raise typer.BadParameter(
+            "a broker gives --queue to a database, without --stream, --filter and --accept-restored"
+        )
+
+
+def _makers(
+    here: Database | str,
+    there: Database | str,
+    routes: dict[str, str],
+    subscriptions: list[list[str]],
+    filter: str | None,
+    options: dict[str, Any],
+) -> dict[str, Callable[[], _AnyRelay]]:
+    """What makes each of the relays, by its name in the log."""
+    make: dict[str, Callable[[], _AnyRelay]] = {}
+    if isinstance(here, Database):
+        for it in subscriptions:
+            make[f"stream {':'.join(it)!r}"] = partial(StreamRelay, here, there, *it, **options)
+        if isinstance(there, Database) and routes:
+            make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
+    elif isinstance(there, Database):
+        for each in routes.items():
+            name = f"queue {':'.join(each)!r}"
+            make[name] = partial(BrokerRelay, here, there, *each, **options)
+    return make
 
 
 class _Relays:

@@ -228,7 +228,7 @@ class BrokerRelay(BaseRelay):
         took = time.monotonic() - since
         self._note_moved(
             self.label,
-            len(received) - dropped - repeated,
+            len(received) - dropped,
             sent,
             lag=max(batch.age, took),
             took=took,

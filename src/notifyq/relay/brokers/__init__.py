@@ -1,4 +1,4 @@
-"""Message brokers as the target or the source of a relay: NATS JetStream, RabbitMQ and other AMQP, Kafka."""
+"""Message brokers at one end of a relay: NATS JetStream, RabbitMQ and other AMQP, Kafka."""
 
 from __future__ import annotations
 
@@ -57,5 +57,6 @@ def _class_of(address: str, direction: str) -> Any:
         if (error.name or "").partition(".")[0] == "notifyq":
             raise
         raise ConfigurationError(
-            f"a relay {direction} {scheme}:// needs one more package: pip install 'notifyq[{extra}]'"
+            f"a relay {direction} {scheme}:// needs one more package: "
+            f"pip install 'notifyq[{extra}]'"
         ) from None

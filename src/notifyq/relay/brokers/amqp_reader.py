@@ -11,7 +11,7 @@ from aio_pika.exceptions import AMQPError
 from aiormq.exceptions import ChannelAccessRefused, ChannelNotFoundEntity
 from pydantic_core import from_json, to_json
 
-from notifyq.errors import BrokerRefusedError, BrokerUnavailableError
+from notifyq.errors import BrokerRefusedError
 from notifyq.relay.brokers.amqp import Amqp
 from notifyq.relay.brokers.broker import KEY, PATIENCE, SUBJECT, Incoming
 
@@ -49,7 +49,7 @@ class AmqpReader(Amqp):
                 await self._channel.set_qos(prefetch_count=self._ahead)
                 self._queue = await self._channel.get_queue(self._name)
                 await self._queue.consume(self._inbox.put)
-        except Exception as error:
+        except _FAILED as error:
             await self.close()
             raise self._explained(error) from None
 
@@ -64,7 +64,7 @@ class AmqpReader(Amqp):
                 # This also finds out that the queue or the connection is gone.
                 async with asyncio.timeout(PATIENCE):
                     left = await self._channel.declare_queue(self._name, passive=True)
-            except Exception as error:
+            except _FAILED as error:
                 raise self._explained(error) from None
             self.has_more = bool(left.declaration_result.message_count)
         while self._taken and len(self._taken) < quantity and not self._inbox.empty():
@@ -85,8 +85,6 @@ class AmqpReader(Amqp):
     def _explained(self, error: Exception) -> Exception:
         if isinstance(error, ChannelNotFoundEntity | ChannelAccessRefused):
             return BrokerRefusedError(str(error))
-        if isinstance(error, BrokerUnavailableError) or not isinstance(error, _FAILED):
-            return error
         return self._unavailable(error)
 
     def _incoming(self, message: AbstractIncomingMessage) -> Incoming:
