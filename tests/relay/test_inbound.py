@@ -68,7 +68,7 @@ async def test_messages_that_are_delivered_again_are_known(
     database: str, connection: Connection, there: From, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection breaks between the commit and the acknowledgement."""
-    broken = []
+    broken: list[int] = []
 
     def breaking(*args: Any) -> Reader:
         made = reader_of(*args)
@@ -183,6 +183,7 @@ async def test_a_transformation_changes_routes_drops_and_fails(
     assert sorted(await payloads(connection, "inbox")) == [101, 105]
     assert await payloads(connection, "large") == [4]
     dead = await connection.fetchrow("select message, details from messages.dead_message")
+    assert dead is not None
     assert tuple(dead) == (3, "the transformation of the relay failed: three")
 
 

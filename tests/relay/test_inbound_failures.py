@@ -32,6 +32,13 @@ async def _made(connection: Connection) -> None:
     )
 
 
+@pytest.fixture
+def there(request: pytest.FixtureRequest) -> There:
+    """Give a place at the broker that a test names."""
+    made: There = request.getfixturevalue(f"to_{request.param}")
+    return made
+
+
 async def end_sessions(connection: Connection) -> None:
     """End the sessions of a killed relay, whose transactions are open until the server notices."""
     await connection.execute(
@@ -41,12 +48,11 @@ async def end_sessions(connection: Connection) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kind", ["nats", "amqp"])
+@pytest.mark.parametrize("there", ["nats", "amqp"], indirect=True)
 async def test_a_relay_is_killed_at_every_step(
-    database: str, connection: Connection, kind: str, request: pytest.FixtureRequest
+    database: str, connection: Connection, there: There
 ) -> None:
     """Each relay is killed one step later than the last one, and the next one continues."""
-    there: There = request.getfixturevalue(f"to_{kind}")
     program = Path(__file__).with_name("killed_inbound.py")
     steps, sent = await dying(program, there.url, database, "orders", there.to)
     assert steps > 8
@@ -56,14 +62,13 @@ async def test_a_relay_is_killed_at_every_step(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["amqp", "kafka"])
+@pytest.mark.parametrize("there", ["amqp", "kafka"], indirect=True)
 async def test_the_command_is_killed_in_the_middle(
-    database: str, connection: Connection, kind: str, request: pytest.FixtureRequest
+    database: str, connection: Connection, there: There
 ) -> None:
-    there: There = request.getfixturevalue(f"to_{kind}")
     await connection.execute("select messages.alter_queue('inbox', payload_schema => '{}')")
     await send(there.url, there.to, *range(NUMBERS))
-    url = there.url + "&session.timeout.ms=6000" * (kind == "kafka")
+    url = there.url + "&session.timeout.ms=6000" * there.url.startswith("kafka")
     args = url, database, "--queue", f"{there.to}:inbox", "--batch", "100"
     async with command(*args) as program:
         await until(lambda: has_some(connection), "some are there", 40)
