@@ -28,7 +28,7 @@ NUMBERS = 3000
 @pytest.fixture(autouse=True)
 async def _made(connection: Connection) -> None:
     await connection.execute(
-        """select messages.create_queue('inbox', payload_schema => '{"maximum": 1000}')"""
+        """select messages.create_queue('inbox', payload_schema => '{"maximum": 999}')"""
     )
 
 
@@ -56,9 +56,9 @@ async def test_a_relay_is_killed_at_every_step(
     program = Path(__file__).with_name("killed_inbound.py")
     steps, sent = await dying(program, there.url, database, "orders", there.to)
     assert steps > 8
-    assert sorted(await payloads(connection, "inbox")) == [0, *range(1, sent)]
+    assert sorted(await payloads(connection, "inbox")) == list(range(sent))
     dead = await connection.fetch("select message from messages.dead_message order by message")
-    assert [row["message"] for row in dead] == list(range(1001, sent + 1000))
+    assert [row["message"] for row in dead] == list(range(1000, sent + 1000))
 
 
 @pytest.mark.timeout(120)
