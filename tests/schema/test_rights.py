@@ -39,6 +39,7 @@ PUBLISH = [
         )
     ),
     "select notifyq.receive_many('s', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    "select notifyq.receive_dead('s', '1', 'default', '1', null, '{}', null, 'd')",
     "select notifyq.relay_target()",
     "insert into notifyq.load_row (attempt, position, queue, message) values (1, 1, 'q', '1')",
     "select notifyq.check_targets('{default}')",

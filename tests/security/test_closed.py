@@ -56,6 +56,7 @@ REFUSED = {
         "receive_many": "select notifyq.receive_many('s', '{{1}}', '{{q}}', array['1']::jsonb[], "
         "'{{0}}', '{{null}}', array['{{}}']::jsonb[], '{{null}}', '{{null}}', '{{null}}', "
         "'{{null}}')",
+        "receive_dead": "select notifyq.receive_dead('s', '1', 'q', '1', null, '{{}}', null, 'd')",
     },
     "worker": {
         "result": "select messages.result({m})",

@@ -33,7 +33,7 @@ begin
       ('publisher', 'messages', 'publish publish_many is_duplicate enqueue payload_schema'),
       -- A trigger, and the rule of a view, call them with the rights of the role that inserts.
       ('publisher', 'notifyq', 'check_inserted admit_event'),
-      ('publisher', 'notifyq', 'noted_duplicates receive_many relay_target'),
+      ('publisher', 'notifyq', 'noted_duplicates receive_many receive_dead relay_target'),
       -- A table can be captured by its owner, who needs the right to publish into the stream.
       ('publisher', 'messages', 'capture capture_sql uncapture captures'),
       ('publisher', 'notifyq', 'capture_rows capture_updates capture_each'),

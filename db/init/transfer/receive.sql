@@ -4,7 +4,7 @@
 -- write the receipt of a message that it has never seen, and the message would be lost.
 --
 -- raises: NQ001 queue not found, NQ003 invalid argument, NQ007 no right to the queue, NQ008 over a
--- limit, NQ010 queue full, NQ905 receipts lost
+-- limit, NQ010 queue full, NQ024 stream paused, NQ905 receipts lost
 
 create or replace function messages.receive(source text, messages jsonb)
   returns messages.receipt_report language plpgsql security definer
@@ -109,6 +109,68 @@ begin
   return v_is_there::integer;
 end;
 $$;
+
+-- Keep a message that its queue or stream refuses, as a dead one, with a receipt.
+create or replace function notifyq.receive_dead(
+  source text,
+  "position" text,
+  queue text,
+  message jsonb,
+  type text,
+  headers jsonb,
+  key text,
+  details text,
+  remember interval default '90 days'
+)
+  returns bigint language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_role text := notifyq.calling_role();
+  v_id bigint;
+begin
+  perform notifyq.check_positive('remember', receive_dead.remember);
+  perform notifyq.check_target(receive_dead.queue);
+  -- No plaintext is kept where the database refuses it.
+  perform notifyq.check_envelope(receive_dead.queue, 'payload', receive_dead.message)
+  where exists (
+    select from messages.queue as q where q.name = receive_dead.queue and q.encrypted
+    union all
+    select from messages.stream as s where s.name = receive_dead.queue and s.encrypted
+  );
+  insert into notifyq.relay_receipt as r (role, source, position, forget_at)
+  values (
+    v_role, receive_dead.source, receive_dead.position, clock_timestamp() + receive_dead.remember
+  )
+  on conflict do nothing;
+  if found then
+    v_id := notifyq.archive_event(
+      receive_dead.queue, null, null, clock_timestamp(), receive_dead.type, receive_dead.key,
+      receive_dead.message, receive_dead.headers, 1, receive_dead.details, 'rejected'
+    );
+    update notifyq.relay_receipt as r
+    set message_id = v_id
+    where r.role = v_role
+      and r.source = receive_dead.source
+      and r.position = receive_dead.position;
+  end if;
+  return (
+    select r.message_id
+    from notifyq.relay_receipt as r
+    where r.role = v_role
+      and r.source = receive_dead.source
+      and r.position = receive_dead.position
+  );
+end;
+$$;
+comment on function notifyq.receive_dead(
+  text, text, text, jsonb, text, jsonb, text, text, interval
+) is
+  'Archive a message that receive_many() refused, as a dead message of its queue or stream with '
+  'the reason in details, once: a message for which the same role has a receipt is left out. '
+  'Returns its id. Raises NQ001 for an unknown queue, NQ003 for plaintext where the queue is '
+  'encrypted, NQ007 for a queue without the right to publish, NQ024 for a paused stream.';
 
 -- Delete old receipts and marks.
 create or replace function notifyq.forget_receipts(quantity integer)

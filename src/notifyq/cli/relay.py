@@ -1,4 +1,4 @@
-"""`notifyq relay`: move messages to another database or a broker until a signal stops it."""
+"""`notifyq relay`: move messages between databases and brokers until a signal stops it."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import typer
 
@@ -39,6 +39,7 @@ from notifyq.errors import ConfigurationError
 from notifyq.operations.texts import span
 from notifyq.printable import printable
 from notifyq.relay import (
+    BrokerRelay,
     Relay,
     RelayMoved,
     RelayRefused,
@@ -51,6 +52,8 @@ from notifyq.telemetry import TelemetryEvent, log_events
 
 log = logging.getLogger("notifyq.relay")
 
+_AnyRelay: TypeAlias = Relay | StreamRelay | BrokerRelay
+
 _EVERY = 10.0
 """Seconds between two lines of progress."""
 _PAUSE = 5.0
@@ -61,7 +64,7 @@ _SHOWN = 10
 
 def relay(
     source: str | None = typer.Argument(
-        None, metavar="[SOURCE]", help="DSN of the database to take from."
+        None, metavar="[SOURCE]", help="DSN of the database to take from, or URL of a broker."
     ),
     target: str | None = typer.Argument(
         None,
@@ -70,7 +73,10 @@ def relay(
         "kafka://.",
     ),
     queue: list[str] | None = repeated(
-        "Queue to move, and its name at the target", "--queue", "-q", metavar="QUEUE[:TARGET]"
+        "Queue (of a broker: stream, queue or topic) to move, and its name at the target",
+        "--queue",
+        "-q",
+        metavar="QUEUE[:TARGET]",
     ),
     stream: list[str] | None = repeated(
         "Subscription to move, and the target's queue, stream, subject or topic",
@@ -105,7 +111,7 @@ def relay(
     log_format: LogFormatOption = "text",
     as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
-    """Move messages to another database or to a message broker.
+    """Move messages to another database, to a message broker, or from one.
 
     It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and a
     database receives none twice. The first signal: claim no more and end what is under way. The
@@ -122,28 +128,22 @@ def relay(
         raise ConfigurationError(f"there is no function {transform!r}")
     settings = RelaySettings.load(batch=batch, in_flight=in_flight, remember=remember, grace=grace)
     pool_size = settings.in_flight + 2
-    here = Database(
-        _dsn("SOURCE", source, source_file),
-        # NOTIFYQ_LISTEN_DSN is for another database.
-        listen_dsn=listen_dsn_option(sys.argv[1:]),
-        settings=DatabaseSettings.load(pool_size=pool_size),
-        name="notifyq relay",
+    # NOTIFYQ_LISTEN_DSN is for another database.
+    listen_dsn = listen_dsn_option(sys.argv[1:])
+    here = _end(_dsn("SOURCE", source, source_file), pool_size, listen_dsn)
+    there = _end(_dsn("TARGET", target, target_file), pool_size)
+    _check_brokers(
+        here,
+        there,
+        from_broker=not (subscriptions or filter is not None or accept_restored),
+        to_broker=not (routes or accept_restored or remember is not None),
     )
-    to = _dsn("TARGET", target, target_file)
-    there: Database | str = to
-    if not is_broker(to):
-        there = Database(
-            to, settings=DatabaseSettings.load(pool_size=pool_size), name="notifyq relay"
-        )
-    elif routes or accept_restored or remember is not None:
-        raise typer.BadParameter(
-            "a broker takes --stream, without --queue, --remember and --accept-restored"
-        )
-    if create_queues and not routes:
-        raise typer.BadParameter("--create-queues is for --queue")
+    if create_queues and (not routes or isinstance(here, str)):
+        raise typer.BadParameter("--create-queues is for --queue of a database")
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
-    with serve_metrics(scrapes, "RelayMetrics", here) as metrics:
+    database = next(it for it in (here, there) if isinstance(it, Database))
+    with serve_metrics(scrapes, "RelayMetrics", database) as metrics:
         options: dict[str, Any] = {
             "transform": function,
             "once": once,
@@ -151,14 +151,8 @@ def relay(
             "settings": settings,
             "telemetry": metrics.beside(progress) if metrics else progress,
         }
-        make: dict[str, Callable[[], Relay | StreamRelay]] = {
-            f"stream {':'.join(it)!r}": partial(StreamRelay, here, there, *it, **options)
-            for it in subscriptions
-        }
-        if isinstance(there, Database) and routes:
-            make["queues"] = partial(
-                Relay, here, there, routes, filter=filter, create_queues=create_queues, **options
-            )
+        of_queues = {"filter": filter, "create_queues": create_queues}
+        make = _makers(here, there, routes, subscriptions, options, of_queues)
         relays = _Relays(make, progress.quiet, once=once)
         calm_collector()
         try:
@@ -167,17 +161,61 @@ def relay(
             progress.end(relays.counts)
 
 
+def _end(address: str, pool_size: int, listen_dsn: str | None = None) -> Database | str:
+    """One end of a relay: a database, or the URL of a broker."""
+    if is_broker(address):
+        return address
+    settings = DatabaseSettings.load(pool_size=pool_size)
+    return Database(address, listen_dsn=listen_dsn, settings=settings, name="notifyq relay")
+
+
+def _check_brokers(
+    here: Database | str, there: Database | str, *, from_broker: bool, to_broker: bool
+) -> None:
+    """Raise where the options are not for a broker as the source or the target."""
+    if isinstance(there, str) and not to_broker:
+        raise typer.BadParameter(
+            "a broker takes --stream, without --queue, --remember and --accept-restored"
+        )
+    if isinstance(here, str) and (isinstance(there, str) or not from_broker):
+        raise typer.BadParameter(
+            "a broker gives --queue to a database, without --stream, --filter and --accept-restored"
+        )
+
+
+def _makers(
+    here: Database | str,
+    there: Database | str,
+    routes: dict[str, str],
+    subscriptions: list[list[str]],
+    options: dict[str, Any],
+    of_queues: dict[str, Any],
+) -> dict[str, Callable[[], _AnyRelay]]:
+    """What makes each of the relays, by its name in the log."""
+    make: dict[str, Callable[[], _AnyRelay]] = {}
+    if isinstance(here, Database):
+        for it in subscriptions:
+            make[f"stream {':'.join(it)!r}"] = partial(StreamRelay, here, there, *it, **options)
+        if isinstance(there, Database) and routes:
+            make["queues"] = partial(Relay, here, there, routes, **of_queues, **options)
+    elif isinstance(there, Database):
+        for each in routes.items():
+            name = f"queue {':'.join(each)!r}"
+            make[name] = partial(BrokerRelay, here, there, *each, **options)
+    return make
+
+
 class _Relays:
     """Relays beside each other: one that the server refuses is tried again, the others go on."""
 
     def __init__(
-        self, make: Mapping[str, Callable[[], Relay | StreamRelay]], quiet: set[str], *, once: bool
+        self, make: Mapping[str, Callable[[], _AnyRelay]], quiet: set[str], *, once: bool
     ) -> None:
         self.counts = Counter[str]()
         self._make = make
         self._quiet = quiet
         self._once = once
-        self._running: dict[str, Relay | StreamRelay] = {}
+        self._running: dict[str, _AnyRelay] = {}
         self._failing: set[str] = set()
         self._refusals = Refusals(log)
         self._stopping = asyncio.Event()
@@ -221,7 +259,7 @@ class _Relays:
                 async with asyncio.timeout(_PAUSE):
                     await self._stopping.wait()
 
-    async def _note_works(self, name: str, each: Relay | StreamRelay) -> None:
+    async def _note_works(self, name: str, each: _AnyRelay) -> None:
         await each.works.wait()
         self._quiet.discard(each.name)
         self._failing.discard(name)

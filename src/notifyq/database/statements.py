@@ -294,6 +294,11 @@ select r.* from notifyq.receive_many(source => $1, positions => $2, queues => $3
   keys => $8, dedup_keys => $9, dedup_scopes => $10, max_attempts => $11, after => $12,
   remember => $13) as r
 """
+RECEIVE_DEAD = """
+select notifyq.receive_dead(source => $1, \"position\" => $2, queue => $3,
+  message => $4::text::jsonb, type => $5, headers => $6::text::jsonb, key => $7, details => $8,
+  remember => $9)
+"""
 IS_FOREIGN = "select notifyq.is_foreign(notifyq.current_origin())"
 ADOPT = "select messages.adopt()"
 

@@ -13,11 +13,13 @@ from notifyq.relay.events import (
     RelayStarted,
     RelayStopped,
 )
+from notifyq.relay.inbound import BrokerRelay
 from notifyq.relay.message import RelayMessage, Transform, Transformed
 from notifyq.relay.relay import Relay
 from notifyq.relay.stream import StreamRelay
 
 __all__ = [
+    "BrokerRelay",
     "Relay",
     "RelayMessage",
     "RelayMoved",

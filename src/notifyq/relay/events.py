@@ -46,7 +46,10 @@ class RelayRefused(
     sentence="the target refuses message {message_id} of {source!r}: {reason}",
     level=logging.WARNING,
 ):
-    """The target refuses this message: it is a dead message of the source."""
+    """The target refuses this message: it is a dead message of the source.
+
+    One from a broker becomes a dead message of the target, with this id.
+    """
 
     source: str
     message_id: int

@@ -31,9 +31,13 @@ class Amqp(Broker):
     _connection: AbstractConnection | None = None
     _channel: AbstractChannel
 
+    @property
+    def _is_open(self) -> bool:
+        return self._connection is not None and not self._channel.is_closed
+
     async def connect(self) -> None:
         """Connect, and open a channel with confirms; a refused message closes it."""
-        if self._connection is not None and not self._channel.is_closed:
+        if self._is_open:
             return
         await self.close()
         try:

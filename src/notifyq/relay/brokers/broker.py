@@ -1,9 +1,10 @@
-"""What a relay needs of a message broker."""
+"""What a relay needs of a message broker, as its target and as its source."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from notifyq.dsn import masked
@@ -16,6 +17,9 @@ will. An error: it takes nothing for this address now, or has not answered."""
 
 ID, TYPE, KEY = "notifyq-id", "notifyq-type", "notifyq-key"
 """Headers for what a broker has no place of its own for."""
+SUBJECT, ENCODING = "notifyq-subject", "notifyq-encoding"
+"""Headers of messages that come from a broker: the subject or routing key; `base64` where the
+payload is no JSON there."""
 PATIENCE = 10.0
 """Seconds until a connection, or an answer to a message, is given up."""
 
@@ -33,6 +37,55 @@ class Outgoing:
     """Those of the event; what else a message has goes where the broker has a place for it."""
     type: str | None
     key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message that a broker has delivered."""
+
+    id: str | None
+    """Which one it is, the same each time it is delivered; None: the broker cannot tell."""
+    number: int
+    """A number for people: its sequence, offset or delivery tag."""
+    body: bytes
+    headers: dict[str, Any]
+    type: str | None
+    key: str | None
+    created: float | None
+    """When it was stored or sent, in seconds since 1970, where that is known."""
+
+
+class Reader(Protocol):
+    """Reads one stream, queue or topic of a broker; methods are called one after another."""
+
+    system: str
+    """What the ids of its messages belong to, beside the name of the stream, queue or topic."""
+    has_more: bool
+    """After receive() found nothing: whether messages may still come without a new one."""
+
+    async def connect(self) -> None:
+        """Connect, unless it is connected.
+
+        Raises BrokerUnavailableError, and BrokerRefusedError where there is nothing of that name.
+        """
+
+    async def receive(self, quantity: int, seconds: float) -> list[Incoming]:
+        """Wait so long for messages, and return those that are there; raises as connect()."""
+
+    async def acknowledge(self, indexes: list[int]) -> None:
+        """Have these of the messages that receive() returned last not delivered again."""
+
+    async def close(self) -> None:
+        """Disconnect; what is not acknowledged is delivered again."""
+
+
+def text_of_bytes(value: bytes) -> str:
+    """A text that PostgreSQL can store: as UTF-8 where it is that, else as base64."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    return b64encode(value).decode() if "\0" in text else text
 
 
 class Broker:

@@ -37,16 +37,19 @@ class Kafka(Broker):
             login = {"security.protocol": "SASL_SSL", "sasl.mechanisms": "PLAIN"}
             login["sasl.username"] = unquote(parts.username)
             login["sasl.password"] = unquote(parts.password or "")
-        self._config: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "bootstrap.servers": parts.netloc.rpartition("@")[2],
             "client.id": "notifyq relay",
-            # That of clients in Java: a key has the same partition from each program.
-            "partitioner": "murmur2_random",
-            "topic.metadata.propagation.max.ms": 5000,
             # Else it logs each attempt to connect, past the log of the relay.
             "log_level": 2,
             **login,
             **options,
+        }
+        self._config: dict[str, Any] = {
+            # That of clients in Java: a key has the same partition from each program.
+            "partitioner": "murmur2_random",
+            "topic.metadata.propagation.max.ms": 5000,
+            **self._options,
             "enable.idempotence": True,
             # Else later messages of a partition are stored though an earlier one was refused.
             "enable.gapless.guarantee": True,
@@ -72,7 +75,7 @@ class Kafka(Broker):
         try:
             await asyncio.to_thread(producer.list_topics, timeout=PATIENCE)
         except KafkaException as error:
-            raise self._unavailable(_text(error)) from None
+            raise self._unavailable(text_of_kafka(error)) from None
         self._is_up = True
 
     async def publish(self, messages: list[Outgoing]) -> list[Answer]:
@@ -108,7 +111,7 @@ class Kafka(Broker):
             try:
                 await asyncio.to_thread(producer.poll, _POLL)
             except KafkaException as error:  # only a fatal one is raised
-                self._failure = _text(error)
+                self._failure = text_of_kafka(error)
         return [self._take(message.id) for message in messages]
 
     def _made(self) -> Producer:
@@ -116,7 +119,7 @@ class Kafka(Broker):
             try:
                 self._producer = Producer(self._config | {"batch.size": self._next_size})
             except (KafkaException, ValueError) as error:
-                raise ConfigurationError(f"the URL of Kafka: {_text(error)}") from None
+                raise ConfigurationError(f"the URL of Kafka: {text_of_kafka(error)}") from None
             self._batch_size = self._next_size
         return self._producer
 
@@ -178,6 +181,6 @@ class Kafka(Broker):
         self._is_up, self._failure = False, None
 
 
-def _text(error: Exception) -> str:
+def text_of_kafka(error: Exception) -> str:
     first = error.args[0] if error.args else error
     return first.str() if isinstance(first, KafkaError) else str(first)
