@@ -204,10 +204,10 @@ async def test_missing_maintenance(database: str, connection: Connection) -> Non
     # After the trigger ran: due, but scheduled.
     await connection.execute(
         "select messages.publish('default', '1', delay => interval '1 day'); "
-        "update messages.message set available_at = now() - interval '5 min' "
+        "update messages.message set available_at = now() - interval '5 h' "
         "where state = 'scheduled'"
     )
-    assert "has waited for 5 min" in (await findings(database))["maintenance"].found
+    assert "has waited for 5 h" in (await findings(database))["maintenance"].found
 
 
 async def test_unhandled_messages(database: str, connection: Connection) -> None:
