@@ -32,6 +32,7 @@ class Reader:
             "NOTIFYQ_DSN": dsn,
             "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
+            "PYTHON_BASIC_REPL": "1",  # the other one of 3.13 needs a terminal
             **environment,
         }
 
@@ -81,7 +82,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=500,
             check=False,
         )
         assert done.returncode == 0, f"{args}: {done.stdout}"
