@@ -32,12 +32,15 @@ _FORMS = (
 
 
 def local_path(given: str | os.PathLike[str]) -> Path:
-    """Return the absolute path; raise ConfigurationError for a URI such as `s3://bucket`."""
+    """Return the absolute path.
+
+    Raises ConfigurationError for a URI such as `s3://bucket`, without a password that it has.
+    """
     text = os.fspath(given)
     if is_uri(text):
         raise ConfigurationError(
-            f"{text} is a URI, but notifyq reads and writes mounted file systems only: pass the "
-            "path of a file or folder, such as /data/lake"
+            f"{_shown(text)} is a URI, but notifyq reads and writes mounted file systems only: "
+            "pass the path of a file or folder, such as /data/lake"
         )
     return Path(text).absolute()
 
@@ -71,8 +74,11 @@ def lake_location(given: str | os.PathLike[str]) -> str:
     location = f"{scheme.lower()}://{rest.rstrip('/')}"
     if isinstance(given, str) and _REMOTE.fullmatch(location):
         return location
-    shown = _SECRET.sub(r"\1…@", text)
     raise ConfigurationError(
-        f"{shown.partition('?')[0]} is a URI that cannot be a lake: pass a text such as {_FORMS}; "
+        f"{_shown(text)} is a URI that cannot be a lake: pass a text such as {_FORMS}; "
         "credentials and other options are passed as storage options or by the environment"
     )
+
+
+def _shown(uri: str) -> str:
+    return _SECRET.sub(r"\1…@", uri).partition("?")[0]

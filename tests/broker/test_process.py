@@ -115,7 +115,7 @@ async def test_stop_broker_stops_the_process(app: Connection, database: str) -> 
     async with Broker(database) as broker:
         task = asyncio.create_task(broker.serve())
         await until(lambda: is_running(app), "it runs")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             assert await app.fetchval("select messages.stop_broker()")
             await task
     assert not await is_running(app)
@@ -134,7 +134,7 @@ async def test_stop_broker_ends_a_long_procedure(app: Connection, database: str)
             ),
             "the procedure runs",
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await app.execute("select messages.stop_broker(patience => '0.1 s')")
             await task
     assert not await is_running(app)

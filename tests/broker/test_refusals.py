@@ -89,13 +89,16 @@ async def test_without_a_right_or_the_schema_it_ends(
 
 @pytest.mark.parametrize("state", [*OF_ALL, *LIMITED])
 async def test_a_lost_session_is_replaced_though_its_status_is_refused(
-    broker: tuple[Broker, asyncio.Task[None]], app: Connection, state: str
+    broker: tuple[Broker, asyncio.Task[None]],
+    app: Connection,
+    state: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pid = await app.fetchval("select pid from messages.status_broker()")
     async with refusing(app, CALLS[1], state):
         await app.execute("select pg_terminate_backend($1)", pid)
         if state in {"57014", "40001", "53300"}:
-            await asyncio.wait({broker[1]}, timeout=0.5)  # it retries meanwhile
+            await until(lambda: "refused for a test" in caplog.text, "it is refused")
         else:
             await send(app, "second")
             await until_seen(app, "second")

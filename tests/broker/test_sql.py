@@ -15,10 +15,9 @@ from broker.procedures import (
     register,
     seen,
     send,
-    until_seen,
 )
 from notifyq.errors import InvalidArgumentError
-from support.database import Connect, Connection, until
+from support.database import Connect, Connection, until, until_blocked
 
 
 @pytest.fixture
@@ -158,11 +157,15 @@ async def test_transactions_are_short_though_batches_are_not(
     app: Connection, connect: Connect
 ) -> None:
     """What was handled is there for others while the rest of the batch is yet to come."""
-    await register(app, "slow", "perform pg_sleep(0.3);")
+    broker = await connect()
+    blocks = "perform pg_advisory_xact_lock(1) from app.seen where value = '2';"
+    await register(app, "slow", f"perform pg_sleep(0.3); {blocks}")
     await send(app, "1", "2", "3", "4")
-    running = asyncio.create_task(drain(await connect()))
-    await until_seen(app, "1")
-    assert len(await seen(app)) < 4
+    await app.execute("select pg_advisory_lock(1)")
+    running = asyncio.create_task(drain(broker))
+    await until_blocked(app, broker)
+    assert await seen(app) == ["1"]
+    await app.execute("select pg_advisory_unlock(1)")
     await running
     assert await seen(app) == ["1", "2", "3", "4"]
 
@@ -192,11 +195,11 @@ async def test_an_idle_broker_holds_no_snapshot_for_long_and_can_be_stopped(
         )
         return xmin is None or int(xmin) > number
 
-    await until(has_passed, "the snapshot is given up", 2)
+    await until(has_passed, "the snapshot is given up")
     with pytest.raises(asyncpg.ObjectInUseError, match="runs in this database already") as second:
         await (await connect()).execute("call messages.run_broker()")
     assert second.value.sqlstate == "55006"
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         assert await app.fetchval("select messages.stop_broker()")
         assert [it["stopped"] for it in await running] == [True]
     assert not await is_running(app)
@@ -220,7 +223,7 @@ async def test_a_stop_ends_a_slow_procedure(app: Connection, connect: Connect) -
     running = asyncio.create_task(drain(await connect()))
 
     await until(lambda: is_called(app), "the procedure is called")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         assert await app.fetchval("select messages.stop_broker(patience => '0.1 s')")
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
         await running

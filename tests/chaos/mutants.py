@@ -234,8 +234,8 @@ MUTANTS = (
         (
             Edit(
                 "durable/steps.sql",
-                "left join notifyq.step as s on s.message_id = m.id",
-                "left join notifyq.step as s on false",
+                "where s.message_id = v_message.id\n  order by s.number",
+                "where false",
             ),
         ),
     ),
@@ -244,9 +244,8 @@ MUTANTS = (
         (
             Edit(
                 "durable/steps.sql",
-                "child_id := child_id;\n    perform notifyq.add_step(v_step);",
-                "child_id := child_id;\n"
-                "    if child_id is null then perform notifyq.add_step(v_step); end if;",
+                "    perform notifyq.add_steps(array[v_step]);",
+                "    if child_id is null then perform notifyq.add_steps(array[v_step]); end if;",
             ),
         ),
     ),
@@ -265,7 +264,7 @@ MUTANTS = (
         (
             Edit(
                 "durable/signals.sql",
-                "perform notifyq.mark_durable(signal.id);",
+                "perform notifyq.mark_durable(array[signal.id]);",
                 "delete from notifyq.signal as s where s.message_id = signal.id;",
             ),
         ),

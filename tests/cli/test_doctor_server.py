@@ -227,6 +227,57 @@ async def test_a_setting_of_a_user_or_a_database(
             assert (await examine(own, check)).level is Level.OK, whose
 
 
+async def test_users_whose_inserts_fire_no_trigger(own: str, user: str) -> None:
+    name = "session_replication_role"
+    async with session(own) as connection:
+        await connection.execute("create role stranger")
+        try:
+            # Without a right to the schema it does no harm.
+            await connection.execute(f"alter role stranger set {name} = replica")
+            # In this mode triggers fire.
+            await connection.execute(f"alter role patient set {name} = local")
+            assert (await examine(own, "session")).level is Level.OK
+            for whose in ("role patient", "role patient in database notifyq"):
+                await connection.execute(f"alter {whose} set {name} = replica")
+                finding = await examine(own, "session")
+                assert finding.level is Level.WARN
+                assert f"is replica for {whose}: " in finding.found
+                assert finding.advice == f"alter {whose} reset {name}"
+                assert (await examine(user, "session")).level is Level.FAIL
+                await obey(own, finding)
+                assert (await examine(own, "session")).level is Level.OK
+                assert (await examine(user, "session")).level is Level.OK
+        finally:
+            await connection.execute("drop role stranger")
+
+
+async def test_a_subscription_that_writes_into_our_tables(own: str) -> None:
+    async with session(own) as connection:
+        await connection.execute("create publication growing for table messages.message")
+        await connection.execute(
+            "create subscription growing connection 'host=nowhere.invalid dbname=x' "
+            "publication growing with (connect = false)"
+        )
+        oid = await connection.fetchval("select oid from pg_subscription")
+        # As a refresh from a publisher adds it.
+        await connection.execute(
+            "insert into pg_subscription_rel (srsubid, srrelid, srsubstate) "
+            "values ($1, 'messages.message'::regclass, 'r')",
+            oid,
+        )
+        try:
+            await connection.execute("alter subscription growing enable")
+            finding = await examine(own, "tables")
+            assert finding.level is Level.WARN
+            assert "subscription growing writes into our tables" in finding.found
+            await obey(own, finding)
+            assert (await examine(own, "tables")).level is Level.OK
+        finally:
+            await connection.execute("alter subscription growing disable")
+            await connection.execute("alter subscription growing set (slot_name = none)")
+            await connection.execute("drop subscription growing; drop publication growing")
+
+
 async def test_connections_that_are_used_up(own: str, user: str) -> None:
     assert (await examine(own, "connections")).level is Level.OK
     async with session(own) as connection:

@@ -112,17 +112,19 @@ async def test_a_notification_read_with_another_call_proves_nothing(
 
     async def notify(channel: str) -> bool:
         # The pooler has one server session, and the first notification is sent there.
+        await connection.execute("select pg_advisory_lock(1)")
         if not calls:
-            calls.append(asyncio.create_task(session.fetch("select pg_sleep(0.5)")))
+            call = session.fetch("select pg_advisory_xact_lock(1)")
+            calls.append(asyncio.create_task(call))
             await until(
                 lambda: connection.fetchval(
-                    "select count(*) from pg_stat_activity as a "
-                    "where a.datname = current_database() and a.state = 'active' "
-                    "and a.query = 'select pg_sleep(0.5)'"
+                    "select count(*) from pg_stat_activity "
+                    "where datname = current_database() and wait_event = 'advisory'"
                 ),
                 "the call is running",
             )
         await connection.execute(f"notify {channel}")
+        await connection.execute("select pg_advisory_unlock(1)")
         return True
 
     with pooler(database, default_pool_size="1") as bouncer:

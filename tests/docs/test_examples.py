@@ -19,8 +19,9 @@ from support.brokers import nats_server
 from support.database import Connection
 
 # Some need more packages: tests/spark runs them. test_tutorial.py runs its own, and what the page
-# on Django shows are parts of workers/django_shop, which tests/integrations runs.
-APART = {"django", "lake", "loads", "spark", "tutorial"}
+# on Django shows are parts of workers/django_shop, which tests/integrations runs. Airflow, Dagster
+# and dbt run theirs there, too.
+APART = {"django", "lake", "loads", "pipelines", "spark", "tutorial"}
 PYTHON = [page for page in PAGES if blocks(page, "python") and page.stem not in APART]
 SHELL = [page for page in PAGES if any(commands(page))]
 IN_ORDER = [DOCS / "start/tutorial.md"]  # by its own test

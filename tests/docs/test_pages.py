@@ -74,7 +74,7 @@ def test_every_extra_has_a_line() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_a_message_is_always_called_a_message(page: Path) -> None:
     text = prose(page)
-    if page.parent.name == "coming-from" or page.stem in {"commands", "django"}:
+    if page.parent.name == "coming-from" or page.stem in {"commands", "django", "pipelines"}:
         # Others' names for it, where they are names.
         text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
     found = re.findall(

@@ -100,6 +100,8 @@ async def test_what_cannot_be_stored_is_an_error_of_its_caller(app: App, events:
             with pytest.raises((ConfigurationError, StepValueError)) as error:
                 await call
             refused.append(str(error.value))
+        # A note is for people: it is kept as well as it can be.
+        assert await progress(1, "a\0b\ud800")
         return refused
 
     await app.create_queues()

@@ -162,3 +162,23 @@ async def test_what_another_has_published_is_no_child(
         await until(lambda: worker.counts["parked"], "a parked message")
         assert await app.archive.cancel(handle_, children=True)
     assert await connection.fetchval("select array_agg(id) from messages.message") == [other]
+
+
+async def test_an_outcome_is_recorded_whatever_the_text_of_its_error(
+    app: App, events: Events
+) -> None:
+    """A file name with a byte that is no UTF-8 has half a surrogate pair."""
+
+    async def act() -> None:
+        raise FileNotFoundError("there is no a\0b\ud800")
+
+    @app.handler("q", max_attempts=1)
+    async def handle(_: int, steps: Steps) -> str:
+        with pytest.raises(StepFailedError) as failed:
+            await steps.run("read", act, errors=(OSError,))
+        return str(failed.value)
+
+    await app.create_queues()
+    handle_ = await app.publish("q", 1)
+    async with working(app, events):
+        assert (await handle_.result(20)).endswith(r"there is no a\0b\ud800")

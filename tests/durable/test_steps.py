@@ -310,16 +310,20 @@ async def test_children_are_published_once_and_their_results_are_read(
 
 async def test_steps_run_side_by_side_and_parking_waits_for_them(app: App, events: Events) -> None:
     calls: Counter[str] = Counter()
+    together = asyncio.Barrier(3)
 
-    async def work(name: str) -> str:
-        await asyncio.sleep(0.05)
+    async def work(name: str, steps: Steps) -> str:
         calls[name] += 1
+        await together.wait()
+        await until(lambda: steps.record._waiting is not None, "the pause waits for this step")
+        for _ in range(10):  # so long that it would have parked the message
+            await app.database.fetch("select 1")
         return name
 
     @app.handler("q")
     async def handle(_: int, steps: Steps) -> list[str]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(steps.run(name, work, name)) for name in "abc"]
+            tasks = [group.create_task(steps.run(name, work, name, steps)) for name in "abc"]
             group.create_task(steps.sleep("pause", 0.2))
         return [task.result() for task in tasks]
 
@@ -491,6 +495,36 @@ async def test_the_idempotency_key_survives_retries_of_the_dead(app: App, events
         assert await app.result(again, timeout=20) == 1
     assert len(keys) == 4
     assert len(set(keys)) == 1
+
+
+async def test_a_step_whose_row_is_locked_holds_up_no_other(
+    app: App, events: Events, connection: Connection
+) -> None:
+    begun = {name: asyncio.Event() for name in ("locked", "free")}
+    go_on = asyncio.Event()
+
+    async def work(name: str) -> str:
+        begun[name].set()
+        await go_on.wait()
+        return name
+
+    @app.handler("q")
+    async def handle(name: str, steps: Steps) -> str:
+        return await steps.run("work", work, name)
+
+    await app.create_queues()
+    locked, free = [await app.publish("q", name) for name in begun]
+    async with working(app, events):
+        for event in begun.values():
+            await event.wait()
+        async with connection.transaction():
+            await connection.execute(
+                "select from messages.message where id = $1 for update", int(locked)
+            )
+            go_on.set()
+            assert await free.result(20) == "free"
+            assert await app.archive.steps(int(locked)) == []
+        assert await locked.result(20) == "locked"
 
 
 @pytest.mark.parametrize(("attempts", "warns"), [(None, True), (1, True), (2, False)])

@@ -15,6 +15,7 @@ from notifyq.notify.session import Session
 from notifyq.telemetry import (
     ListenerConnected,
     MessageFinished,
+    NotificationReceived,
     NotificationsLost,
     QueueSuppressed,
     QueueUnsuppressed,
@@ -22,7 +23,7 @@ from notifyq.telemetry import (
 )
 from notifyq.worker.wake import OpenPublishers, Suppression
 from support.database import Connect, Connection, Notifications, publish, rows, until, value
-from support.running import Events, until_calm, working
+from support.running import Events, until_asleep, working
 
 TRY_TO_SHARE = "select pg_try_advisory_xact_lock_shared(notifyq.suppression_key($1))"
 
@@ -251,9 +252,10 @@ async def test_few_of_many_idle_workers_wake_up_for_one_message(
     async with AsyncExitStack() as stack:
         crowd = [Events() for _ in range(8)]
         workers = [await stack.enter_async_context(working(app, events)) for events in crowd]
-        await until_calm(claims, *workers)
+        await until_asleep(*workers)
         assert await connection.fetchval(LEASES) >= 4
         before = len(claims)
+        notified = [len(it.of(NotificationReceived)) for it in crowd]
         published = await publish(connection, ids, "q")
 
         async def is_handled() -> bool:
@@ -261,7 +263,9 @@ async def test_few_of_many_idle_workers_wake_up_for_one_message(
             return {row["id"] for row in found} >= set(published)
 
         await until(is_handled, "the message is handled")
-        await until_calm(claims, *workers)
+        for it, number in zip(crowd, notified, strict=True):
+            await it.wait(NotificationReceived, number + 1)
+        await until_asleep(*workers)
         assert least <= len(claims) - before <= most
 
 

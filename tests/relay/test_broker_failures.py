@@ -385,3 +385,26 @@ async def test_a_broker_takes_streams_only(database: str, options: tuple[str, ..
         _, text = await program.communicate()
     assert program.returncode == 2
     assert b"a broker takes --stream" in text
+
+
+@pytest.mark.parametrize("broker", ["amqp", "kafka"], indirect=True)
+async def test_two_relays_of_a_subscription_send_no_event_twice(
+    database: str, connection: Connection, broker: There
+) -> None:
+    """As while a new version of a program starts before the old one ends."""
+    await fill(connection, 1, 1000)
+    relays = [brokered(database, broker, batch=20) for _ in range(2)]
+    running = [asyncio.create_task(it.run()) for it in relays]
+    await until(lambda: sum(it.counts["moved"] for it in relays) >= 1000, "all have moved", 40)
+    first = next(it for it in relays if it.counts["moved"])
+    first.stop()
+    await running[relays.index(first)]
+    # The other one takes its place.
+    await fill(connection, 1001, 1100)
+    await until(lambda: sum(it.counts["moved"] for it in relays) == 1100, "all have moved", 40)
+    for it in relays:
+        it.stop()
+    await asyncio.gather(*running)
+    found = await broker.read(1100)
+    assert sorted(it.payload for it in found) == list(range(1, 1101))
+    check_order(found)

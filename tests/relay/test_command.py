@@ -128,3 +128,10 @@ async def test_a_relay_that_is_refused_again_and_again_is_logged_once(
     async with asyncio.timeout(30):
         await running
     assert logged("has started") == 2
+
+
+async def test_queues_are_created_for_queues_only(database: str, far: str) -> None:
+    async with command(database, far, "--stream", "news:hub:copies", "--create-queues") as program:
+        _, err = await program.communicate()
+    assert program.returncode == 2
+    assert b"--create-queues is for --queue" in err

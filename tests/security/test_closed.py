@@ -65,6 +65,8 @@ REFUSED = {
         "signal": "select messages.signal('s', '1', {m})",
         "step": "select messages.step({m}, 1, 'a')",
         "record_step": "select notifyq.record_step({m}, 1, 'a', '1')",
+        "record_steps": "select notifyq.record_steps(array[{m}], '{{1}}', '{{a}}', "
+        "array['1'::jsonb], '{{f}}')",
         "recorded_steps": "select notifyq.recorded_steps({m}, 1)",
         "sleep": "select messages.sleep({m}, 1, 'a', delay => '0')",
         "await_signal": "select messages.await_signal({m}, 1, 'a', 's')",

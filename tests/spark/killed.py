@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,11 +20,13 @@ from deltalake import DeltaTable
 
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
+from notifyq.spark.lake import iceberg
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.session import session
 from notifyq.spark.source.source import register
 from spark.archived import archive, archive_incident
 
+_HAS_ICEBERG = find_spec("pyiceberg") is not None
 MANY = 4000
 """Rows that a pipeline gets for each seed."""
 
@@ -99,7 +102,7 @@ class Pipeline:
 
 
 class Export(Pipeline):
-    """The archive into a lake, and the lake's Delta table."""
+    """The archive into a lake, and the lake's tables for other engines."""
 
     name = "export"
 
@@ -109,11 +112,16 @@ class Export(Pipeline):
     def run(self, seed: int, spark: Any) -> None:
         from notifyq.spark.lake.export import export
 
-        export(self.dsn, self._lake(), engine=self._engine(spark))
+        export(self.dsn, self._lake(), engine=self._engine(spark), iceberg=_HAS_ICEBERG)
 
     def check(self, seed: int) -> int:
         here = self._ids("message_archive")
-        there = Lake(self.dsn, self._lake()).dataset().to_table(columns=["id"])["id"].to_pylist()
+        lake = Lake(self.dsn, self._lake())
+        there = lake.dataset().to_table(columns=["id"])["id"].to_pylist()
+        if _HAS_ICEBERG:
+            with closing(iceberg._catalog(lake)) as catalog:
+                scan = catalog.load_table((iceberg.namespace(lake), "archive")).scan()
+                self._once("Iceberg table", here, scan.to_arrow()["id"].to_pylist())
         table = DeltaTable(self._lake() / "archive")
         mirror = pa.table(table.scan(columns=["id"]))["id"].to_pylist()
         self._once("Delta table", here, mirror)

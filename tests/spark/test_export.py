@@ -20,7 +20,7 @@ from notifyq.errors import (
 from notifyq.spark import statements
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import delta, mirrors
 from notifyq.spark.lake.export import export, write_task
 from notifyq.spark.lake.lake import Lake
 from spark.archived import archive
@@ -188,7 +188,7 @@ def test_a_mirror_that_lags_is_brought_up_to_date(
     archive(session, 10)
     export(database, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(delta, "mirror", lambda _: 1 / 0)
+        patch.setattr(mirrors, "follow", lambda _: 1 / 0)
         archive(session, 10, first=10)
         with pytest.raises(ZeroDivisionError):
             export(database, folder)
@@ -213,11 +213,11 @@ def test_a_mirror_whose_paths_were_encoded_twice_is_repaired(
 ) -> None:
     archive(session, 3, queues=("order confirmed/EU",))
     with monkeypatch.context() as patch:
-        patch.setattr(delta, "_path", lambda file: quote(file.path.split("/", 1)[1]))
+        patch.setattr(delta, "_inside", lambda path: quote(path.split("/", 1)[1]))
         export(database, folder)
     with pytest.raises(pa.ArrowInvalid, match="Failed to fetch metadata"):
         delta_ids(folder)
-    delta.mirror(Lake(database, folder), is_repair=True)
+    mirrors.follow(Lake(database, folder), is_repair=True)
     archive(session, 3, first=3, queues=("order confirmed/EU",))
     export(database, folder)
     assert delta_ids(folder) == list(range(1, 7))

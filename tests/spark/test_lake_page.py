@@ -18,7 +18,10 @@ from spark.archived import archive
 def test_the_examples_run(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
 ) -> None:
+    pytest.importorskip("pyiceberg", reason="the extra `iceberg` is not installed")
     monkeypatch.setenv("NOTIFYQ_DSN", database)
+    call = ["spark", "export", "--lake", str(tmp_path / "lake"), "--iceberg"]
+    assert cli._invoke(call, debug=False) == 0
     with closing(connect(database)) as session:
         archive(session, 10)
     given: dict[str, Any] = {"spark": spark}
@@ -27,7 +30,9 @@ def test_the_examples_run(
         if "s3://" in block.text:
             continue  # tests/spark/test_storage.py has a store
         exec(block.text.replace("/data/lake", str(tmp_path / "lake")), given)
+    given["catalog"].close()
     assert given["summary"].rows == 10
+    assert len(given["billing"]) == 5
 
 
 def test_the_command(

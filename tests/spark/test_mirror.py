@@ -17,7 +17,8 @@ from notifyq.cli import main as cli
 from notifyq.errors import LakeError, NotifyqError
 from notifyq.spark.analysis.rollup import ROLLUP, rollup
 from notifyq.spark.connection import connect
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
+from notifyq.spark.lake.delta import DeltaMirror
 from notifyq.spark.lake.export import export
 from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.forget import forget
@@ -129,18 +130,18 @@ def test_a_change_of_another_engine_is_refused_until_it_is_undone(
 def test_a_change_between_the_check_and_the_commit_is_refused_too(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = delta.check
+    found = mirrors.check
     archive(session, 20, first=20)
 
     def check(*given: Any) -> None:
         found(*given)
         _delete_queue(folder)
 
-    monkeypatch.setattr(delta, "check", check)
+    monkeypatch.setattr(mirrors, "check", check)
     with pytest.raises(LakeError, match="another program"):
         export(database, folder)
     assert len(ids(folder)) < 20
-    delta.mirror(Lake(database, folder), is_repair=True)
+    mirrors.follow(Lake(database, folder), is_repair=True)
     assert ids(folder) == list(range(1, 41))
 
 
@@ -174,7 +175,7 @@ def test_rows_deleted_by_a_vector_are_refused(
     ]
     (log / f"{1:020}.json").write_text("\n".join(map(json.dumps, actions)))
     lake = Lake(database, folder)
-    for write in (lambda: export(database, folder), lambda: delta.mirror(lake, is_repair=True)):
+    for write in (lambda: export(database, folder), lambda: mirrors.follow(lake, is_repair=True)):
         with pytest.raises(LakeError, match=r"another program.*delete its folder _delta_log"):
             write()
     shutil.rmtree(log)
@@ -208,7 +209,7 @@ def test_writers_of_a_lake_commit_one_after_the_other(
             with pytest.raises(NotifyqError, match="lock timeout"):
                 add_events(second, lake, 21)
         add_events(second, lake, 31)
-    delta.mirror(lake, "events_x")
+    mirrors.follow(lake, "events_x")
     assert ids(folder, "events_x") == [*range(1, 21), *range(31, 41)]
 
 
@@ -218,18 +219,18 @@ def test_two_mirrors_at_once_both_end(
     lake = Lake(database, folder)
     archive(session, 20, first=20)
     with monkeypatch.context() as patch:
-        patch.setattr(delta, "mirror", lambda *_: None)
+        patch.setattr(mirrors, "follow", lambda *_: None)
         export(database, folder)
-    commit = delta._commit
+    update = DeltaMirror._update
 
     def late(*given: Any) -> None:
-        monkeypatch.setattr(delta, "_commit", commit)
-        delta.mirror(lake)
-        commit(*given)
+        monkeypatch.setattr(DeltaMirror, "_update", update)
+        mirrors.follow(lake)
+        update(*given)
 
-    monkeypatch.setattr(delta, "_commit", late)
-    version = delta.mirror(lake)
-    assert version == table_of(folder).version() == 1
+    monkeypatch.setattr(DeltaMirror, "_update", late)
+    mirrors.follow(lake)
+    assert table_of(folder).version() == 1
     assert ids(folder) == list(range(1, 41))
 
 
@@ -245,7 +246,7 @@ def test_an_old_table_gets_the_columns_of_a_new_version(
         rows = {name: values.get(name, [None]) for name in later.names}
         file.write(pa.table(rows, later))
         lake.commit(session, [file.close()])
-    delta.mirror(lake)
+    mirrors.follow(lake)
     wanted = {**dict.fromkeys(range(1, 21)), 99: "red"}
     for found in (
         pa.table(table_of(folder).scan(columns=["id", "colour"])),
@@ -263,9 +264,9 @@ def test_a_table_of_events_gets_the_columns_of_its_new_files(
 ) -> None:
     lake = Lake(database, folder)
     add_events(session, lake, 1)
-    delta.mirror(lake, "events_x")
+    mirrors.follow(lake, "events_x")
     add_events(session, lake, 11, EVENTS.append(pa.field("colour", pa.string())))
-    delta.mirror(lake, "events_x")
+    mirrors.follow(lake, "events_x")
     assert ids(folder, "events_x") == list(range(1, 21))
     names = table_of(folder, "events_x").schema().to_arrow()
     assert set(pa.schema(names).names) == {*EVENTS.names, "colour", "day"}
@@ -301,7 +302,7 @@ def test_forgotten_events_leave_the_delta_table(
     keyed = EVENTS.append(pa.field("key", pa.string()))
     add_events(session, lake, 1)
     add_events(session, lake, 11, keyed, key="k")
-    delta.mirror(lake, "events_x")
+    mirrors.follow(lake, "events_x")
     found = forget(database, folder, Wanted("k", None, None))
     assert (found.rows, found.files) == (10, 1)
     add_events(session, lake, 21, keyed)

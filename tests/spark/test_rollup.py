@@ -132,7 +132,7 @@ async def test_the_lake_has_the_same_counts(
     assert sum(pa.table(delta.to_pyarrow_table())["finished"].to_pylist()) == 6000
 
 
-@pytest.mark.parametrize("position", ["_count", "_publish", "mirror"])
+@pytest.mark.parametrize("position", ["_count", "_publish", "mirrors.follow"])
 async def test_a_run_that_fails_anywhere_is_repeated_once(
     filled: Connection,
     database: str,
@@ -149,10 +149,10 @@ async def test_a_run_that_fails_anywhere_is_repeated_once(
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, position, end)
+        patched.setattr(f"{module.__name__}.{position}", end)
         with pytest.raises(SystemExit):
             rollup(database, tmp_path / "lake", engine=LocalEngine(1))
-    is_done = position == "mirror"
+    is_done = position == "mirrors.follow"
     assert (await counted(filled) == before) is not is_done
     assert rollup(database, tmp_path / "lake").messages == (0 if is_done else 3000)
     assert await agrees(filled)

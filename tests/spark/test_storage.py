@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.fs
 import pytest
 from deltalake import DeltaTable
 
@@ -23,7 +24,7 @@ from notifyq.cli import main as cli
 from notifyq.errors import ConfigurationError, LakeError
 from notifyq.spark import pipelines
 from notifyq.spark.connection import connect
-from notifyq.spark.lake import mark
+from notifyq.spark.lake import iceberg, mark
 from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.forget import forget
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake
@@ -224,6 +225,37 @@ def test_a_mirror_that_failed_follows_later(
     assert mirrored(lake) == list(range(1, 11))
 
 
+def test_iceberg_tables_are_in_the_store(
+    database: str, session: Connection[Any], store: Store, lake: str
+) -> None:
+    pytest.importorskip("pyiceberg", reason="the extra `iceberg` is not installed")
+
+    def ids_of_iceberg() -> list[int]:
+        opened = Lake(database, lake)
+        with closing(iceberg._catalog(opened, **opened.storage.iceberg_options)) as catalog:
+            table = catalog.load_table((iceberg.namespace(opened), "archive"))
+            return sorted(table.scan().to_arrow()["id"].to_pylist())
+
+    queues = ("billing", "a/b=c %", "ä")
+    archive(session, 30, queues=queues)
+    pipelines.export(database, lake, iceberg=True)
+    archive(session, 12, first=30, queues=queues)
+    store.break_("500", method="PUT", path="_iceberg")
+    with pytest.raises(LakeError, match=r"_iceberg/archive cannot be written"):
+        pipelines.export(database, lake)
+    assert ids_of_iceberg() == list(range(1, 31))
+    store.break_("")
+    assert pipelines.export(database, lake).rows == 0
+    assert pipelines.tidy(database, lake, least_files=2).replaced == 6
+    assert ids_of_iceberg() == ids(database, lake) == list(range(1, 43))
+    storage = storage_at(lake)
+    selector = pyarrow.fs.FileSelector(storage.key("_iceberg/archive/metadata"))
+    metadata = [it.base_name for it in storage.filesystem.get_file_info(selector)]
+    assert len(metadata) > 6
+    for name in metadata:
+        assert SECRET.encode() not in (storage.read(f"_iceberg/archive/metadata/{name}") or b"")
+
+
 def test_a_large_file_is_sent_in_parts(database: str, store: Store, lake: str) -> None:
     made = Lake.create(database, lake)
     store.break_("")
@@ -340,6 +372,8 @@ def test_options_of_a_read_are_checked_and_not_shown(store: Store) -> None:
         lake_options({**given, "tabel": "archive"})
     with pytest.raises(ConfigurationError, match="no storage option 'AWS_REGIO'"):
         lake_options({**given, "storage.aws_regio": "x"})
+    with pytest.raises(ConfigurationError, match="AWS_REGION is given twice"):
+        storage_at("s3://bucket/lake", {"aws_region": "x", "AWS_REGION": "y"})
     with pytest.raises(ConfigurationError, match="option since: 'today' is not a day"):
         lake_options({**given, "since": "today"})
     with pytest.raises(ConfigurationError, match="option until: a lake has files of days"):

@@ -23,7 +23,7 @@ from notifyq.errors import (
 from notifyq.spark import streaming
 from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.streaming import stream_to_lake, table_of
 
@@ -116,7 +116,7 @@ def test_a_run_that_ends_anywhere_loses_and_doubles_nothing(
         if at == "commit":
             patch.setattr(Lake, "commit", fail)
         elif at == "mirror":
-            patch.setattr(delta, "mirror", lambda it, _: fail() if it.tables() else None)
+            patch.setattr(mirrors, "follow", lambda it, _: fail() if it.tables() else None)
         engine = Failing() if at == "work" else LocalEngine()
         with pytest.raises(RuntimeError, match="lost"):
             stream_to_lake(database, folder, "orders", once=True, engine=engine)

@@ -83,25 +83,20 @@ async def persisting(app: App, queue: str, number: int) -> int:
 
 
 def is_asleep(worker: Worker) -> bool:
-    """Whether a worker with a session sleeps until a notification, with no full scan to come.
+    """Whether a worker with a session sleeps until a notification, with no other poll to come.
 
     Before that it may wait for a transaction, and polls after that.
     """
-    poller = worker._poller
+    poller, wake = worker._poller, worker._wake
     suppression = poller._suppression
     has_tried = bool(suppression.wake_slots or poller._without_slot)
-    return has_tried and suppression.publishers is None and not poller.needs_full_scan
+    polls = suppression.suppressed or suppression.publishers or poller.needs_full_scan
+    return has_tried and not polls and bool(wake._waiters) and not wake.is_set()
 
 
-async def until_calm(claims: list[list[str]], *workers: Worker) -> None:
-    """Wait until workers sleep and have not claimed for a while: no poll is to come."""
-
-    async def are_calm() -> bool:
-        before = len(claims)
-        await asyncio.sleep(0.3)
-        return all(map(is_asleep, workers)) and len(claims) == before
-
-    await until(are_calm, "the workers sleep")
+async def until_asleep(*workers: Worker) -> None:
+    """Wait until workers sleep."""
+    await until(lambda: all(map(is_asleep, workers)), "the workers sleep")
 
 
 @contextmanager

@@ -81,7 +81,7 @@ async def test_retry_comes_back_after_its_own_delay(
     async with working(app, events, poll=0.05):
         message_id = await app.publish("q", None)
         await events.wait(MessageFinished, status="success")
-    assert 0.25 < started[1] - started[0] < 5
+    assert started[1] - started[0] > 0.25
     assert (await archive_row(connection, message_id))["result"] == 2
 
 
@@ -230,16 +230,18 @@ async def test_a_paused_queue_is_left_alone_until_it_is_resumed(
         await events.wait(MessageFinished, queue="q")
 
 
-async def test_a_worker_that_sleeps_wakes_when_a_pause_ends(app: App, events: Events) -> None:
+async def test_a_worker_that_sleeps_wakes_when_a_pause_ends(
+    app: App, events: Events, connection: Connection
+) -> None:
     app.handler("q")(lambda: None)
     await app.create_queues()
-    await app.publish("q", None)
+    message_id = await app.publish("q", None)
     for end in ({"until": datetime.now(UTC) + timedelta(hours=1)}, {"duration": 0.5}):
         assert await app.admin.pause_queue("q", **end)
-    began = time.monotonic()
+    resumes_at = await connection.fetchval("select resumes_at from messages.queue where name = 'q'")
     async with working(app, events):  # polls and maintenance are a minute apart
         await events.wait(MessageFinished, queue="q")
-    assert time.monotonic() - began > 0.3
+    assert (await archive_row(connection, message_id))["locked_at"] >= resumes_at
     with pytest.raises(ConfigurationError, match="until or duration"):
         await app.admin.pause_queue("q", until=datetime.now(UTC), duration=1)
 

@@ -84,7 +84,7 @@ async def test_after_the_grace_or_a_second_stop_handlers_are_cancelled_and_messa
         began = time.monotonic()
         for _ in range(stops):
             worker.stop()
-        await events.wait(WorkerStopped, seconds=5)
+        await events.wait(WorkerStopped)
         assert stops == 2 or time.monotonic() - began >= grace
     assert await live_states(connection) == [("waiting", 0, None)] * 3
     assert events.of(WorkerStopped)[0].released == 3
@@ -236,9 +236,10 @@ def report_started():
     os.write(1, b"started\\n")  # whole lines, also from threads
 
 @app.handler("slow", lock_duration=600)
-async def slow(seconds: float):
+async def slow(_: float):
     report_started()
-    await asyncio.sleep(seconds)
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
     return "done"
 
 @app.handler("stuck", lock_duration=600)
@@ -283,10 +284,14 @@ async def send(connection: Connection, queue: str, seconds: float, quantity: int
 async def test_a_signal_lets_all_running_handlers_end(
     database: str, connection: Connection, tmp_path: Path
 ) -> None:
-    await send(connection, "slow", 1, 50)
-    with process(tmp_path, database, "-c", "40", "--grace", "20s") as worker:
+    await send(connection, "slow", 600, 50)
+    options = ("-c", "40", "--grace", "20s", "--log-level", "info")
+    with process(tmp_path, database, *options) as worker:
         started(worker, 40)
-        assert worker.stop(signal.SIGTERM).code == 0
+        worker.process.send_signal(signal.SIGTERM)
+        worker.logged(" is stopping; ")
+        (tmp_path / "go").touch()
+        assert worker.end().code == 0
     assert await statuses(connection) == {"success": 40}
     assert await live_states(connection) == [("waiting", 0, None)] * 10
 

@@ -96,7 +96,7 @@ begin
     perform notifyq.check_awaited(v_message, wait_for_ends.ids);
     perform notifyq.check_duration('timeout', wait_for_ends.timeout);
     v_step.due_at := coalesce(clock_timestamp() + wait_for_ends.timeout, 'infinity');
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
     perform notifyq.add_end_waits(v_message, v_step.name, wait_for_ends.ids);
   end if;
   if v_step.state is null then

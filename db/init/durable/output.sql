@@ -64,6 +64,10 @@ create or replace function messages.progress(id bigint)
 as $$
 begin
   perform messages.result(progress.id);
+  -- A standby cannot read an unlogged table.
+  if pg_is_in_recovery() then
+    return;
+  end if;
   return query
   select p.fraction, p.note, p.updated_at
   from notifyq.message_progress as p
@@ -74,7 +78,8 @@ end;
 $$;
 comment on function messages.progress(bigint) is
   'How far the handler of a message was when it last reported; no row if it has not, or the '
-  'message ended. For roles that may see its result. Raises NQ002 for an unknown message.';
+  'message ended, or this is a standby. For roles that may see its result. Raises NQ002 for an '
+  'unknown message.';
 
 -- Readers listen to message_output. A full notification queue is no reason to fail.
 create or replace function notifyq.notify_output(id bigint)
@@ -103,7 +108,7 @@ begin
   where o.message_id = v_message.id
   returning number into v_number;
   if v_number = 1 then
-    perform notifyq.mark_durable(v_message.id);
+    perform notifyq.mark_durable(array[v_message.id]);
   end if;
   perform notifyq.notify_output(v_message.id);
   return v_number;

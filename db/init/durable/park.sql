@@ -83,7 +83,7 @@ begin
   perform notifyq.check_instant('until', until);
   if v_step.number is null then
     v_step.due_at := coalesce(until, clock_timestamp() + delay);
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
   end if;
   if v_step.state is null and v_step.due_at <= clock_timestamp() then
     update notifyq.step as s

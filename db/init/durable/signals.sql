@@ -124,12 +124,18 @@ begin
     if exists (select from messages.queue_grant) then
       perform notifyq.check_access(v_queue, 'publish into');
     end if;
+    if not (notifyq.find_queue(v_queue)).durable then
+      perform notifyq.raise_invalid(
+        format('queue %L is unlogged: its messages wait for no signals', v_queue),
+        'make the queue durable'
+      );
+    end if;
     perform notifyq.check_value(v_queue, 'payload', signal.payload, 'signal');
     insert into notifyq.signal (name, message_id, payload, forget_at)
     values (
       signal.name, signal.id, signal.payload, clock_timestamp() + interval '1 day'
     );
-    perform notifyq.mark_durable(signal.id);
+    perform notifyq.mark_durable(array[signal.id]);
   end if;
   return notifyq.wake_waits(signal.name, signal.id);
 end;
@@ -140,9 +146,9 @@ comment on function messages.signal(text, jsonb, bigint) is
   'long as the archive, and a second one changes nothing and returns 0. With id it is for that '
   'message alone: each such signal is received by one wait, in their order, before one for all. A '
   'queue with grants, or with encryption, receives only those, from roles that may publish into '
-  'it. Raises NQ002 for a message that is not live, NQ003 for plain text to an encrypted queue, '
-  'NQ007 without that right, and NQ008 for a payload that is larger than 1 MiB, or with id than '
-  'max_bytes of the queue.';
+  'it. Raises NQ002 for a message that is not live, NQ003 for one of an unlogged queue and for '
+  'plain text to an encrypted queue, NQ007 without that right, and NQ008 for a payload that is '
+  'larger than 1 MiB, or with id than max_bytes of the queue.';
 
 create or replace function notifyq.wait_for_signal(
   id bigint,
@@ -176,7 +182,7 @@ begin
     perform notifyq.check_length('signal', s.name) from unnest(signals) as s (name);
     perform notifyq.check_duration('timeout', timeout);
     v_step.due_at := coalesce(clock_timestamp() + timeout, 'infinity');
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
     insert into notifyq.signal_wait (message_id, step, signal)
     select distinct v_message.id, v_step.name, s.name from unnest(signals) as s (name);
   end if;

@@ -95,38 +95,72 @@ end;
 $$;
 
 -- What is recorded for a message leaves with it: process_archived() finds it by this mark.
-create or replace function notifyq.mark_durable(id bigint)
+create or replace function notifyq.mark_durable(ids bigint[])
   returns void language plpgsql
   set enable_seqscan = off set jit = off
 as $$
 begin
   update messages.message as m
   set root_id = m.id
-  where m.id = mark_durable.id
+  where m.id = any (mark_durable.ids)
     and m.root_id is null;
 end;
 $$;
 
-create or replace function notifyq.add_step(step notifyq.step)
+-- New steps are numbered behind those of their message. This transaction has locked it, so no other
+-- takes the same numbers.
+create or replace function notifyq.add_steps(steps notifyq.step[])
   returns void language plpgsql
   set enable_seqscan = off set jit = off
 as $$
+declare
+  v_full bigint;
+  v_first bigint[];
 begin
-  -- The lock of the message keeps others from taking the same number.
-  step.number := 1 + coalesce(
-    (select max(s.number) from notifyq.step as s where s.message_id = step.message_id), 0
-  );
-  if step.number > 10000 then
+  with added as (
+    insert into notifyq.step as s
+      (message_id, number, name, kind, state, queue, attempt, due_at, child_id, value)
+    select n.message_id,
+      row_number() over (partition by n.message_id order by n.ordinality) + coalesce(
+        (select max(o.number) from notifyq.step as o where o.message_id = n.message_id), 0
+      ),
+      n.name, n.kind, n.state, n.queue, n.attempt, n.due_at, n.child_id, n.value
+    from unnest(steps) with ordinality as n
+    returning s.message_id, s.number
+  )
+  select min(a.message_id) filter (where a.number > 10000),
+    array_agg(a.message_id) filter (where a.number = 1)
+  into v_full, v_first
+  from added as a;
+  if v_full is not null then
     raise exception using
       errcode = 'NQ008',
-      message = format('message %s has 10000 steps already', step.message_id),
+      message = format('message %s has 10000 steps already', v_full),
       hint = 'continue in a message of its own';
   end if;
-  step.created_at := clock_timestamp();
-  insert into notifyq.step select step.*;
-  if step.number = 1 then
-    perform notifyq.mark_durable(step.message_id);
+  if v_first is not null then
+    perform notifyq.mark_durable(v_first);
   end if;
+end;
+$$;
+
+-- A step as it is recorded; else as it is to be, with null as its number.
+create or replace function notifyq.ended_step(
+  message messages.message, name text, value jsonb, failed boolean, child_id bigint
+)
+  returns notifyq.step language plpgsql
+as $$
+declare
+  v_step notifyq.step := notifyq.find_step(message, name, 'step');
+begin
+  perform notifyq.check_given('failed', failed is not null);
+  if v_step.number is null then
+    perform notifyq.check_value(message.queue, 'value', value, 'step');
+    v_step.state := case when failed then 'failed' else 'done' end;
+    v_step.value := value;
+    v_step.child_id := child_id;
+  end if;
+  return v_step;
 end;
 $$;
 
@@ -149,16 +183,11 @@ create or replace function notifyq.record_step(
 as $$
 declare
   v_message messages.message := notifyq.hold_lock(record_step.id, record_step.lock_token);
-  v_step notifyq.step := notifyq.find_step(v_message, record_step.name, 'step');
+  v_step notifyq.step := notifyq.ended_step(v_message, name, value, failed, child_id);
 begin
-  perform notifyq.check_given('failed', failed is not null);
   is_new := v_step.number is null;
   if is_new then
-    perform notifyq.check_value(v_message.queue, 'value', value, 'step');
-    v_step.state := case when failed then 'failed' else 'done' end;
-    v_step.value := value;
-    v_step.child_id := child_id;
-    perform notifyq.add_step(v_step);
+    perform notifyq.add_steps(array[v_step]);
   end if;
   stored := v_step.value;
   state := v_step.state;
@@ -166,6 +195,61 @@ end;
 $$;
 comment on function notifyq.record_step(bigint, bigint, text, jsonb, boolean, bigint) is
   'As messages.step(), for a worker: child_id is the message that the step has published.';
+
+create or replace function notifyq.record_steps(
+  ids bigint[],
+  lock_tokens bigint[],
+  names text[],
+  contents jsonb[],
+  failed boolean[],
+  out number bigint,
+  out stored jsonb,
+  out state text
+)
+  returns setof record language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_messages messages.message[];
+  v_item record;
+  v_step notifyq.step;
+  v_new notifyq.step[];
+begin
+  v_messages := array(
+    select m
+    from only messages.message as m
+    where m.id = any (ids)
+      and m.state = 'locked'
+    for update skip locked
+  );
+  if exists (select from messages.queue_grant) then
+    perform notifyq.check_access(q.queue, 'consume from')
+    from (select distinct m.queue from unnest(v_messages) as m) as q;
+  end if;
+  for v_item in
+    select u.number, m as message, u.name, u.value, u.failed
+    from unnest(ids, lock_tokens, names, contents, record_steps.failed) with ordinality
+      as u (id, lock_token, name, value, failed, number)
+    join unnest(v_messages) as m on m.id = u.id and m.lock_token = u.lock_token
+  loop
+    v_step := notifyq.ended_step(v_item.message, v_item.name, v_item.value, v_item.failed, null);
+    if v_step.number is null then
+      v_new := v_new || v_step;
+    end if;
+    number := v_item.number;
+    stored := v_step.value;
+    state := v_step.state;
+    return next;
+  end loop;
+  if v_new is not null then
+    perform notifyq.add_steps(v_new);
+  end if;
+end;
+$$;
+comment on function notifyq.record_steps(bigint[], bigint[], text[], jsonb[], boolean[]) is
+  'As messages.step(), for many messages: the place of each in the arrays, from 1 on, and what is '
+  'recorded. None for a message whose lock was lost, or whose row another transaction has locked.';
 
 create or replace function messages.step(
   id bigint,
@@ -218,12 +302,19 @@ comment on function messages.steps(bigint) is
   '(a wait for one) or end (a wait for messages); state: done, failed, received or timed_out. What '
   'it still waits for is in parked(). None of a queue that the caller may not read.';
 
--- For a worker that begins to handle a message: also what it waits for. origin is the same for a
--- dead message and what it was published again as.
+create or replace function notifyq.step_origin()
+  returns text language sql stable security definer
+  set search_path = pg_catalog, pg_temp
+as $$
+  select concat_ws(':', (notifyq.current_origin()).system_identifier, notifyq.database_oid());
+$$;
+comment on function notifyq.step_origin() is
+  'What idempotency keys of this database are made of, besides the id of a message.';
+
+-- For a worker that begins to handle a message.
 create or replace function notifyq.recorded_steps(
   id bigint,
   lock_token bigint,
-  out origin text,
   out name text,
   out kind text,
   out state text,
@@ -236,22 +327,17 @@ as $$
 #variable_conflict use_column
 declare
   v_message messages.message := notifyq.hold_lock(recorded_steps.id, recorded_steps.lock_token);
-  v_origin text := concat_ws(
-    ':', (notifyq.current_origin()).system_identifier, notifyq.database_oid(),
-    coalesce(v_message.root_id, v_message.id)
-  );
 begin
   return query
-  select v_origin, s.name, s.kind, s.state, s.value
-  from (values (v_message.id)) as m (id)
-  left join notifyq.step as s on s.message_id = m.id
+  select s.name, s.kind, s.state, s.value
+  from notifyq.step as s
+  where s.message_id = v_message.id
   order by s.number;
 end;
 $$;
 comment on function notifyq.recorded_steps(bigint, bigint) is
-  'The steps of a message that is locked under lock_token, what it waits for included, and what '
-  'its idempotency keys are made of; one row with a null name if it has none. Raises NQ011 if the '
-  'lock was lost.';
+  'The steps of a message that is locked under lock_token, and what it waits for. Raises NQ011 if '
+  'the lock was lost.';
 
 -- Messages that are finished take their steps with them; what they wait for ends.
 create or replace function notifyq.archive_steps(ids bigint[])

@@ -40,6 +40,17 @@ begin
       'give an absolute path, or s3://, gs://, abfss:// or hdfs:// without credentials'
     );
   end if;
+  -- Two first exports at once: with a lake each, one would stay empty and hold up retention.
+  lock table notifyq.lake in share row exclusive mode;
+  select l.* into v_lake
+  from notifyq.lake as l
+  where l.location = create_lake.location
+    and not exists (select from messages.lake_file as f where f.lake = l.id)
+  order by l.id desc
+  limit 1;
+  if found then
+    return v_lake;
+  end if;
   insert into notifyq.lake as l (location, position)
   values (
     create_lake.location,
@@ -53,7 +64,8 @@ $$;
 comment on function notifyq.create_lake is
   'Register a lake at a location, as `notifyq spark export` does: the absolute path of a folder, '
   'or a URI of s3, gs, abfss or hdfs. From now on no day of the archive is dropped before it has '
-  'been exported there. Raises NQ003 for an empty location, another URI, and one with credentials.';
+  'been exported there. One of that location that has no files yet is returned again. Raises NQ003 '
+  'for an empty location, another URI, and one with credentials.';
 
 create or replace function messages.forget_lake(id bigint)
   returns boolean language plpgsql security definer

@@ -36,7 +36,10 @@ begin
     q.encrypted
   from messages.queue as q
   left join counted as c on c.queue = q.name
-  left join lateral notifyq.count_unlogged(q.name) as v on not q.durable
+  left join lateral (
+    -- Not a condition of the join: that calls it for every queue.
+    select u.* from notifyq.count_unlogged(q.name) as u where not q.durable offset 0
+  ) as v on true
   where (queue_info.queue is null or q.name = queue_info.queue)
     and (v_readable is null or q.name = any (v_readable))
   order by q.name;

@@ -61,7 +61,7 @@ begin
       (
         'worker', 'messages', 'step sleep await_signal await_any await_end emit'
       ),
-      ('worker', 'notifyq', 'record_step recorded_steps wait_for_ends'),
+      ('worker', 'notifyq', 'record_step record_steps recorded_steps step_origin wait_for_ends'),
       ('publisher worker', 'messages', 'signal'),
       ('publisher worker reader', 'messages', 'progress output'),
       ('worker reader', 'messages', 'steps parked'),

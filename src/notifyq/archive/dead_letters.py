@@ -67,6 +67,7 @@ class DeadLetters:
             lambda _channel, _payload: self._wake.set(),
             name="notifyq dead watch",
             telemetry=self._telemetry,
+            reads_only=True,
         ) as listener:
             while True:
                 # Clear first: a notification during the poll causes another one.

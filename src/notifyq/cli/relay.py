@@ -93,6 +93,9 @@ def relay(
     ),
     grace: GraceOption = None,
     once: bool = flag("--once", "Stop when nothing is left."),
+    create_queues: bool = flag(
+        "--create-queues", "Create queues that the target lacks, with the policy of the source."
+    ),
     accept_restored: bool = flag(
         "--accept-restored", "The target was restored: continue with its receipts."
     ),
@@ -136,6 +139,8 @@ def relay(
         raise typer.BadParameter(
             "a broker takes --stream, without --queue, --remember and --accept-restored"
         )
+    if create_queues and not routes:
+        raise typer.BadParameter("--create-queues is for --queue")
     progress = _Progress(as_json=as_json)
     scrapes = ScrapeSettings.load(metrics_port=metrics_port, metrics_host=metrics_host)
     with serve_metrics(scrapes, "RelayMetrics", here) as metrics:
@@ -151,7 +156,9 @@ def relay(
             for it in subscriptions
         }
         if isinstance(there, Database) and routes:
-            make["queues"] = partial(Relay, here, there, routes, filter=filter, **options)
+            make["queues"] = partial(
+                Relay, here, there, routes, filter=filter, create_queues=create_queues, **options
+            )
         relays = _Relays(make, progress.quiet, once=once)
         calm_collector()
         try:

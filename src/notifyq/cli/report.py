@@ -34,10 +34,10 @@ async def report(
     It also has the slowest queues and the growth. It reads the roll-ups of `notifyq spark rollup`,
     or the archive where there are none. The page is one file that needs nothing else.
     """
+    local_path(out_)  # no URI, which the next text would show with its password
     kind = out_.suffix.lower()
     if kind not in {".html", ".png"}:
         raise typer.BadParameter(f"--out {str(out_)!r} is neither .html nor .png")
-    local_path(out_)  # no URI
     # Imported late: charts need more packages, which take their time to load.
     from notifyq.operations.report import gather, page, picture
 

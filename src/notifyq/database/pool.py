@@ -22,7 +22,7 @@ from notifyq.database.installs import ours
 from notifyq.database.per_loop import PerLoop
 from notifyq.database.probes import ROLES_OF_FUNCTION
 from notifyq.database.retry import is_lost, is_misfit, is_passing, retrying
-from notifyq.database.statements import ENCRYPTED_NAMES, RESULT
+from notifyq.database.statements import ENCRYPTED_NAMES, RESULT, STEP_ORIGIN
 from notifyq.dsn import masked, unusable
 from notifyq.errors import (
     AccessDeniedError,
@@ -297,6 +297,7 @@ class Database:
         self.keys = keys
         """What encrypts and decrypts; None: nothing does."""
         self._encrypted: set[str] | None = None
+        self._origin: str | None = None
         self._route = Route(
             dsn,
             name=name,
@@ -349,11 +350,18 @@ class Database:
         connection.is_shared = features is not None and features.is_pooled
         connection.schema = self.schema
         self.encoding = connection.get_settings().server_encoding
+        self._origin = None  # it may be of another server
         return connection
 
     def storable(self, text: str) -> str:
         """A text for people, such as details, with what this database cannot store replaced."""
         return storable(text, self.encoding)
+
+    async def step_origin(self) -> str:
+        """What makes an id unique that is one in this database."""
+        if self._origin is None:
+            self._origin = str((await self.persist(STEP_ORIGIN))[0][0])
+        return self._origin
 
     async def encrypts(self, name: str) -> bool:
         """Whether a queue or stream takes encrypted payloads only; false without keys."""

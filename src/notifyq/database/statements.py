@@ -51,7 +51,8 @@ from (
 # The columns of a Message only: each one costs the server and the worker.
 CLAIM = """
 select id, queue, created_at, available_at, locked_at, lock_token, priority, attempts, type,
-  dedup_key, key, max_attempts, message, headers, details, state, locked_by, lock_expires_at
+  dedup_key, key, max_attempts, message, headers, details, state, locked_by, lock_expires_at,
+  root_id
 from messages.claim(
   queues => $1, quantity => $2, lock_duration => $3, worker => $4, filter => $5::jsonpath,
   full_scan => $6, max_attempts => $7, filters => $8::text[]::jsonpath[])
@@ -151,9 +152,14 @@ select * from messages.archive_list(
   queue => $1, status => $2::messages.message_status, quantity => $3, since => $4)
 """
 ARCHIVE_FIND = "select * from messages.archive_find(id => $1)"
+STEP_ORIGIN = "select notifyq.step_origin()"
 RECORDED_STEPS = """
-select r.origin, r.name, r.kind, r.state, r.value::text as value
+select r.name, r.kind, r.state, r.value::text as value
 from notifyq.recorded_steps(id => $1, lock_token => $2) as r"""
+RECORD_STEPS = """
+select r.number, r.stored::text as stored, r.state
+from notifyq.record_steps(
+  ids => $1, lock_tokens => $2, names => $3, contents => $4::text[]::jsonb[], failed => $5) as r"""
 RECORD_STEP = """
 select r.stored::text as stored, r.state, r.is_new
 from notifyq.record_step(
@@ -235,6 +241,7 @@ where a.pid = $1
   and a.backend_start = $2
 """
 RUN_BROKER = "call messages.run_broker(idle => interval '0')"
+LOCK_RELAY = "select pg_try_advisory_lock(hashtextextended($1, 7305427014))"
 LOCK_BROKER = "select pg_try_advisory_lock(hashtextextended(session_user, 7305427011))"
 WANT_BROKER = "select notifyq.want_broker(role => session_user, wanted => true)"
 BROKER_OF = "select session_user::text as role, current_database()::text as database"

@@ -10,6 +10,7 @@ from notifyq.database.encoding import storing
 from notifyq.durable.control import LockLostError
 from notifyq.errors import LockNotHeldError, StepError
 from notifyq.models.payload import encode
+from notifyq.telemetry.tracebacks import clean
 
 if TYPE_CHECKING:
     from notifyq.database.pool import Database
@@ -36,7 +37,7 @@ async def progress(fraction: float, note: str | None = None) -> bool:
     this one was not kept, or the lock of the message was lost.
     """
     message, database = _current("notifyq.progress()")
-    note = None if note is None else database.storable(note)
+    note = None if note is None else database.storable(clean(note, len(note)))
     if note is not None and message.is_encrypted and database.keys is not None:
         note = database.keys.encrypt(message.queue, "note", note)
     kept = await database.value(sql.REPORT_PROGRESS, message.id, message.lock_token, fraction, note)

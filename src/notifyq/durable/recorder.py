@@ -34,9 +34,11 @@ from notifyq.errors import (
 )
 from notifyq.models.annotations import hints
 from notifyq.models.payload import encode
+from notifyq.telemetry.tracebacks import clean, text_of
 
 if TYPE_CHECKING:
     from notifyq.database.pool import AnyConnection, Database
+    from notifyq.durable.recording import Recording
     from notifyq.models.message import Message
     from notifyq.queues.publisher import PublishOptions
     from notifyq.queues.results import Handle, Results
@@ -55,6 +57,7 @@ class Work(Protocol):
     """What steps are done with: the worker's database, threads and transactions."""
 
     database: Database
+    recording: Recording
     crashes: bool
     """Whether a call ends after each new step, as by a crash: for tests."""
     tracing: Tracing | None
@@ -118,12 +121,16 @@ class Recorder:
 
     async def load(self) -> None:
         """Read what earlier calls have recorded."""
-        rows = await self.call(sql.RECORDED_STEPS)
-        self.origin = rows[0]["origin"]
-        for row in rows:
-            if row["name"] is not None:
-                value = self._read(row["kind"], row["value"])
-                self.recorded[row["name"]] = Recorded(row["kind"], row["state"], value)
+        root = self.message.root_id
+        # The same for a dead message and what it was published again as.
+        self.origin = f"{await self.work.database.step_origin()}:{root or self.message.id}"
+        if root is not None:  # else nothing is recorded, and no other call has the lock
+            await self._read_all()
+
+    async def _read_all(self) -> None:
+        for row in await self.call(sql.RECORDED_STEPS):
+            value = self._read(row["kind"], row["value"])
+            self.recorded[row["name"]] = Recorded(row["kind"], row["state"], value)
 
     async def run_handler(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call the handler; a message that was parked or lost meanwhile ends it in any case."""
@@ -269,7 +276,10 @@ class Recorder:
     async def record(self, step: str, value: str, *, failed: bool = False) -> None:
         """Record a step; the first record of a name wins."""
         with storing(f"the value of step {step!r}", StepValueError):
-            [row] = await self.call(sql.RECORD_STEP, step, self._written(value), failed)
+            written = self._written(value)
+            row = await self.work.recording.add(self._lock, step, written, failed=failed)
+            if row is None:  # alone, who waits for its row, or has lost its lock
+                [row] = await self.call(sql.RECORD_STEP, step, written, failed)
         self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
 
     async def record_in(
@@ -302,7 +312,7 @@ class Recorder:
         except DatabaseUnavailableError:
             # The answer to the commit was lost, or it was not sent.
             self.recorded.pop(step, None)
-            await self.load()
+            await self._read_all()
             if step not in self.recorded:
                 raise
         except BaseException:
@@ -348,7 +358,7 @@ def dumped(step: str, function: Callable[..., Any], value: Any) -> str:
 
 def described(error: BaseException) -> str:
     """An error as the value of a failed step."""
-    return encode({"type": type(error).__name__, "text": str(error)})
+    return encode({"type": type(error).__name__, "text": clean(text_of(error))})
 
 
 def decoded(value: str | None) -> Any:

@@ -18,6 +18,7 @@ from notifyq.database.encoding import storable
 from notifyq.database.installs import ours
 from notifyq.database.pool import begun, explaining
 from notifyq.database.retry import retrying
+from notifyq.durable.recording import Recording
 from notifyq.errors import ConfigurationError
 from notifyq.execution.around import call_inside
 from notifyq.models.message import Message, newest
@@ -210,6 +211,11 @@ class Runtime:
     """Whether a call ends after each new step, as by a crash: for tests."""
     transactions: Transactions | None = None
     processes: HandlerProcesses | None = None
+    recording: Recording | None = field(init=False)
+    """Records steps."""
+
+    def __post_init__(self) -> None:
+        self.recording = None if self.database is None else Recording(self.database)
 
     @property
     def keys(self) -> Keys | None:
@@ -226,6 +232,8 @@ class Runtime:
         self.threads.close()
         if self.processes is not None:
             self.processes.close()
+        if self.recording is not None:
+            await self.recording.close()
         if self.transactions is not None:
             await self.transactions.close()
 
@@ -247,11 +255,12 @@ class StepWork:
     """What the steps of a handler use of its worker."""
 
     def __init__(self, handler: Handler[Any], runtime: Runtime) -> None:
-        if runtime.database is None or runtime.transactions is None:
+        if runtime.database is None or runtime.transactions is None or runtime.recording is None:
             raise ConfigurationError("only a worker runs handlers with steps")
         self.publisher = handler.publisher
         self.tracing = handler.tracing
         self.database = runtime.database
+        self.recording = runtime.recording
         self.in_thread = runtime.threads.run
         self.transaction = runtime.transactions.open
         self.crashes = runtime.crashes

@@ -188,6 +188,8 @@ class Message(_Row):
     state: str
     locked_by: str | None
     lock_expires_at: datetime | None
+    root_id: int | None = None
+    """The message whose recorded steps it continues, or itself; None: nothing was recorded."""
 
     def opened(self, text: str) -> DecryptedMessage:
         """The same message with its decrypted payload."""

@@ -71,7 +71,9 @@ class Listener:
         telemetry: TelemetryHandler,
         ping: float = 10,
         services: Sequence[Service] = (),
+        reads_only: bool = False,
     ) -> None:
+        """Describe the listener; one that `reads_only` goes on without LISTEN at a standby."""
         self._database = database
         self._dsn = database.listen_dsn
         self._channels = channels
@@ -86,6 +88,8 @@ class Listener:
         self._prefix = installs.channel_prefix(database.schema)
         self._telemetry = telemetry
         self._ping_every = ping
+        self._reads_only = reads_only
+        self._listens = False
         self._services = [self._check_database, self._check_delivery, *services]
         self._pending: set[tuple[str, str]] = set()
         self._pending_lock = threading.Lock()
@@ -230,8 +234,7 @@ class Listener:
         )
         closed = asyncio.Event()
         connection.add_termination_listener(lambda _: closed.set())
-        for channel in self._channels:
-            await connection.add_listener(channel, self._receive)
+        self._listens = await self._listen_on(connection)
         again, self._connected_before = self._connected_before, True
         self._emit(ListenerConnected(backend_pid=pid, again=again))
         # After LISTEN is in force: the poll that this causes finds what was published before it.
@@ -242,6 +245,16 @@ class Listener:
             group.create_task(_raise_when(closed))
             for service in self._services:
                 group.create_task(service(session))
+
+    async def _listen_on(self, connection: Connection) -> bool:
+        try:
+            for channel in self._channels:
+                await connection.add_listener(channel, self._receive)
+        except asyncpg.ReadOnlySQLTransactionError:
+            if not self._reads_only:
+                raise
+            return False
+        return True
 
     def _report_loss(self, backend_pid: int) -> None:
         if not self._has_reported_loss:
@@ -258,8 +271,11 @@ class Listener:
         is_read_only = bool(await session.fetch(probes.IS_READ_ONLY))
         while True:
             await asyncio.sleep(self._ping_every)
-            if bool(await session.fetch(probes.IS_READ_ONLY)) and not is_read_only:
+            was, is_read_only = is_read_only, bool(await session.fetch(probes.IS_READ_ONLY))
+            if is_read_only and not was:
                 raise asyncpg.ReadOnlySQLTransactionError("the server is no longer a primary")
+            if not (is_read_only or self._listens):
+                raise asyncpg.ReadOnlySQLTransactionError("the server has become a primary")
 
     async def _check_database(self, session: Session) -> None:
         """Raise where the listen DSN leads to another database than the DSN."""
@@ -275,7 +291,7 @@ class Listener:
             )
 
     async def _check_delivery(self, session: Session) -> None:
-        self.delivers = await session.delivers()
+        self.delivers = self._listens and await session.delivers()
 
     async def _notify(self, channel: str) -> bool:
         try:

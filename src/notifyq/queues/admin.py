@@ -169,3 +169,23 @@ class Admin:
     async def queue_info(self, name: str | None = None) -> list[asyncpg.Record]:
         """Policy and counts of each queue, or of one."""
         return await self._database.fetch(sql.QUEUE_INFO, name)
+
+
+async def copy_queues(source: Calls, target: Calls, names: Mapping[str, str]) -> list[str]:
+    """Create queues that the target lacks, as they are at the source; return their names.
+
+    `names` maps queues of the source to those of the target. Shares and limits of keys are copied
+    with a queue; grants are not.
+    """
+    here, there = Admin(source), Admin(target)
+    found = {row["queue"]: Policy.of(dict(row)) for row in await here.queue_info()}
+    wanted = {new: found[old] for old, new in names.items() if old in found}
+    created = await there.create_missing(wanted)
+    for old, new in names.items():
+        if new not in created:
+            continue
+        for row in await here.queue_shares(old):
+            await there.set_share(new, row["key"], row["weight"])
+        for row in await here.queue_limits(old):
+            await there.set_limit(new, row["key"], concurrency=row["concurrency"], rate=row["rate"])
+    return created

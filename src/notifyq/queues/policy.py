@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from notifyq.queues.options import PolicyBase, SqlType, call, option, options
 from notifyq.queues.payload_schema import Schema
@@ -125,6 +125,13 @@ class Policy(PolicyBase):
         "Payload",
         off="plain",
     )
+
+    @classmethod
+    def of(cls, queue: Mapping[str, Any]) -> Self:
+        """The policy of a queue, a row of `queue_info`."""
+        values = {it.name: queue[it.name] for it in options(cls)}
+        schema = values["payload_schema"]
+        return cls(**values | {"payload_schema": schema and json.loads(schema)})
 
     def differences(self, queue: Mapping[str, Any]) -> list[str]:
         """What a queue, a row of `queue_info`, has other than this policy."""

@@ -54,6 +54,8 @@ class RelayOptions(TypedDict, total=False):
     transform: Transform | None
     once: bool
     """Return when nothing is left to move."""
+    create_queues: bool
+    """Create queues that the target lacks, with the policy of those at the source."""
     accept_restored: bool
     """Accept that the target was restored: lost messages stay lost."""
     settings: RelaySettings | None
@@ -83,6 +85,7 @@ class BaseRelay:
         self._part = part
         self._transform = options.get("transform")
         self._once = options.get("once", False)
+        self._creates_queues = options.get("create_queues", False)
         self._accepts_restored = options.get("accept_restored", False)
         self._settings = options.get("settings") or RelaySettings.load()
         self._telemetry = Guarded(options.get("telemetry", log_events))

@@ -27,10 +27,11 @@ from notifyq.notify.listener import Listener
 from notifyq.notify.session import Session
 from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.printable import in_line
+from notifyq.queues.admin import copy_queues
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.batch import QueueBatch
 from notifyq.relay.message import transform
-from notifyq.relay.target import WAITS
+from notifyq.relay.target import WAITS, Target
 from notifyq.telemetry.tracebacks import clean, describe, report
 from notifyq.worker.maintenance import Maintenance
 from notifyq.worker.wake import Poll, Poller, Suppression
@@ -86,6 +87,16 @@ class Relay(BaseRelay):
         self._recovery.stop()
         if self._stops > 1:
             self._cancel()
+
+    async def _target_of(self, database: Database) -> Target:
+        target = await super()._target_of(database)
+        if self._creates_queues:
+            # With its shares and limits, or not at all.
+            async with database.transaction() as there:
+                created = await copy_queues(self._source, there, self._routes)
+            for name in created:
+                log.info("created queue %r at the target", name)
+        return target
 
     def _make_listener(self) -> Listener:
         suppression = Suppression(self._source, self._telemetry, on_session=self._wake.set)

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import asyncpg
 
@@ -17,6 +17,8 @@ from notifyq.database.refusals import concerns_all
 from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
+from notifyq.notify.session import Session
+from notifyq.notify.wake import call_on
 from notifyq.printable import in_line
 from notifyq.relay.base import BaseRelay, log
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+_TURN_EVERY = 1.0
+"""Seconds between two tries to take the place of another relay."""
 
 
 class _EventBatch(RelayBatch):
@@ -94,6 +98,9 @@ class StreamRelay(BaseRelay):
         """The source in logs and telemetry events."""
         self._has_batch = False
         self._moving: asyncio.Task[None] | None = None
+        self._turn = asyncio.Event()
+        """Set while this is the one relay of the subscription that sends."""
+        self._identity: tuple[int, Any] | None = None
 
     def _on_stop(self) -> None:
         # Without a batch it may wait for a server that is away.
@@ -101,13 +108,40 @@ class StreamRelay(BaseRelay):
             self._moving.cancel()
 
     def _make_listener(self) -> Listener:
+        services = [partial(self._take_turn, asyncio.get_running_loop())]
+        if isinstance(self._to, Database):  # which receives no event twice
+            services = []
+            self._turn.set()
         return Listener(
             self._source,
             [sql.NEW_EVENT],
             partial(self._wake.on_event, self._stream),
             name="notifyq relay",
             telemetry=self._telemetry,
+            services=services,
         )
+
+    async def _take_turn(self, home: asyncio.AbstractEventLoop, session: Session) -> None:
+        """Wait until no other relay sends the same batches; on the listener's loop."""
+        try:
+            if self._identity is not None:
+                # The server may not have noticed that the session before is gone.
+                with suppress(asyncpg.PostgresError):
+                    await session.fetch(sql.END_SESSION, *self._identity)
+            # The session of a pooler cannot hold a lock.
+            if await session.delivers():
+                [row] = await session.fetch(sql.KEEP_ALIVE)
+                self._identity = (row["pid"], row["backend_start"])
+                subscription = f"{self._source.schema} {self.label}"
+                is_alone = partial(session.fetch, sql.LOCK_RELAY, subscription)
+                if not (await is_alone())[0][0]:
+                    log.info("%s: another relay moves it, this one waits", self.label)
+                    while not (await is_alone())[0][0]:  # noqa: ASYNC110  it is the server
+                        await asyncio.sleep(_TURN_EVERY)
+            call_on(home, self._turn.set)
+            await asyncio.Event().wait()
+        finally:
+            call_on(home, self._turn.clear)
 
     async def _serve(self) -> None:
         failed = self._listener.failed
@@ -125,6 +159,7 @@ class StreamRelay(BaseRelay):
 
     async def _move_until_stopped(self) -> None:
         while not self._stops:
+            await self._turn.wait()
             # Clear first: a notification during the fetch causes another one.
             self._wake.clear()
             has_more = True

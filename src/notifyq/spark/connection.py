@@ -48,9 +48,9 @@ def connect(dsn: str, *, name: str = "notifyq spark") -> Session:
     Each statement is a transaction unless `transaction()` begins one. Raises
     DatabaseUnavailableError, whose text holds no password.
     """
-    completed = _complete(dsn, name)
+    target = completed(dsn, name)
     try:
-        return psycopg.connect(completed, autocommit=True)
+        return psycopg.connect(target, autocommit=True)
     except psycopg.OperationalError as error:
         raise errors.DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
 
@@ -76,7 +76,7 @@ def connect_arrow(dsn: str, *, name: str = "notifyq spark") -> Any:
     from adbc_driver_postgresql import dbapi
 
     try:
-        return dbapi.connect(_complete(dsn, name))
+        return dbapi.connect(completed(dsn, name))
     except dbapi.Error as error:
         raise errors.DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
 
@@ -91,7 +91,7 @@ def arrow_transaction(
     """
     with ExitStack() as stack:
         try:
-            database = _database(_complete(dsn, name))
+            database = _database(completed(dsn, name))
             connection = stack.enter_context(adbc.AdbcConnection(database))
         except adbc.Error as error:
             raise errors.DatabaseUnavailableError(f"no connection: {_first_line(error)}") from None
@@ -137,7 +137,8 @@ def _database(dsn: str) -> Any:
     return _last.database
 
 
-def _complete(dsn: str, name: str) -> str:
+def completed(dsn: str, name: str) -> str:
+    """Return the DSN in the form of libpq with an application_name; check it."""
     try:
         given: dict[str, Any] = conninfo.conninfo_to_dict(without_driver(dsn))
     except psycopg.ProgrammingError:

@@ -164,6 +164,33 @@ ADVANCE_LAKE: Final = "select notifyq.advance_lake(%s, %s, %s, %s::jsonb, %s::js
 FORGET_ARCHIVED: Final = "select notifyq.forget_archived(%s::bigint[])"
 MATCH_PAYLOADS: Final = "select notifyq.match_payloads(%s::text[], %s::jsonpath)"
 
+# The catalog of Iceberg tables, whose own tables pyiceberg creates.
+
+ICEBERG: Final = "notifyq_iceberg"
+ICEBERG_SCHEMA: Final = "select from pg_namespace where nspname = 'notifyq_iceberg'"
+CREATE_ICEBERG: Final = """
+do $$
+begin
+  create schema notifyq_iceberg;
+  if to_regrole('notifyq_admin') is not null then
+    grant usage on schema notifyq_iceberg to notifyq_admin, notifyq_reader;
+    alter default privileges in schema notifyq_iceberg
+      grant select, insert, update, delete on tables to notifyq_admin;
+    alter default privileges in schema notifyq_iceberg grant select on tables to notifyq_reader;
+  end if;
+end
+$$
+"""
+ICEBERG_CATALOG: Final = """
+    select from pg_class
+    where relname = 'iceberg_namespace_properties'
+      and relnamespace = (select oid from pg_namespace where nspname = 'notifyq_iceberg')
+"""
+ICEBERG_LAKE: Final = """
+    select from notifyq_iceberg.iceberg_namespace_properties
+    where catalog_name = %s and namespace = %s
+"""
+
 # Roll-ups.
 
 ROLLED_UP: Final = "select notifyq.rolled_up(%s) as batch"

@@ -20,7 +20,7 @@ from notifyq.errors import ConfigurationError, StreamNotFoundError
 from notifyq.spark import statements
 from notifyq.spark.connection import opened
 from notifyq.spark.engine import Engine, LocalEngine
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.files import FileWriter, WrittenFile, remove
 from notifyq.spark.lake.lake import ARCHIVE, Lake
 from notifyq.spark.lake.storage import storage_at
@@ -166,7 +166,7 @@ class _Run:
         if once:
             self._reader.prepareForTriggerAvailableNow()
         # Also after a run that was killed before it updated the mirror.
-        delta.mirror(self._lake, self._table)
+        mirrors.follow(self._lake, self._table)
 
     def step(self) -> list[WrittenFile] | None:
         """Carry the next batch and return its files; None: there is nothing to carry."""
@@ -181,7 +181,7 @@ class _Run:
             remove(self._lake.storage, files)
             raise
         self._offset = self._before = end
-        delta.mirror(self._lake, self._table)
+        mirrors.follow(self._lake, self._table)
         return files
 
     def _tasks(self, end: dict[str, Any]) -> list[StreamTask]:

@@ -46,6 +46,7 @@ class Tail:
             partial(self._wake.on_event, self._stream),
             name="notifyq stream tail",
             telemetry=self._telemetry,
+            reads_only=True,
         ) as listener:
             while True:
                 # Clear first: a notification during the poll causes another one.

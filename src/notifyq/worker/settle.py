@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import asyncpg
-
 from notifyq.database import statements as sql
+from notifyq.database.batching import Batcher, Item
 from notifyq.database.encryption.sealing import encrypted, encrypted_log
-from notifyq.database.refusals import halving
-from notifyq.errors import InvalidArgumentError
 from notifyq.execution.runtime import ends_of
 from notifyq.models.message import Message, Retried, newest
 from notifyq.models.outcome import (
@@ -32,121 +27,32 @@ from notifyq.models.payload import is_sealed
 from notifyq.telemetry.tracebacks import clean, report
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from notifyq.database.pool import Database
 
 Key = tuple[int, int]
 """Id and lock token of a message."""
 Answer = bool | Retried | Committed
 """Whether the lock was held; for a failed attempt, what followed, or that it has not failed."""
+_LOST: Answer = False
 
 Log = tuple[int, str]
 """The number of an attempt, and what a call of it has logged, as JSON."""
 
 E = TypeVar("E", bound=Outcome)
 
-_BATCH = 500
-"""Most settlements in one statement: enough to share a commit, small enough to stay quick."""
-_GATHER = 0.002
-"""Longest time in seconds that a settlement waits for others, while more of them arrive."""
-_UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError, InvalidArgumentError)
-"""The values themselves cannot be stored: numbers, sizes and depths have limits."""
-
 
 @dataclass(slots=True)
-class _Settlement(Generic[E]):
+class _Settlement(Item[Answer], Generic[E]):
     id: int
     lock_token: int
     outcome: E
-    answered: asyncio.Future[Answer]
     log: Log | None
 
     @property
     def key(self) -> Key:
         return self.id, self.lock_token
-
-    def settle(self, answer: Answer | BaseException) -> None:
-        """Give the answer, once, to who still waits for it."""
-        if self.answered.done():
-            return
-        if not isinstance(answer, BaseException):
-            self.answered.set_result(answer)
-        elif isinstance(answer, asyncio.CancelledError):
-            self.answered.cancel()
-        else:
-            self.answered.set_exception(answer)
-
-
-class _Batcher(Generic[E]):
-    """Settlements of one kind: during one statement the next ones gather for another.
-
-    `send` returns answers by the keys that were held. One that the server refuses makes the
-    statement fail, and must not fail the others. Where it refuses the values, `send_alone` sends
-    others.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[list[_Settlement[E]]], Awaitable[Mapping[Key, Answer]]],
-        send_alone: Callable[[_Settlement[E], Exception], Awaitable[Answer]],
-    ) -> None:
-        self._send = send
-        self._send_alone = send_alone
-        self._pending: list[_Settlement[E]] = []
-        self._flushing: asyncio.Task[None] | None = None
-
-    def add(self, settlement: _Settlement[E]) -> None:
-        self._pending.append(settlement)
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush())
-
-    async def close(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._flushing
-        _settle_all(self._pending, asyncio.CancelledError())
-        self._pending.clear()
-
-    async def _flush(self) -> None:
-        batch: list[_Settlement[E]] = []
-        try:
-            while self._pending:
-                await self._gather()
-                batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
-                await self._settle(batch)
-        except BaseException as error:
-            _settle_all(batch, error)
-            if not isinstance(error, asyncio.CancelledError):
-                # Nothing awaits this task: a settlement without an answer would wait permanently.
-                _settle_all(self._pending, error)
-                self._pending = []
-            raise
-        finally:
-            self._flushing = None
-
-    async def _gather(self) -> None:
-        """Wait for settlements that arrive together, while each turn of the loop brings more."""
-        give_up = time.monotonic() + _GATHER
-        before = 0
-        while before < len(self._pending) < _BATCH and time.monotonic() < give_up:
-            before = len(self._pending)
-            await asyncio.sleep(0)
-
-    async def _settle(self, batch: list[_Settlement[E]]) -> None:
-        async for part, held in halving(self._send, batch):
-            if isinstance(held, _UNSTORABLE):
-                await self._settle_alone(part[0], held)
-            elif isinstance(held, Exception):
-                _settle_all(part, held)
-            else:
-                for settlement in part:
-                    settlement.settle(held.get(settlement.key, False))
-
-    async def _settle_alone(self, settlement: _Settlement[E], error: Exception) -> None:
-        try:
-            settlement.settle(await self._send_alone(settlement, error))
-        except Exception as again:  # noqa: BLE001  it is raised where the answer is awaited
-            settlement.settle(again)
 
 
 class Settler:
@@ -161,10 +67,10 @@ class Settler:
         self._database = database
         self._text = database.storable
         self._is_closed = False
-        self._finishes = _Batcher[Success | Rejected](self._finish, self._fail)
-        self._retries = _Batcher[Failed](self._retry, self._retry_by_queue)
-        self._releases = _Batcher[Released](self._release, _raise)
-        self._logs = _Batcher[Committed | Suspended](self._keep, _raise)
+        self._finishes = Batcher(self._finish, self._fail, otherwise=_LOST)
+        self._retries = Batcher(self._retry, self._retry_by_queue, otherwise=_LOST)
+        self._releases = Batcher(self._release, otherwise=_LOST)
+        self._logs = Batcher(self._keep, otherwise=_LOST)
 
     def add(
         self, message: Message, outcome: Outcome, log: str | None = None
@@ -186,13 +92,13 @@ class Settler:
             return answered
         match outcome:
             case Success() | Rejected():
-                self._finishes.add(_Settlement(message_id, lock_token, outcome, answered, log))
+                self._finishes.add(_Settlement(answered, message_id, lock_token, outcome, log))
             case Failed():
-                self._retries.add(_Settlement(message_id, lock_token, outcome, answered, log))
+                self._retries.add(_Settlement(answered, message_id, lock_token, outcome, log))
             case Released():
-                self._releases.add(_Settlement(message_id, lock_token, outcome, answered, log))
+                self._releases.add(_Settlement(answered, message_id, lock_token, outcome, log))
             case Committed() | Suspended() if log is not None:
-                self._logs.add(_Settlement(message_id, lock_token, outcome, answered, log))
+                self._logs.add(_Settlement(answered, message_id, lock_token, outcome, log))
             case Committed(is_held):  # it is in the database already
                 answered.set_result(is_held)
             case Suspended():
@@ -301,12 +207,3 @@ class Settler:
 def _logs_of(batch: list[_Settlement[E]]) -> tuple[list[Any], ...]:
     """The arguments of KEEP_LOGS for what was logged; empty where nothing was."""
     return tuple(map(list, zip(*((*it.key, *it.log) for it in batch if it.log), strict=True)))
-
-
-async def _raise(_settlement: _Settlement[E], error: Exception) -> Answer:
-    raise error
-
-
-def _settle_all(batch: list[_Settlement[E]], error: BaseException) -> None:
-    for settlement in batch:
-        settlement.settle(error)

@@ -12,7 +12,7 @@ from notifyq import (
     QueueDeniedError,
     StepKindError,
 )
-from support.database import Connection, claim_one, lock_of, publish, rows, value
+from support.database import Connect, Connection, alive, claim_one, lock_of, publish, rows, value
 
 
 async def locked(connection: Connection, queue: str = "default") -> dict[str, Any]:
@@ -24,11 +24,6 @@ async def locked(connection: Connection, queue: str = "default") -> dict[str, An
 
 async def names(connection: Connection, id_: int) -> list[str]:
     return [row["name"] for row in await rows(connection, "steps", id=id_)]
-
-
-async def origin(connection: Connection, lock: dict[str, Any]) -> str:
-    call = "select origin from notifyq.recorded_steps($1, $2)"
-    return str(await connection.fetchval(call, *lock.values()))
 
 
 async def test_the_first_value_of_a_name_wins(connection: Connection) -> None:
@@ -65,13 +60,12 @@ async def test_dead_messages_take_their_steps_along(connection: Connection) -> N
     lock = await locked(connection)
     for name in ("one", "two", "three"):
         await value(connection, "step", **lock, name=name)
-    before = await origin(connection, lock)
     await value(connection, "finish", **lock, status="failed")
     again = await connection.fetchval("select messages.dead_retry($1)", lock["id"])
     assert await names(connection, again) == ["one", "two", "three"]
     row = await claim_one(connection)
+    assert row["root_id"] == lock["id"]
     lock = {"id": again, "lock_token": row["lock_token"]}
-    assert await origin(connection, lock) == before
     await value(connection, "finish", **lock, status="failed")
     with pytest.raises(InvalidArgumentError, match="has no recorded step 'four'"):
         await value(connection, "dead_retry_from", id=again, step="four")
@@ -83,6 +77,26 @@ async def test_dead_messages_take_their_steps_along(connection: Connection) -> N
     assert await names(connection, fourth) == []
     assert await connection.fetchval("select messages.dead_delete($1)", again) == 1
     assert await names(connection, again) == []
+
+
+async def test_steps_of_many_messages(connection: Connection, connect: Connect) -> None:
+    ids = await publish(connection, 4)
+    tokens = [row["lock_token"] for row in await rows(connection, "claim", quantity=4)]
+    tokens[1] += 1
+    call = "select * from notifyq.record_steps($1, $2, $3, $4, $5) order by number"
+    names_ = ["a"] * 5
+    arguments = ([*ids, ids[0]], [*tokens, tokens[0]], [*names_[:4], "b"], [1, 2, 3, 4, 5])
+    failed = [False, False, True, False, False]
+    other = await connect()
+    async with other.transaction():
+        await other.execute("select from messages.message where id = $1 for update", ids[3])
+        found = await connection.fetch(call, *arguments, failed)
+    # Not the second, whose lock is lost, nor the fourth, which would have to wait.
+    assert [tuple(row) for row in found] == [(1, 1, "done"), (3, 3, "failed"), (5, 5, "done")]
+    found = await connection.fetch(call, ids, tokens, ["a"] * 4, [9] * 4, [False] * 4)
+    assert [tuple(row) for row in found] == [(1, 1, "done"), (3, 3, "failed"), (4, 9, "done")]
+    assert await names(connection, ids[0]) == ["a", "b"]
+    assert await names(connection, ids[1]) == []
 
 
 async def test_a_lost_lock_writes_nothing(connection: Connection) -> None:
@@ -128,6 +142,10 @@ async def test_an_unlogged_queue_has_no_steps(connection: Connection) -> None:
     lock = await locked(connection, "fast")
     with pytest.raises(InvalidArgumentError, match="is unlogged"):
         await value(connection, "step", **lock, name="a")
+    # Nothing can wait for it: it must not look as if it were received.
+    with pytest.raises(InvalidArgumentError, match="is unlogged"):
+        await value(connection, "signal", name="go", id=lock["id"])
+    assert (await alive(connection, lock["id"]))["root_id"] is None
 
 
 async def test_a_granted_queue_keeps_others_out(connection: Connection) -> None:

@@ -33,6 +33,7 @@ def export_(
     verify: bool = flag("--verify", "Then read all files of the lake, and compare them."),
     prune: bool = flag("--prune", "Then drop past days whose rows are all in the lake."),
     keep_days: int = option("Whole days that --prune leaves.", default=1, min=0),
+    iceberg: bool = flag("--iceberg", "From now on keep Iceberg tables, too."),
     storage_option: StorageOption = None,
     dsn: DsnOption = None,
     as_json: JsonOption = False,
@@ -51,7 +52,7 @@ def export_(
     used = make_engine(engine)
     where = resolve_dsn(dsn)
     with Progress("exporting", total=None, unit="messages") as progress:
-        summary = export(where, target, engine=used, on_progress=progress.reach)
+        summary = export(where, target, engine=used, iceberg=iceberg, on_progress=progress.reach)
     if not as_json:
         out.print(printable(_summary_text(summary)))
     verified = compare(where, target) if verify else None
@@ -119,7 +120,7 @@ def tidy(
     least_files: int = option("Fewest small files of a day and queue to merge.", default=4, min=2),
     keep_hours: float = option("Hours that readers may need old files.", default=24, min=0),
     repair: bool = flag(
-        "--repair", "First set the Delta tables to the files that PostgreSQL lists."
+        "--repair", "First set Delta and Iceberg tables to the files that PostgreSQL lists."
     ),
     storage_option: StorageOption = None,
     dsn: DsnOption = None,
@@ -130,7 +131,7 @@ def tidy(
     Unused are files that were replaced, and files of runs that were killed.
     """
     with needs_extra():
-        from notifyq.spark.lake import delta
+        from notifyq.spark.lake import mirrors
         from notifyq.spark.lake.lake import Lake
         from notifyq.spark.lake.tidy import tidy as run
 
@@ -138,8 +139,7 @@ def tidy(
     where = resolve_dsn(dsn)
     if repair:
         damaged = Lake(where, target)
-        for table in damaged.tables():
-            delta.mirror(damaged, table, is_repair=True)
+        mirrors.follow(damaged, *damaged.tables(), is_repair=True)
     summary = run(where, target, least_files=least_files, older_than=timedelta(hours=keep_hours))
     if as_json:
         print_json(summary)

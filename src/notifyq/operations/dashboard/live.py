@@ -140,6 +140,7 @@ class Live:
                     name="notifyq dashboard notification",
                     # The reads report that the database is away.
                     telemetry=lambda _: None,
+                    reads_only=True,
                 ) as listener:
                     await asyncio.wait({listener.failed})
             await asyncio.sleep(_RETRY)

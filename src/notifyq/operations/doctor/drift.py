@@ -81,6 +81,12 @@ from (
     and not exists (
       select from pg_stat_progress_create_index as b where b.index_relid = x.indexrelid
     )
+  union all
+  select distinct false, format('subscription %s writes into our tables: no trigger fires there, '
+    'and no worker is notified', s.subname), format('alter subscription %I disable', s.subname)
+  from ours as o
+  join pg_subscription_rel as r on r.srrelid = o.oid
+  join pg_subscription as s on s.oid = r.srsubid and s.subenabled
 ) as f
 order by f.is_failure desc, f.what
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
-from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, change, fail, listed, ok, warn
 from notifyq.server.folder import home
 
 _OLDEST = 15
@@ -23,6 +23,32 @@ _RISKS = {
     "synchronous_commit": "a crash loses committed messages",
 }
 """What may happen if a setting is off."""
+
+# Of other users: that of this one is seen in its session.
+_WITHOUT_TRIGGERS = """
+select o.owner, format('alter %s reset session_replication_role', o.owner) as advice
+from (
+  select
+    case
+      when s.setrole = 0 and s.setdatabase = 0 then 'role all'
+      when s.setrole = 0 then format('database %I', d.datname)
+      when s.setdatabase = 0 then format('role %I', r.rolname)
+      else format('role %I in database %I', r.rolname, d.datname)
+    end as owner
+  from pg_db_role_setting as s
+  join pg_database as d on d.datname = current_database() and s.setdatabase in (0, d.oid)
+  left join pg_roles as r on r.oid = s.setrole
+  where exists (
+      select from unnest(s.setconfig) as c (setting)
+      where c.setting ~* '^session_replication_role=replica$'
+    )
+    and (
+      s.setrole = 0
+      or has_schema_privilege(r.oid, to_regnamespace('messages')::oid, 'usage')
+    )
+) as o
+order by 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +169,17 @@ async def check_session(context: Context) -> Finding:
         "current_setting('session_replication_role') as replication, "
         "coalesce(current_setting('restrict_nonsystem_relation_kind', true), '') as restricted"
     )
-    if row["replication"] != "origin":
+    if row["replication"] == "replica":
         return fail(
-            f"session_replication_role is {row['replication']}: no trigger fires, publishers do "
+            "session_replication_role is replica: no trigger fires, publishers do "
             "not notify, and limits are not kept",
             await change(context, {"session_replication_role": "origin"}),
+        )
+    if others := await context.connection.fetch(_WITHOUT_TRIGGERS):
+        return warn(
+            f"session_replication_role is replica for {listed([it['owner'] for it in others])}: "
+            "what they publish or finish fires no trigger, notifies no worker and keeps no limit",
+            "; ".join(it["advice"] for it in others),
         )
     if row["restricted"]:
         return warn(

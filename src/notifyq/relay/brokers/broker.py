@@ -59,6 +59,7 @@ class Broker:
     def _unavailable(self, error: object) -> BrokerUnavailableError:
         """The error for a broker that does not answer; a client may name the URL in its text."""
         why = text_of(error) if isinstance(error, BaseException) else str(error)
+        why = why or "no answer"  # of a time limit
         shown = masked(self._address)
         return BrokerUnavailableError(
             f"no connection to {shown}: {why.replace(self._address, shown)}"

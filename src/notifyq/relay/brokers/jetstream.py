@@ -51,6 +51,7 @@ class JetStream(Broker):
         if self._client.is_connected:
             return
         self._client = Client()
+        self._denied = ""
         options: dict[str, Any] = {"error_cb": self._failed, "closed_cb": self._closed}
         options |= self._options
         try:
@@ -69,7 +70,6 @@ class JetStream(Broker):
         """Send messages, wait for the answers of JetStream, and return them."""
         self._answers = [self._unavailable("no answer")] * len(messages)
         self._waiting.clear()
-        self._denied = ""
         try:
             async with asyncio.timeout(PATIENCE):
                 for index, message in enumerate(messages):
@@ -79,7 +79,7 @@ class JetStream(Broker):
                     await self._is_over.wait()
         except (Error, OSError):
             pass  # what has no answer is sent again
-        if self._waiting:
+        if self._waiting or self._denied:
             # A later answer must not be taken for that of another message.
             await self.close()
             if self._denied:
@@ -117,7 +117,7 @@ class JetStream(Broker):
     def _is_too_large(self, body: bytes, headers: dict[str, str]) -> bool:
         """Whether the server would close the connection because of this message."""
         limit = self._client.max_payload
-        if len(body) + 4 * sum(map(len, headers.values())) < limit // 2:
+        if len(body) + 4 * sum(map(len, (*headers, *headers.values()))) < limit // 2:
             return False
         text = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return len(body) + len(text.encode()) + len("NATS/1.0\r\n\r\n") > limit

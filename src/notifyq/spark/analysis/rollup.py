@@ -20,7 +20,7 @@ from notifyq.spark import statements
 from notifyq.spark.analysis.counts import COLUMNS, Counts, count, merge, records, rollup_table
 from notifyq.spark.connection import connect, demand, translated
 from notifyq.spark.engine import LocalEngine, groups_of
-from notifyq.spark.lake.delta import check, mirror
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.files import FileWriter, remove
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake, LakeFile
 from notifyq.spark.lake.stores import reason
@@ -99,7 +99,7 @@ def rollup(
     """
     engine = engine or LocalEngine()
     lake = Lake(dsn, location)
-    check(lake, ROLLUP)
+    mirrors.check(lake, ROLLUP)
     began = time.monotonic()
     done = RollupResult(lake.id, 0, 0, 0, 0, 0.0)
     with connect(dsn, name="notifyq spark rollup") as session:
@@ -134,7 +134,7 @@ def rollup(
             )
             after = upto
     # Always: a run that was killed may not have updated the mirror.
-    mirror(lake, ROLLUP)
+    mirrors.follow(lake, ROLLUP)
     return replace(done, seconds=time.monotonic() - began)
 
 

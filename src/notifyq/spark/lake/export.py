@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from notifyq.spark import statements
 from notifyq.spark.connection import arrow_transaction, connect, translated
 from notifyq.spark.engine import Engine, LocalEngine, groups_of
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.files import FileWriter, WrittenFile, remove
 from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
 
@@ -73,17 +73,21 @@ def export(
     lake: Location,
     *,
     engine: Engine | None = None,
+    iceberg: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> ExportSummary:
     """Export newly archived messages into a lake; create the lake if it is missing.
 
+    With `iceberg` the lake has Iceberg tables from then on, as it always has Delta tables.
     `on_progress` gets the number of rows written so far. After a crash the lake is unchanged or
     complete, and the export can run again. Raises LakeError where a file of the lake is missing.
     """
     since = time.monotonic()
     used: Engine = engine or LocalEngine()
     target = Lake.create(dsn, lake)
-    delta.check(target, ARCHIVE)
+    if iceberg:
+        mirrors.keep_iceberg(target)
+    mirrors.check(target, ARCHIVE)
     target.check()
     reported: list[WrittenFile] = []
 
@@ -107,7 +111,7 @@ def export(
         written = [file for files in done for file in files]
         # Without rows the position stays: a batch without files would only lengthen the list.
         batch = target.commit(session, written, position=position) if written else None
-    delta.mirror(target)
+    mirrors.follow(target)
     return ExportSummary(
         lake=target.location,
         batch=batch,

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.files import WrittenFile
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
 
@@ -52,7 +52,7 @@ def forget(
     """
     lake = Lake(dsn, location)
     tables = lake.tables()
-    delta.check(lake, *tables)
+    mirrors.check(lake, *tables)
     rows = files = 0
     unsearched = []
     with closing(connect(dsn, name="notifyq forget")) as session:
@@ -69,7 +69,7 @@ def forget(
                 rows += sum(found)
                 files += len(found)
             if not dry_run:
-                delta.mirror(lake, table)
+                mirrors.follow(lake, table)
     return ForgetSummary(rows=rows, files=files, unsearched=tuple(unsearched))
 
 

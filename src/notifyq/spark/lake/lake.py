@@ -1,7 +1,7 @@
 """A lake: Parquet files in a folder or a store, and the list of its files in PostgreSQL.
 
 Only listed files are part of the lake: the folder also has files of runs that failed. The list is
-mirrored as a Delta table for readers without PostgreSQL; see `delta`.
+mirrored as tables of other formats for readers without PostgreSQL; see `mirrors`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Lake:
         dsn: str,
         location: Location,
     ) -> None:
-        self._dsn = dsn
+        self.dsn = dsn
         self.storage = storage_at(location)
         self.location = self.storage.location
         token = mark.read(self.storage)
@@ -114,16 +114,16 @@ class Lake:
 
     def files(self, dataset: str = ARCHIVE) -> list[LakeFile]:
         """Return the files of a table of the lake."""
-        return fetch(self._dsn, LakeFile, statements.LAKE_FILES, (self.id, dataset))
+        return fetch(self.dsn, LakeFile, statements.LAKE_FILES, (self.id, dataset))
 
     def tables(self) -> list[str]:
         """Return the names of the tables of the lake."""
-        with opened(self._dsn) as session:
+        with opened(self.dsn) as session:
             return [name for (name,) in session.execute(statements.LAKE_TABLES, (self.id,))]
 
     def listing(self, dataset: str, batch: int) -> Listing:
         """Return the files of a table of the lake, now and as they were with a batch."""
-        with opened(self._dsn) as session:
+        with opened(self.dsn) as session:
             session.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             with session.transaction(), session.cursor(row_factory=class_row(LakeFile)) as cursor:
                 [[last]] = session.execute(statements.LAKE_BATCHES, (self.id, dataset)).fetchall()
@@ -198,7 +198,7 @@ class Lake:
         options = {f"storage.{name}": value for name, value in self.storage.options}
         if columns:
             options["columns"] = ",".join(columns)
-        given = {"dsn": self._dsn, "lake": self.location, "table": dataset, **options}
+        given = {"dsn": self.dsn, "lake": self.location, "table": dataset, **options}
         return spark.read.format("notifyq").options(**given).load()
 
     def commit(
@@ -232,10 +232,10 @@ class Lake:
 
         The result is recorded: retention drops no day while a lake cannot be read.
         """
-        with opened(self._dsn) as session:
+        with opened(self.dsn) as session:
             days = {row[0] for row in session.execute(statements.ARCHIVE_DAYS)}
         fault = self._fault([file for file in self.files() if file.day in days])
-        _note(self._dsn, self.id, fault)
+        _note(self.dsn, self.id, fault)
         if fault is not None:
             raise LakeError(
                 f"{fault}: mount or restore the lake; no day of the archive is dropped before"

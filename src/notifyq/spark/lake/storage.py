@@ -92,6 +92,11 @@ class Storage(ABC):
         """The options of deltalake."""
         return stores.for_delta(self.location, dict(self.options)) or None
 
+    @property
+    def iceberg_options(self) -> dict[str, str]:
+        """The options of pyiceberg."""
+        return stores.for_iceberg(self.location, dict(self.options))
+
     def name(self, name: str) -> str:
         """Return the whole name of a file or folder, for texts and other libraries."""
         return f"{self.location.rstrip('/')}/{name}"

@@ -1,6 +1,6 @@
-"""File systems of pyarrow for the URIs of lakes, and the options that they and deltalake take.
+"""File systems of pyarrow for the URIs of lakes, and the options that they and mirrors take.
 
-One map of options serves both. Its names are those of deltalake; what is not given is taken from
+One map of options serves all. Its names are those of deltalake; what is not given is taken from
 the environment, and credentials that are in neither are found by the chains of the libraries:
 profiles, workload identities, the machine's role.
 """
@@ -52,6 +52,17 @@ _TOGETHER = (
 _FLAGS = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_SKIP_SIGNATURE", "AWS_S3_ALLOW_UNSAFE_RENAME",
           "GOOGLE_SKIP_SIGNATURE")  # fmt: skip
 _TIMEOUTS = {"CONNECT_TIMEOUT": "5s", "TIMEOUT": "30s"}
+_ICEBERG = {
+    "AWS_REGION": "s3.region",
+    "AWS_ENDPOINT_URL": "s3.endpoint",
+    "AWS_ACCESS_KEY_ID": "s3.access-key-id",
+    "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
+    "AWS_SESSION_TOKEN": "s3.session-token",
+    "AWS_SKIP_SIGNATURE": "s3.anonymous",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "s3.force-virtual-addressing",
+    "CONNECT_TIMEOUT": "s3.connect-timeout",
+    "TIMEOUT": "s3.request-timeout",
+}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
 
@@ -67,7 +78,7 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
     Raises ConfigurationError for an unknown name or a wrong value; the text shows no value.
     """
     scheme = scheme_of(location)
-    options = {name.upper(): value for name, value in (given or {}).items()}
+    options = _upper(given or {})
     if not scheme:
         if options:
             raise ConfigurationError(
@@ -89,6 +100,15 @@ def resolved(location: str, given: Mapping[str, str] | None) -> dict[str, str]:
                 options[name] = value
     _check(options)
     return options
+
+
+def _upper(given: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if name.upper() in found:
+            raise ConfigurationError(f"storage option {name.upper()} is given twice")
+        found[name.upper()] = value
+    return found
 
 
 def _check(options: Mapping[str, str]) -> None:
@@ -185,6 +205,26 @@ def for_delta(location: str, options: Mapping[str, str]) -> dict[str, str]:
         found["AWS_ALLOW_HTTP"] = "true"
     # Else it tries for three minutes.
     return {**found, "max_retries": "3", "retry_timeout": "60s"}
+
+
+def for_iceberg(location: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of pyiceberg for a location.
+
+    Raises ConfigurationError for a store that has not been tried with it.
+    """
+    scheme = scheme_of(location)
+    if scheme not in {"", "s3"}:
+        raise ConfigurationError(
+            f"a lake in {scheme}:// cannot have Iceberg tables: only one in a folder or in s3://"
+        )
+    if not scheme:
+        return {}
+    given = {**_TIMEOUTS, **options}
+    if "AWS_ENDPOINT_URL" in given:
+        given.setdefault("AWS_REGION", "us-east-1")  # else it would ask AWS for the bucket's
+    for name in _TIMEOUTS:
+        given[name] = str(parse_duration(given[name]).total_seconds())
+    return {_ICEBERG[name]: value for name, value in given.items() if name in _ICEBERG}
 
 
 def reason(error: BaseException) -> str:

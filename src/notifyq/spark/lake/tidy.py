@@ -13,7 +13,7 @@ from notifyq.errors import LakeError
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, opened
 from notifyq.spark.engine import groups_of
-from notifyq.spark.lake import delta
+from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.lake import Lake, LakeFile
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def tidy(
     """
     target = Lake(dsn, lake)
     tables = target.tables()
-    delta.check(target, *tables)
+    mirrors.check(target, *tables)
     replaced = written = 0
     with closing(connect(dsn, name="notifyq tidy")) as session:
         for table in tables:
@@ -70,7 +70,8 @@ def tidy(
                         target.commit(session, new, dataset=table, removed=old)
                 replaced += len(old)
                 written += len(new)
-            delta.mirror(target, table)
+            mirrors.follow(target, table)
+    mirrors.tidy(target)
     return TidySummary(replaced=replaced, written=written, deleted=_delete(dsn, target, older_than))
 
 
