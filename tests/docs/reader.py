@@ -32,7 +32,6 @@ class Reader:
             "NOTIFYQ_DSN": dsn,
             "PATH": f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
-            "PYTHON_BASIC_REPL": "1",  # the other one of 3.13 needs a terminal
             **environment,
         }
 
