@@ -105,6 +105,7 @@ class Export(Pipeline):
     """The archive into a lake, and the lake's tables for other engines."""
 
     name = "export"
+    has_iceberg = _HAS_ICEBERG
 
     def prepare(self, seed: int) -> None:
         self._archive(seed)
@@ -112,13 +113,13 @@ class Export(Pipeline):
     def run(self, seed: int, spark: Any) -> None:
         from notifyq.spark.lake.export import export
 
-        export(self.dsn, self._lake(), engine=self._engine(spark), iceberg=_HAS_ICEBERG)
+        export(self.dsn, self._lake(), engine=self._engine(spark), iceberg=self.has_iceberg)
 
     def check(self, seed: int) -> int:
         here = self._ids("message_archive")
         lake = Lake(self.dsn, self._lake())
         there = lake.dataset().to_table(columns=["id"])["id"].to_pylist()
-        if _HAS_ICEBERG:
+        if self.has_iceberg:
             with closing(iceberg._catalog(lake)) as catalog:
                 scan = catalog.load_table((iceberg.namespace(lake), "archive")).scan()
                 self._once("Iceberg table", here, scan.to_arrow()["id"].to_pylist())

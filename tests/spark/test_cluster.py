@@ -184,6 +184,7 @@ def test_an_executor_or_a_worker_that_is_killed_loses_and_doubles_nothing(
     gate = folder / "gate"
     gate.mkdir(parents=True)
     pipeline = Export(database, folder)
+    pipeline.has_iceberg = False
     pipeline.prepare(0)
     given = {"dsn": cluster.dsn(database), "lake": str(folder / "lake"), "gate": str(gate)}
     cluster.begin("gated", **given)
