@@ -38,7 +38,7 @@ class _IncomingBatch(RelayBatch):
     """Messages that a broker has delivered."""
 
     def __init__(self, taken: list[Incoming], source: str, queue: str) -> None:
-        # A message without an id has a receipt that nobody asks for.
+        # A message without an id has a receipt that is never looked up.
         super().__init__([it.id or str(uuid.uuid4()) for it in taken])
         self._taken = taken
         self._source = source
@@ -46,7 +46,7 @@ class _IncomingBatch(RelayBatch):
 
     @property
     def age(self) -> float:
-        """Seconds since the oldest message was stored or sent, where a broker tells."""
+        """Seconds since the oldest message was stored or sent, where a broker has that."""
         oldest = min((it.created for it in self._taken if it.created), default=time.time())
         return max(time.time() - oldest, 0.0)
 

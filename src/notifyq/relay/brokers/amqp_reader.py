@@ -29,7 +29,7 @@ class AmqpReader(Amqp):
     def __init__(self, address: str, queue: str, _group: str, quantity: int) -> None:
         super().__init__(address)
         self._name = queue
-        self._ahead = min(2 * quantity, 65_535)
+        self._prefetch = min(2 * quantity, 65_535)
         parts = urlsplit(address)
         # The ids of another server are others.
         self.system = f"amqp {parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -46,7 +46,7 @@ class AmqpReader(Amqp):
         self._inbox = asyncio.Queue()
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._channel.set_qos(prefetch_count=self._ahead)
+                await self._channel.set_qos(prefetch_count=self._prefetch)
                 self._queue = await self._channel.get_queue(self._name)
                 await self._queue.consume(self._inbox.put)
         except _FAILED as error:

@@ -182,5 +182,6 @@ class Kafka(Broker):
 
 
 def text_of_kafka(error: Exception) -> str:
+    """What an error of the library contains, without its name."""
     first = error.args[0] if error.args else error
     return first.str() if isinstance(first, KafkaError) else str(first)

@@ -71,8 +71,8 @@ class KafkaReader(Kafka):
             elif partition not in over:
                 offsets[partition] = message.offset() + 1
         if offsets:
-            places = [TopicPartition(self._topic, *it) for it in offsets.items()]
-            await self._in_thread(self._commit, places)
+            partitions = [TopicPartition(self._topic, *it) for it in offsets.items()]
+            await self._in_thread(self._commit, partitions)
 
     async def close(self) -> None:
         """Leave the group."""
@@ -126,10 +126,10 @@ class KafkaReader(Kafka):
             self.has_more = not assigned or not assigned <= self._ended
         return messages
 
-    def _commit(self, places: list[TopicPartition]) -> None:
+    def _commit(self, partitions: list[TopicPartition]) -> None:
         if self._consumer is not None:
-            for place in self._consumer.commit(offsets=places, asynchronous=False):
-                _check(place.error)
+            for one in self._consumer.commit(offsets=partitions, asynchronous=False):
+                _check(one.error)
 
     def _close(self) -> None:
         consumer, self._consumer = self._consumer, None
