@@ -113,7 +113,7 @@ $$;
 -- Keep a message that its queue or stream refuses, as a dead one, with a receipt.
 create or replace function notifyq.receive_dead(
   source text,
-  "position" text,
+  receipt text,
   queue text,
   message jsonb,
   type text,
@@ -130,7 +130,12 @@ declare
   v_role text := notifyq.calling_role();
   v_id bigint;
 begin
-  perform notifyq.check_positive('remember', receive_dead.remember);
+  perform notifyq.check_given('source', receive_dead.source is not null),
+    notifyq.check_given('receipt', receive_dead.receipt is not null),
+    notifyq.check_given('message', receive_dead.message is not null),
+    notifyq.check_given('headers', receive_dead.headers is not null),
+    notifyq.check_given('remember', receive_dead.remember is not null),
+    notifyq.check_positive('remember', receive_dead.remember);
   perform notifyq.check_target(receive_dead.queue);
   -- No plaintext is kept where the database refuses it.
   perform notifyq.check_envelope(receive_dead.queue, 'payload', receive_dead.message)
@@ -141,7 +146,7 @@ begin
   );
   insert into notifyq.relay_receipt as r (role, source, position, forget_at)
   values (
-    v_role, receive_dead.source, receive_dead.position, clock_timestamp() + receive_dead.remember
+    v_role, receive_dead.source, receive_dead.receipt, clock_timestamp() + receive_dead.remember
   )
   on conflict do nothing;
   if found then
@@ -153,14 +158,14 @@ begin
     set message_id = v_id
     where r.role = v_role
       and r.source = receive_dead.source
-      and r.position = receive_dead.position;
+      and r.position = receive_dead.receipt;
   end if;
   return (
     select r.message_id
     from notifyq.relay_receipt as r
     where r.role = v_role
       and r.source = receive_dead.source
-      and r.position = receive_dead.position
+      and r.position = receive_dead.receipt
   );
 end;
 $$;

@@ -31,7 +31,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "worker": ("worker", "Handle messages until SIGTERM or SIGINT."),
         "publish": ("publish", "Publish a message, or each line of standard input."),
         "broker": ("broker", "Call the registered procedures of the database."),
-        "relay": ("relay", "Move messages to another database or to a message broker."),
+        "relay": ("relay", "Move messages between databases and message brokers."),
         "signal": ("messages", "Send a signal to the handlers that wait for it."),
     },
     "Look": {

@@ -111,7 +111,7 @@ def relay(
     log_format: LogFormatOption = "text",
     as_json: bool = flag("--json", "Print the counts as JSON."),
 ) -> None:
-    """Move messages to another database, to a message broker, or from one.
+    """Move messages between databases and message brokers.
 
     It runs until SIGTERM or SIGINT. Kill it, restart it, run several: no message is lost, and a
     database receives none twice. The first signal: claim no more and end what is under way. The

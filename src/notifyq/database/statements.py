@@ -295,7 +295,7 @@ select r.* from notifyq.receive_many(source => $1, positions => $2, queues => $3
   remember => $13) as r
 """
 RECEIVE_DEAD = """
-select notifyq.receive_dead(source => $1, \"position\" => $2, queue => $3,
+select notifyq.receive_dead(source => $1, receipt => $2, queue => $3,
   message => $4::text::jsonb, type => $5, headers => $6::text::jsonb, key => $7, details => $8,
   remember => $9)
 """
