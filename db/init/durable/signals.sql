@@ -92,6 +92,7 @@ as $$
 #variable_conflict use_column
 declare
   v_queue text;
+  v_is_logged boolean;
 begin
   perform notifyq.check_length('signal', signal.name);
   perform notifyq.check_given('payload', signal.payload is not null);
@@ -114,7 +115,9 @@ begin
       return 0::bigint;
     end if;
   else
-    select m.queue into v_queue from messages.message as m where m.id = signal.id;
+    select m.queue, m.tableoid = 'messages.message'::regclass into v_queue, v_is_logged
+    from messages.message as m
+    where m.id = signal.id;
     if not found then
       raise exception using
         errcode = 'NQ002',
@@ -124,7 +127,7 @@ begin
     if exists (select from messages.queue_grant) then
       perform notifyq.check_access(v_queue, 'publish into');
     end if;
-    if not (notifyq.find_queue(v_queue)).durable then
+    if not v_is_logged then
       perform notifyq.raise_invalid(
         format('queue %L is unlogged: its messages wait for no signals', v_queue),
         'make the queue durable'

@@ -159,6 +159,7 @@ begin
     where r.role = v_role
       and r.source = receive_dead.source
       and r.position = receive_dead.receipt;
+    return v_id;
   end if;
   return (
     select r.message_id
