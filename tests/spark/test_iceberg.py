@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from contextlib import closing
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,13 @@ from notifyq.spark.analysis.rollup import ROLLUP, rollup
 from notifyq.spark.connection import connect
 from notifyq.spark.lake import iceberg, mirrors
 from notifyq.spark.lake.export import export
-from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.forget import forget
 from notifyq.spark.lake.iceberg import IcebergMirror
-from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.lake.lake import ARCHIVE, Lake
 from notifyq.spark.lake.prune import prune
 from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
-from spark.lakes import as_role
+from spark.lakes import EVENTS, add_events, add_later_version, as_role, update_twice_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyiceberg", reason="the extra `iceberg` is not installed")
 
-EVENTS = pa.schema([("id", pa.int64()), ("created_at", pa.timestamp("us", "UTC"))])
 ODD = "a/b=c %20#?ä"
 
 
@@ -67,18 +64,6 @@ def table_of(catalog: Any, name: str = ARCHIVE) -> Any:
 def ids(catalog: Any, name: str = ARCHIVE) -> list[int]:
     found = table_of(catalog, name).scan(selected_fields=("id",)).to_arrow()
     return sorted(found["id"].to_pylist())
-
-
-def add_events(
-    session: Connection[Any], lake: Lake, first: int, schema: pa.Schema = EVENTS
-) -> None:
-    """Add a file of ten events to a table, as a micro-batch does."""
-    rows = pa.table({**{it: [None] * 10 for it in schema.names}, "id": range(first, first + 10)})
-    with FileWriter(
-        lake.home, "events_x", schema, day=date(2026, 3, 1), time_column="created_at"
-    ) as file:
-        file.write(rows.cast(schema))
-        lake.commit(session, [file.close()], dataset="events_x")
 
 
 def _delete_queue(table: Any) -> None:
@@ -258,12 +243,7 @@ def test_all_tables_follow_with_columns_of_a_later_version(
     rollup(database, folder)
     counts = table_of(catalog, ROLLUP).scan().to_arrow()
     assert set(counts["queue"].to_pylist()) == {"billing", "mail"}
-    later = ARCHIVE_SCHEMA.append(pa.field("colour", pa.string()))
-    monkeypatch.setattr("notifyq.spark.lake.lake.ARCHIVE_SCHEMA", later)
-    with FileWriter(lake.home, ARCHIVE, later, day=date(2026, 3, 1), queue="new") as file:
-        values = {"id": [99], "colour": ["red"]}
-        file.write(pa.table({name: values.get(name, [None]) for name in later.names}, later))
-        lake.commit(session, [file.close()])
+    add_later_version(session, lake, monkeypatch)
     mirrors.follow(lake)
     found = table_of(catalog).scan(selected_fields=("id", "colour")).to_arrow()
     assert dict(zip(found["id"].to_pylist(), found["colour"].to_pylist(), strict=True)) == {
@@ -279,20 +259,8 @@ def test_two_updates_at_once_both_end(
     catalog: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lake = Lake(database, folder)
     archive(session, 20, first=20)
-    with monkeypatch.context() as patch:
-        patch.setattr(mirrors, "follow", lambda *_: None)
-        export(database, folder)
-    update = IcebergMirror._update
-
-    def late(*given: Any) -> None:
-        monkeypatch.setattr(IcebergMirror, "_update", update)
-        mirrors.follow(lake)
-        update(*given)
-
-    monkeypatch.setattr(IcebergMirror, "_update", late)
-    mirrors.follow(lake)
+    update_twice_at_once(IcebergMirror, database, folder, monkeypatch)
     assert len(table_of(catalog).snapshots()) == 2
     assert ids(catalog) == list(range(1, 41))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,25 +19,17 @@ from notifyq.spark.connection import connect
 from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.delta import DeltaMirror
 from notifyq.spark.lake.export import export
-from notifyq.spark.lake.files import FileWriter
 from notifyq.spark.lake.forget import forget
-from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake
+from notifyq.spark.lake.lake import ARCHIVE, Lake
 from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
+from spark.lakes import EVENTS, add_events, add_later_version, update_twice_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from psycopg import Connection
-
-EVENTS = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("created_at", pa.timestamp("us", "UTC")),
-        ("message", pa.string()),
-    ]
-)
 
 
 @pytest.fixture
@@ -60,24 +51,6 @@ def table_of(folder: Path, name: str = ARCHIVE) -> DeltaTable:
 
 def ids(folder: Path, name: str = ARCHIVE) -> list[int]:
     return sorted(pa.table(table_of(folder, name).scan(columns=["id"]))["id"].to_pylist())
-
-
-def add_events(
-    session: Connection[Any],
-    lake: Lake,
-    first: int,
-    schema: pa.Schema = EVENTS,
-    key: str | None = None,
-) -> None:
-    """Add a file of ten events to a table, as a micro-batch does."""
-    columns = {name: [key if name == "key" else None] * 10 for name in schema.names}
-    rows = pa.table({**columns, "id": list(range(first, first + 10))}, schema)
-    with FileWriter(
-        lake.home, "events_x", schema, day=date(2026, 3, 1), time_column="created_at"
-    ) as file:
-        file.write(rows)
-        written = file.close()
-    lake.commit(session, [written], dataset="events_x")
 
 
 def _delete_queue(folder: Path) -> None:
@@ -216,20 +189,8 @@ def test_writers_of_a_lake_commit_one_after_the_other(
 def test_two_mirrors_at_once_both_end(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = Lake(database, folder)
     archive(session, 20, first=20)
-    with monkeypatch.context() as patch:
-        patch.setattr(mirrors, "follow", lambda *_: None)
-        export(database, folder)
-    update = DeltaMirror._update
-
-    def late(*given: Any) -> None:
-        monkeypatch.setattr(DeltaMirror, "_update", update)
-        mirrors.follow(lake)
-        update(*given)
-
-    monkeypatch.setattr(DeltaMirror, "_update", late)
-    mirrors.follow(lake)
+    update_twice_at_once(DeltaMirror, database, folder, monkeypatch)
     assert table_of(folder).version() == 1
     assert ids(folder) == list(range(1, 41))
 
@@ -237,15 +198,9 @@ def test_two_mirrors_at_once_both_end(
 def test_an_old_table_gets_the_columns_of_a_new_version(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = ARCHIVE_SCHEMA.append(pa.field("colour", pa.string()))
-    monkeypatch.setattr("notifyq.spark.lake.lake.ARCHIVE_SCHEMA", later)
     assert export(database, folder).rows == 0
     lake = Lake(database, folder)
-    with FileWriter(lake.home, ARCHIVE, later, day=date(2026, 3, 1), queue="new") as file:
-        values = {"id": [99], "colour": ["red"]}
-        rows = {name: values.get(name, [None]) for name in later.names}
-        file.write(pa.table(rows, later))
-        lake.commit(session, [file.close()])
+    add_later_version(session, lake, monkeypatch)
     mirrors.follow(lake)
     wanted = {**dict.fromkeys(range(1, 21)), 99: "red"}
     for found in (
