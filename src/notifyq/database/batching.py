@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,15 +28,15 @@ _UNSTORABLE = (asyncpg.DataError, asyncpg.ProgramLimitExceededError, InvalidArgu
 
 
 @dataclass(slots=True)
-class Item(Generic[A]):
+class Item(ABC, Generic[A]):
     """What is sent with others, and the future of its answer."""
 
     answered: asyncio.Future[A]
 
     @property
+    @abstractmethod
     def key(self) -> Hashable:
         """What its answer is found by."""
-        raise NotImplementedError
 
     def settle(self, answer: A | BaseException) -> None:
         """Give the answer, once, to who still waits for it."""

@@ -278,7 +278,7 @@ class Recorder:
         with storing(f"the value of step {step!r}", StepValueError):
             written = self._written(value)
             row = await self.work.recording.add(self._lock, step, written, failed=failed)
-            if row is None:  # alone, who waits for its row, or has lost its lock
+            if row is None:  # alone: this may wait for the row, and raises if the lock was lost
                 [row] = await self.call(sql.RECORD_STEP, step, written, failed)
         self.recorded[step] = Recorded("step", row["state"], self._read("step", row["stored"]))
 
