@@ -94,7 +94,11 @@ async def test_a_running_request_is_not_interrupted(
         watching.process.send_signal(signal.SIGTERM)
         receiver.released.set()
         assert watching.end().code == 0
-    assert state.read_text().splitlines()[1:] == [str(dead)]
+    (later,) = await let_fail(connection)
+    with watch(database, "--webhook", receiver.url, "--state", state) as watching:
+        await receiver.received(2)
+        assert watching.stop(signal.SIGTERM).code == 0
+    assert [json.loads(it.body)["id"] for it in receiver.requests] == [dead, later]
 
 
 async def test_gone_ends_the_watch(
