@@ -58,6 +58,10 @@ LISTS = {
         "'2001-01-01', '2101-01-01', '1000 days', by_queue => true)",
         "select * from messages.throughput('2001-01-01', '2101-01-01', '1000 days', most => 8)",
     ],
+    # The ages grow in each call.
+    "messages.health": [
+        "select name, subject, unit, value > 0 as is_late from messages.health()",
+    ],
     "notifyq.search_live": [
         "select * from notifyq.search_live()",
         *(
@@ -355,6 +359,41 @@ async def test_what_others_do_changes_nothing_that_a_viewer_sees(
         # Else equal answers would prove nothing.
         unchanged = {it for group in LISTS.values() for it in group} - {*changed}
         assert unchanged == {"select * from notifyq.archive_names()"}
+
+
+async def test_the_health_of_a_viewer_is_that_of_its_queues(
+    connection: Connection, enter: Enter
+) -> None:
+    for name in ("mine", "late", "paused"):
+        await value(connection, "create_queue", name=name)
+        for _ in range(2):
+            await value(connection, "publish", queue=name, message=1)
+        delay = "select messages.publish($1, '1', delay => interval '1 day')"
+        await connection.execute(delay, name)
+        await connection.fetch("select messages.claim(array[$1])", name)
+    await connection.execute("""
+        update messages.message set created_at = created_at - interval '2 days',
+          available_at = available_at - interval '2 days',
+          locked_at = locked_at - interval '2 days',
+          lock_expires_at = lock_expires_at - interval '2 days'
+        where queue <> 'mine';
+        select messages.pause_queue('paused');
+    """)
+    viewer = await enter("viewer")
+    figures = "select name, value > 60 from messages.health()"
+    found: dict[str, dict[str, bool]] = {}
+    for name in ("mine", "paused", "late"):
+        await give(connection, "viewer", name)
+        found[name] = {row[0]: row[1] for row in await viewer.fetch(figures)}
+    names = ("expired_for", "overdue_for", "waiting_for")
+    assert found == {
+        "mine": dict.fromkeys(names, False),
+        "paused": dict.fromkeys(names, False) | {"expired_for": True},
+        "late": dict.fromkeys(names, True),
+    }
+    for it in ("table_sizes()", "notification_counters()", "failing_duties()", "diagnose()"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await viewer.execute(f"select notifyq.{it}")
 
 
 async def test_ids_and_names_of_others_give_nothing(connection: Connection, enter: Enter) -> None:
