@@ -104,7 +104,7 @@ async def test_arguments_of_psql_have_neither_password_nor_values(
     env = {**os.environ, "PATH": path, "SEEN": str(seen), "REAL_PSQL": psql, "NOTIFYQ_DSN": dsn}
     worker = [str(CLIENTS / "bash/worker.sh"), "--queue", "default", "--", "sh", "-c", HANDLER]
     try:
-        with subprocess.Popen(worker, env=env) as process:
+        with subprocess.Popen(worker, env=env) as process:  # noqa: ASYNC220  quick
             try:
                 details = "select details from messages.message_archive"
                 await until(lambda: connection.fetchval(details), "the message is rejected", 30)

@@ -10,7 +10,7 @@ import pytest
 
 from notifyq.errors import DatabaseError, InvalidArgumentError, QueueDeniedError, QueueNotFoundError
 from security.conftest import Enter, role_name
-from support.database import Connection, value
+from support.database import Connection, one_row, value
 
 # Each function that a viewer may call, with all that it can be asked for without a name. Of {q}
 # and {s}, a queue and a stream, and messages of that queue, for those that take a name or an id.
@@ -432,6 +432,54 @@ async def test_relations_to_messages_of_others_are_left_out(
         assert await seen(viewer, f"select * from notifyq.message_relatives({id_})") == []
     relatives = f"select id from notifyq.message_relatives({own['waiting']})"
     assert await seen(viewer, relatives) == [{"id": own["blocked"]}]
+
+
+async def test_ends_of_messages_of_others_are_left_out(
+    connection: Connection, enter: Enter
+) -> None:
+    children: dict[str, int] = {}
+    for name in ("mine", "theirs"):
+        await value(connection, "create_queue", name=name)
+        children[name] = await value(connection, "publish", queue=name, message=1)
+    await connection.execute("""
+        select messages.finish(c.id, c.lock_token, result => '"secret"')
+        from messages.claim('{mine,theirs}', 2) as c
+    """)
+    open_ = [await value(connection, "publish", queue=it, message=1) for it in ("theirs", "theirs")]
+    parent = await value(connection, "publish", queue="mine", message=1)
+    held = await one_row(connection, "select id, lock_token from messages.claim('{mine}')")
+    await_end = "select state from messages.await_end($1, $2, $3, $4)"
+    await connection.fetch(await_end, *held, "both", [*children.values()])
+    await connection.fetch(await_end, *held, "more", open_)
+    await give(connection, "viewer", "mine")
+    viewer, reader = await enter("viewer"), await enter("reader")
+    ended = (
+        f"select s.name, e ->> 'queue' as queue, e -> 'result' as result "
+        f"from messages.steps({parent}) as s, jsonb_array_elements(s.value) as e"
+    )
+    mine = {"name": "both", "queue": "mine", "result": "secret"}
+    assert await seen(viewer, ended) == [mine]
+    assert await seen(reader, ended) == [mine, mine | {"queue": "theirs"}]
+    parked = "select name, waits_for from messages.parked('mine')"
+    assert await seen(viewer, parked) == [{"name": "more", "waits_for": None}]
+    waits_for = ", ".join(map(str, open_))
+    assert await seen(reader, parked) == [{"name": "more", "waits_for": waits_for}]
+
+
+@pytest.mark.parametrize("who", ["viewer", "reader"])
+async def test_a_grant_that_closes_a_queue_hides_nothing_from_who_may_read_it(
+    connection: Connection, enter: Enter, who: str
+) -> None:
+    own = await fill(connection, "mine", "feed")
+    await give(connection, who, "mine", "feed")
+    session = await enter(who)
+    before = await all_seen(session, own)
+    for name in ("mine", "feed"):
+        await value(connection, "grant_queue", queue=name, role="notifyq_admin")
+    after = await all_seen(session, own)
+    changed = [it for it in before if before[it] != after[it]]
+    # They show the grants, and the statistics of the server.
+    assert [it for it in changed if "queue_grants" not in it and "health" not in it] == []
 
 
 async def test_without_a_grant_a_viewer_sees_nothing(connection: Connection, enter: Enter) -> None:
