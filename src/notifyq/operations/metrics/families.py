@@ -154,8 +154,7 @@ def _each(
 def _of_health(health: Health) -> Iterator[_Family]:
     for name, (metric, label, text, is_counter) in FIGURES.items():
         found = health.by_subject(name)
-        # The alert needs zeros, but not those of a viewer, who sees no sessions.
-        if name == "xmin_age" and health.get("connections") is not None:
+        if name == "xmin_age" and health.is_whole:  # the alert needs zeros
             found = dict.fromkeys(CAUSES, 0.0) | found
         kind = CounterMetricFamily if is_counter else GaugeMetricFamily
         family = kind(f"notifyq_{metric}", text, labels=[] if label is None else [label])
