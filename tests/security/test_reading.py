@@ -370,7 +370,7 @@ async def test_the_health_of_a_viewer_is_that_of_its_queues(
             await value(connection, "publish", queue=name, message=1)
         delay = "select messages.publish($1, '1', delay => interval '1 day')"
         await connection.execute(delay, name)
-        await connection.fetch("select messages.claim(array[$1])", name)
+        await connection.fetch("select id from messages.claim(array[$1])", name)
     await connection.execute("""
         update messages.message set created_at = created_at - interval '2 days',
           available_at = available_at - interval '2 days',
