@@ -3,6 +3,7 @@
 #
 # usage: worker.sh [--dsn DSN] --queue QUEUE [--poll SECONDS] [--grace SECONDS] -- COMMAND [ARGUMENT]...
 #
+# Arguments show in the list of processes: a DSN with a password belongs in NOTIFYQ_DSN.
 # COMMAND gets the payload as its standard input, and DSN, QUEUE, MESSAGE_ID, LOCK_TOKEN, ATTEMPTS.
 #   exit 0    finished; what it printed is the result, as JSON
 #   exit 65   rejected; what it wrote to standard error is the reason
@@ -26,17 +27,25 @@ while (($#)); do
   shift 2
 done
 : "${DSN:?--dsn is missing}" "${QUEUE:?--queue is missing}" "${1:?the command is missing}"
-export DSN QUEUE MESSAGE_ID LOCK_TOKEN ATTEMPTS
+# psql gets the password by the environment, and values by its standard input.
+if [[ $DSN =~ ^([a-z]+://[^:@/]*):([^@/]*)(@.*) ]]; then
+  DSN=${BASH_REMATCH[1]}${BASH_REMATCH[3]} password=${BASH_REMATCH[2]//\\/\\\\}
+  printf -v PGPASSWORD %b "${password//%/\\x}"
+fi
+[[ $DSN != *password=* ]] || { echo 'worker.sh: set PGPASSWORD, not password= in the DSN' >&2; exit 2; }
+export DSN PGPASSWORD QUEUE MESSAGE_ID LOCK_TOKEN ATTEMPTS
 worker=$(hostname):$$:$RANDOM
 folder=$(mktemp -d)
 listener='' handler='' heartbeat='' stopping='' idle='' ends='' released=''
 
 # usage: sql STATEMENT [NAME=VALUE]... Values are quoted by psql, as :'name'.
 sql() {
-  local statement=$1 values=()
-  shift
-  for value; do values+=(-v "$value"); done
-  psql -XqAt -v ON_ERROR_STOP=1 "${values[@]}" -d "$DSN" <<<"$statement"
+  local sets='' value
+  for value in "${@:2}"; do
+    value=${value//\\/\\\\} value=${value//$'\n'/\\n} value=${value//\'/\'\'}
+    sets+="\set ${value%%=*} '${value#*=}'"$'\n'
+  done
+  psql -XqAt -v ON_ERROR_STOP=1 -d "$DSN" <<<"$sets$1"
 }
 
 # psql prints notifications after a command: it sends a trivial one every half second. It prints a

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from conformance.rules import RULES, judge
 from notifyq.server import debian_binaries, wheel_binaries
-from support.database import ROOT
+from support.database import ROOT, Connection, until, value
 
 CLIENTS = ROOT / "clients"
 BASH = str(CLIENTS / "bash/conformance.sh")
@@ -74,7 +75,57 @@ def test_the_types_of_javascript(javascript: Path) -> None:
 
 @pytest.mark.parametrize("name", ["javascript/worker.js", "bash/worker.sh"])
 def test_a_worker_is_short(name: str) -> None:
-    assert (CLIENTS / name).read_text(encoding="utf-8").count("\n") < 150
+    assert (CLIENTS / name).read_text(encoding="utf-8").count("\n") < 160
+
+
+# It keeps the arguments of each psql, and the handler those of all processes.
+SPY = r"""#!/bin/sh
+tr '\0' ' ' <"/proc/$$/cmdline" >>"$SEEN"
+echo >>"$SEEN"
+exec "$REAL_PSQL" "$@"
+"""
+HANDLER = r"""cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' >>"$SEEN"
+cat; printf 'the reason: it%ss \\n\n& more' "'" >&2; exit 65"""
+
+
+async def test_arguments_of_psql_have_neither_password_nor_values(
+    database: str, psql: str, tmp_path: Path, connection: Connection
+) -> None:
+    role, password = "notifyq_bash_worker", "p%Se:cr'et\\ ?&@/x"
+    seen, spy = tmp_path / "seen", tmp_path / "psql"
+    spy.write_text(SPY, encoding="utf-8")
+    spy.chmod(0o755)
+    literal = await connection.fetchval("select quote_literal($1)", password)
+    await connection.execute(f"create role {role} login password {literal} in role notifyq_worker")
+    await value(connection, "publish", queue="default", message="hidden")
+    parts = database.partition("@")
+    dsn = f"postgresql://{role}:{quote(password, safe='')}@{parts[2]}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "SEEN": str(seen), "REAL_PSQL": psql, "NOTIFYQ_DSN": dsn}
+    worker = [str(CLIENTS / "bash/worker.sh"), "--queue", "default", "--", "sh", "-c", HANDLER]
+    try:
+        with subprocess.Popen(worker, env=env) as process:  # noqa: ASYNC220  quick
+            try:
+                details = "select details from messages.message_archive"
+                await until(lambda: connection.fetchval(details), "the message is rejected", 30)
+            finally:
+                process.terminate()
+        text = seen.read_text(encoding="utf-8", errors="replace")
+        assert await connection.fetchval(details) == "the reason: it's \\n\n& more"
+    finally:
+        await connection.execute(f"drop owned by {role}; drop role {role}")
+    assert text.count(f"{role}@") >= 3
+    assert not [it for it in ("Se:cr", "Se%3Acr", "hidden", "the reason: it's") if it in text]
+
+
+@pytest.mark.parametrize("dsn", ["password=secret host=h", "postgresql://h/d?password=secret"])
+def test_a_password_that_would_be_an_argument_is_refused(dsn: str) -> None:
+    worker = [str(CLIENTS / "bash/worker.sh"), "--queue", "default", "--", "true"]
+    env = {**os.environ, "NOTIFYQ_DSN": dsn}
+    done = subprocess.run(worker, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PGPASSWORD" in done.stderr
+    assert "secret" not in done.stderr
 
 
 # An id that only one of the two commands can hold.

@@ -189,6 +189,37 @@ async def test_a_name_of_a_closed_queue_is_refused(
     assert await connection.fetchval("select count(*) from notifyq.batch_end") == 0
 
 
+async def test_what_comes_to_nothing_locks_no_message(connection: Connection, enter: Enter) -> None:
+    """Else an open transaction could keep the worker that has the message from finishing it."""
+    ids = await close(connection)
+    worker = await enter("worker")
+    free = "select count(*) from (select from messages.message for update skip locked) as f"
+    every = await connection.fetchval(free)
+    assert every > 1
+    locks: dict[str, int] = {}
+    for name, statement in NOTHING["worker"].items():
+        await worker.execute("begin")
+        await worker.execute(statement.format(**ids))
+        locks[name] = every - await connection.fetchval(free)
+        await worker.execute("rollback")
+    assert {it: number for it, number in locks.items() if number} == {}
+
+
+async def test_dependencies_of_a_closed_queue_are_hidden(
+    connection: Connection, enter: Enter
+) -> None:
+    await connection.execute("select messages.create_queue('q')")
+    first = await connection.fetchval("select messages.publish('q', '1')")
+    second = await connection.fetchval(f"select messages.publish('q', '2', after => '{{{first}}}')")
+    worker = await enter("worker")
+    dependencies = f"select id from messages.dependencies({second})"
+    assert await worker.fetchval(dependencies) == first
+    await connection.execute("select messages.grant_queue('q', 'notifyq_admin')")
+    assert await worker.fetch(dependencies) == []
+    await connection.execute("select messages.grant_queue('q', $1)", role_name("worker"))
+    assert await worker.fetchval(dependencies) == first
+
+
 @pytest.mark.parametrize("who", REFUSED)
 async def test_every_function_that_names_something_is_tried(
     connection: Connection, who: str

@@ -10,7 +10,7 @@ import pytest
 
 from notifyq.errors import DatabaseError, InvalidArgumentError, QueueDeniedError, QueueNotFoundError
 from security.conftest import Enter, role_name
-from support.database import Connection, value
+from support.database import Connection, one_row, value
 
 # Each function that a viewer may call, with all that it can be asked for without a name. Of {q}
 # and {s}, a queue and a stream, and messages of that queue, for those that take a name or an id.
@@ -57,6 +57,10 @@ LISTS = {
         "select * from messages.throughput("
         "'2001-01-01', '2101-01-01', '1000 days', by_queue => true)",
         "select * from messages.throughput('2001-01-01', '2101-01-01', '1000 days', most => 8)",
+    ],
+    # The ages grow in each call.
+    "messages.health": [
+        "select name, subject, unit, value > 0 as is_late from messages.health()",
     ],
     "notifyq.search_live": [
         "select * from notifyq.search_live()",
@@ -357,6 +361,41 @@ async def test_what_others_do_changes_nothing_that_a_viewer_sees(
         assert unchanged == {"select * from notifyq.archive_names()"}
 
 
+async def test_the_health_of_a_viewer_is_that_of_its_queues(
+    connection: Connection, enter: Enter
+) -> None:
+    for name in ("mine", "late", "paused"):
+        await value(connection, "create_queue", name=name)
+        for _ in range(2):
+            await value(connection, "publish", queue=name, message=1)
+        delay = "select messages.publish($1, '1', delay => interval '1 day')"
+        await connection.execute(delay, name)
+        await connection.fetch("select id from messages.claim(array[$1])", name)
+    await connection.execute("""
+        update messages.message set created_at = created_at - interval '2 days',
+          available_at = available_at - interval '2 days',
+          locked_at = locked_at - interval '2 days',
+          lock_expires_at = lock_expires_at - interval '2 days'
+        where queue <> 'mine';
+        select messages.pause_queue('paused');
+    """)
+    viewer = await enter("viewer")
+    figures = "select name, value > 60 from messages.health()"
+    found: dict[str, dict[str, bool]] = {}
+    for name in ("mine", "paused", "late"):
+        await give(connection, "viewer", name)
+        found[name] = {row[0]: row[1] for row in await viewer.fetch(figures)}
+    names = ("expired_for", "overdue_for", "waiting_for")
+    assert found == {
+        "mine": dict.fromkeys(names, False),
+        "paused": dict.fromkeys(names, False) | {"expired_for": True},
+        "late": dict.fromkeys(names, True),
+    }
+    for it in ("table_sizes()", "notification_counters()", "failing_duties()", "diagnose()"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await viewer.execute(f"select notifyq.{it}")
+
+
 async def test_ids_and_names_of_others_give_nothing(connection: Connection, enter: Enter) -> None:
     own = await fill(connection, "mine", "feed")
     theirs = await fill(connection, "theirs", "tide")
@@ -393,6 +432,54 @@ async def test_relations_to_messages_of_others_are_left_out(
         assert await seen(viewer, f"select * from notifyq.message_relatives({id_})") == []
     relatives = f"select id from notifyq.message_relatives({own['waiting']})"
     assert await seen(viewer, relatives) == [{"id": own["blocked"]}]
+
+
+async def test_ends_of_messages_of_others_are_left_out(
+    connection: Connection, enter: Enter
+) -> None:
+    children: dict[str, int] = {}
+    for name in ("mine", "theirs"):
+        await value(connection, "create_queue", name=name)
+        children[name] = await value(connection, "publish", queue=name, message=1)
+    await connection.execute("""
+        select messages.finish(c.id, c.lock_token, result => '"secret"')
+        from messages.claim('{mine,theirs}', 2) as c
+    """)
+    open_ = [await value(connection, "publish", queue=it, message=1) for it in ("theirs", "theirs")]
+    parent = await value(connection, "publish", queue="mine", message=1)
+    held = await one_row(connection, "select id, lock_token from messages.claim('{mine}')")
+    await_end = "select state from messages.await_end($1, $2, $3, $4)"
+    await connection.fetch(await_end, *held, "both", [*children.values()])
+    await connection.fetch(await_end, *held, "more", open_)
+    await give(connection, "viewer", "mine")
+    viewer, reader = await enter("viewer"), await enter("reader")
+    ended = (
+        f"select s.name, e ->> 'queue' as queue, e -> 'result' as result "
+        f"from messages.steps({parent}) as s, jsonb_array_elements(s.value) as e"
+    )
+    mine = {"name": "both", "queue": "mine", "result": "secret"}
+    assert await seen(viewer, ended) == [mine]
+    assert await seen(reader, ended) == [mine, mine | {"queue": "theirs"}]
+    parked = "select name, waits_for from messages.parked('mine')"
+    assert await seen(viewer, parked) == [{"name": "more", "waits_for": None}]
+    waits_for = ", ".join(map(str, open_))
+    assert await seen(reader, parked) == [{"name": "more", "waits_for": waits_for}]
+
+
+@pytest.mark.parametrize("who", ["viewer", "reader"])
+async def test_a_grant_that_closes_a_queue_hides_nothing_from_who_may_read_it(
+    connection: Connection, enter: Enter, who: str
+) -> None:
+    own = await fill(connection, "mine", "feed")
+    await give(connection, who, "mine", "feed")
+    session = await enter(who)
+    before = await all_seen(session, own)
+    for name in ("mine", "feed"):
+        await value(connection, "grant_queue", queue=name, role="notifyq_admin")
+    after = await all_seen(session, own)
+    changed = [it for it in before if before[it] != after[it]]
+    # They show the grants, and the statistics of the server.
+    assert [it for it in changed if "queue_grants" not in it and "health" not in it] == []
 
 
 async def test_without_a_grant_a_viewer_sees_nothing(connection: Connection, enter: Enter) -> None:

@@ -130,6 +130,7 @@ begin
         select string_agg(w.after_id::text, ', ' order by w.position)
         from notifyq.end_wait as w
         where w.message_id = s.message_id and w.step = s.name and w.status is null
+          and (v_readable is null or notifyq.queue_of(w.after_id) = any (v_readable))
       )
     end,
     m.parked_at, nullif(s.due_at, 'infinity')

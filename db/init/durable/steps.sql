@@ -281,7 +281,16 @@ declare
   v_sees_all boolean := notifyq.sees_all();
 begin
   return query
-  select s.name, case when s.kind = 'signal' then s.value -> 'payload' else s.value end,
+  select s.name,
+    case
+      when s.kind = 'signal' then s.value -> 'payload'
+      when s.kind = 'end' and not v_sees_all then (
+        select jsonb_agg(e.value order by e.position)
+        from jsonb_array_elements(s.value) with ordinality as e (value, position)
+        where notifyq.may_read(e.value ->> 'queue')
+      )
+      else s.value
+    end,
     s.attempt, s.created_at, s.kind, s.state
   from (
     select l.number, l.name, l.value, l.attempt, l.created_at, l.kind, l.state, l.queue
@@ -300,7 +309,8 @@ $$;
 comment on function messages.steps(bigint) is
   'The recorded steps of a live or archived message in their order. kind: step, sleep, signal '
   '(a wait for one) or end (a wait for messages); state: done, failed, received or timed_out. What '
-  'it still waits for is in parked(). None of a queue that the caller may not read.';
+  'it still waits for is in parked(). None of a queue that the caller may not read; the value of a '
+  'wait for messages leaves out those of such queues.';
 
 create or replace function notifyq.step_origin()
   returns text language sql stable security definer

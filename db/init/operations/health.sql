@@ -69,6 +69,24 @@ as $$
 declare
   v_now timestamptz := clock_timestamp();
 begin
+  -- A viewer: all other figures are of the whole database.
+  if not has_function_privilege('notifyq.diagnose()', 'execute') then
+    return query
+    select f.name, '', greatest(extract(epoch from v_now - f.since_at), 0)::double precision,
+      'seconds'
+    from (
+      select min(b.oldest_expired_at) as expired_at,
+        min(b.next_due_at) filter (where not b.paused) as due_at,
+        min(b.oldest_waiting_at) filter (where not b.paused) as waiting_at
+      from messages.backlog(most => 1) as b
+      having count(*) > 0
+    ) as o
+    cross join lateral (
+      values ('expired_for', o.expired_at), ('overdue_for', o.due_at), ('waiting_for', o.waiting_at)
+    ) as f (name, since_at)
+    order by 1;
+    return;
+  end if;
   return query
   select f.name, f.subject, f.value, f.unit from notifyq.table_sizes() as f
   union all
@@ -164,7 +182,8 @@ comment on function messages.health is
   '(maintenance_failures); the size of the database; how many transactions ago it was frozen; how '
   'much WAL each replication slot keeps; and for each entry of '
   'pg_cron how long ago its last run was and how many failed within an hour. Sessions of other '
-  'users are included for members of pg_read_all_stats only.';
+  'users are included for members of pg_read_all_stats only. A viewer gets expired_for, '
+  'overdue_for and waiting_for of the queues that it may read, and no other figure.';
 
 -- Partitions of days and segments of streams are added up under their parent.
 create or replace function notifyq.table_sizes()

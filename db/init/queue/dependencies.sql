@@ -139,7 +139,7 @@ declare
   v_sees_all boolean := notifyq.sees_all();
   v_readable text[] := notifyq.readable_names(null, to_workers => true);
 begin
-  if coalesce(notifyq.queue_of(id), '') <> all (v_readable) then
+  if not notifyq.may_read(coalesce(notifyq.queue_of(id), '')) then
     return;
   end if;
   return query
@@ -164,8 +164,8 @@ $$;
 comment on function messages.dependencies is
   'Messages that a message waits for or has waited for, in the order given when it was published: '
   'the state of each, or how it ended, with its result. Details and result are left out for '
-  'queues that the caller may not read; a viewer does not get these messages at all. None once the '
-  'message itself has succeeded.';
+  'queues that the caller may not read; a viewer does not get these messages at all. None of a '
+  'message that the caller may not read, and none once the message itself has succeeded.';
 
 create or replace function messages.unblock(id bigint)
   returns boolean language plpgsql security definer

@@ -139,6 +139,8 @@ create or replace function notifyq.release_orphans(worker text, known bigint[])
   set enable_seqscan = off set enable_sort = off set jit = off
 as $$
 declare
+  -- Of barred queues no row is locked, either.
+  v_barred text[] := notifyq.barred_queues();
   v_orphans messages.message[];
 begin
   v_orphans := array(
@@ -146,6 +148,7 @@ begin
     from messages.message as m
     where m.state = 'locked'
       and m.locked_by = release_orphans.worker
+      and m.queue <> all (v_barred)
       and m.id <> all (release_orphans.known)
     order by m.id
     for update skip locked

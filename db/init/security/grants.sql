@@ -119,7 +119,7 @@ begin
         'queue_info queue_grants queue_shares queue_limits dependencies message_list message_find '
         'archive_list archive_find archive_summary attempts logs steps parked dead_list '
         'dead_count dead_since events_since schedule_info stream_info subscription_info forwards '
-        'backlog throughput'
+        'backlog throughput health'
       ),
       (
         'viewer', 'notifyq',

@@ -3,7 +3,9 @@
 -- raises: NQ003 invalid argument, NQ007 no right to the stream, NQ020 stream not found, NQ021
 -- subscription not found, NQ022 batch not open, NQ903 not adopted
 
-create or replace function notifyq.find_subscription(stream text, subscriber text)
+create or replace function notifyq.find_subscription(
+  stream text, subscriber text, to_read boolean default false
+)
   returns messages.subscription language plpgsql stable
 as $$
 declare
@@ -21,7 +23,7 @@ begin
     return v_subscription;
   end if;
   v_stream := notifyq.find_stream(stream);
-  if exists (select from messages.queue_grant) then
+  if not to_read and exists (select from messages.queue_grant) then
     perform notifyq.check_access(v_stream.name, 'consume from');
   end if;
   select u.* into v_subscription
@@ -38,7 +40,8 @@ begin
 end;
 $$;
 
-create or replace function notifyq.find_batch(id bigint)
+-- to_read: the caller of this function checks the right to read.
+create or replace function notifyq.find_batch(id bigint, to_read boolean default false)
   returns notifyq.batch language plpgsql stable
 as $$
 declare
@@ -54,7 +57,7 @@ begin
       message = format('there is no batch %s', id),
       hint = 'call next_batch() for the open batch';
   end if;
-  if exists (select from messages.queue_grant) then
+  if not to_read and exists (select from messages.queue_grant) then
     perform notifyq.check_access(s.name, 'consume from')
     from messages.subscription as u
     join messages.stream as s on s.id = u.stream

@@ -151,7 +151,10 @@ begin
   -- Before an error could name streams that a viewer may not read.
   perform notifyq.readable_names(subscription_info.stream, to_workers => true);
   if subscription_info.subscriber is not null then
-    perform notifyq.find_subscription(subscription_info.stream, subscription_info.subscriber);
+    perform notifyq.find_subscription(
+      subscription_info.stream, subscription_info.subscriber,
+      notifyq.may_read(subscription_info.stream)
+    );
   elsif subscription_info.stream is not null then
     perform notifyq.find_stream(subscription_info.stream);
   end if;
@@ -189,7 +192,7 @@ create or replace function messages.batch_info(batch bigint)
 as $$
 #variable_conflict use_column
 declare
-  v_batch notifyq.batch := notifyq.find_batch(batch_info.batch);
+  v_batch notifyq.batch := notifyq.find_batch(batch_info.batch, to_read => true);
 begin
   perform notifyq.check_readable(s.name)
   from messages.subscription as u

@@ -8,6 +8,7 @@ from support.database import Connection, value
 PAGES = (
     *("/", "/queues", "/queue?name=mine", "/messages", "/messages?queue=mine", "/dead"),
     *("/messages?state=dead", "/messages?state=success", "/streams", "/schedules", "/parked"),
+    "/health",
 )
 
 
@@ -28,6 +29,9 @@ async def test_the_pages_of_a_viewer_have_its_queues_only(
             assert "theirs" not in await browser.text(path), path
         for path in ("/queues", "/dead", "/messages"):
             assert "mine" in await browser.text(path), path
+        health = await browser.text("/health")
+        assert "Oldest waiting" in health
+        assert "Connections" not in health
         await browser.text(f"/messages/{ids['theirs']}", 404)
         for path in ("/queue?name=theirs", "/messages?queue=theirs", "/workers", "/audit"):
             await browser.text(path, 403)

@@ -15,7 +15,7 @@ from notifyq.operations.metrics import DatabaseMetrics, WorkerMetrics
 from notifyq.operations.metrics import database as module
 from notifyq.operations.metrics.families import FIGURES
 from operations.metrics.scrapes import Scrape, scrape
-from support.database import Connection, until
+from support.database import Connection, until, value
 
 
 def read(metrics: DatabaseMetrics) -> Scrape:
@@ -108,6 +108,36 @@ async def test_one_process_reads_and_another_one_takes_over(
             assert not reads(second)
         first.close()
         await until(lambda: reads(second), "another one takes over")
+
+
+async def test_a_viewer_exports_its_queues_beside_the_process_that_exports_all(
+    database: str, connection: Connection
+) -> None:
+    role = "notifyq_viewer_of_metrics"
+    for name in ("mine", "theirs"):
+        await value(connection, "create_queue", name=name)
+        await value(connection, "publish", queue=name, message=1)
+    await connection.execute(f"create role {role} login password 'x' in role notifyq_viewer")
+    try:
+        await value(connection, "grant_read", queue="mine", role=role)
+        dsn = f"postgresql://{role}:x@{database.split('@')[1]}"
+        with (
+            DatabaseMetrics(database, every=0) as all_,
+            DatabaseMetrics(dsn, chosen=True) as own,
+            DatabaseMetrics(dsn) as other,
+        ):
+            assert read(all_)("notifyq_messages", queue="theirs", state="waiting") == 1
+            seen = read(own)
+            assert seen("notifyq_database_exporter") == 1
+            assert seen("notifyq_messages", queue="mine", state="waiting") == 1
+            assert seen("notifyq_waiting_for_seconds") >= 0
+            assert not any("theirs" in dict(it).values() for it in seen.of("notifyq_messages"))
+            assert not {"notifyq_xmin_age", "notifyq_connections"} & seen.names
+            assert not any(it.startswith("notifyq_published") for it in seen.names)
+            assert read(all_)("notifyq_database_exporter") == 1
+            assert read(other)("notifyq_database_exporter") == 0
+    finally:
+        await connection.execute(f"drop owned by {role}; drop role {role}")
 
 
 async def test_metrics_report_that_the_database_is_down_and_up_again(

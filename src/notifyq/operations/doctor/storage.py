@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, warn
+from notifyq.operations.doctor.finding import Context, Finding, change, fail, ok, skipped, warn
 from notifyq.operations.texts import size
 
 _MUCH_WAL = 2**30
@@ -58,6 +58,8 @@ async def check_autovacuum(context: Context) -> Finding:
 async def check_partitions(context: Context) -> Finding:
     """Whether partitions of the next days exist."""
     health = await context.health()
+    if not health.is_whole:
+        return skipped("this user lacks the right to check this", "needs the role notifyq_reader")
     days, table = min(
         (health.get("partitions_ahead", table) or 0, table)
         for table in ("message_archive", "attempt")

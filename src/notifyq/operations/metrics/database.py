@@ -31,6 +31,11 @@ log = logging.getLogger("notifyq.metrics")
 _LEADER = "metrics"
 _CHOSEN = "metrics of a process of their own"
 """Names of the locks: of the process that reads, and of a process started only for that."""
+_SCOPE = """
+select case when has_function_privilege('notifyq.diagnose()', 'execute') then ''
+  else ' of ' || current_user end
+"""
+"""What the names end with: a viewer reads for itself, beside the process that reads everything."""
 _RETRY_EVERY = 15.0
 """Seconds between two attempts to get the lock from another process."""
 _CONNECTS_WITHIN = 5.0
@@ -82,6 +87,7 @@ class DatabaseMetrics(Collector):
         self._readings: Readings | None = None
         self._is_up: bool | None = None
         self._try_at = 0.0
+        self._scope = ""
 
     def __enter__(self) -> Self:
         return self
@@ -173,28 +179,32 @@ class DatabaseMetrics(Collector):
 
     async def _lead(self) -> Connection | None:
         """The connection, if this process is the one that reads."""
+        is_new = self._connection is None
         if self._connection is None:
             self._connection = await connect(
                 self._dsn, name="notifyq metrics", timeout=_CONNECTS_WITHIN, schema=self._schema
             )
-            wanted = [_LEADER, _CHOSEN] if self._chosen else [_LEADER]
+            self._scope = await self._connection.fetchval(_SCOPE, timeout=_ANSWERS_WITHIN)
+        leader, chosen = _LEADER + self._scope, _CHOSEN + self._scope
+        if is_new:
+            wanted = [leader, chosen] if self._chosen else [leader]
         elif self._readings is not None:
-            wanted = [] if self._chosen else [_CHOSEN]
+            wanted = [] if self._chosen else [chosen]
         else:
-            wanted = [_LEADER]
+            wanted = [leader]
         connection = self._connection
         lock = partial(connection.fetch, timeout=_ANSWERS_WITHIN)
         [[granted]] = await lock(advisory_locks.LEAD, wanted)
         if self._chosen:
             return connection if not wanted or granted[0] else None
-        if wanted == [_LEADER] and granted[0]:
-            [[granted]] = await lock(advisory_locks.LEAD, [_CHOSEN])
+        if wanted == [leader] and granted[0]:
+            [[granted]] = await lock(advisory_locks.LEAD, [chosen])
         if not granted[0]:
             # A follower keeps no connection.
             self._drop()
             self._try_at = time.monotonic() + _RETRY_EVERY * random.uniform(0.8, 1.2)  # noqa: S311
             return None
-        await lock(advisory_locks.UNLEAD, [_CHOSEN])
+        await lock(advisory_locks.UNLEAD, [chosen])
         return connection
 
     def _drop(self) -> None:

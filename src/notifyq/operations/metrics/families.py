@@ -154,7 +154,7 @@ def _each(
 def _of_health(health: Health) -> Iterator[_Family]:
     for name, (metric, label, text, is_counter) in FIGURES.items():
         found = health.by_subject(name)
-        if name == "xmin_age":  # the alert needs zeros
+        if name == "xmin_age" and health.is_whole:  # the alert needs zeros
             found = dict.fromkeys(CAUSES, 0.0) | found
         kind = CounterMetricFamily if is_counter else GaugeMetricFamily
         family = kind(f"notifyq_{metric}", text, labels=[] if label is None else [label])

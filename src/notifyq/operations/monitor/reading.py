@@ -185,6 +185,11 @@ class Health:
 
     figures: tuple[Figure, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has the numbers of the server, which a viewer does not get."""
+        return self.get("connections") is not None
+
     def get(self, name: str, subject: str = "") -> float | None:
         """One number, or None."""
         found = (it.value for it in self.figures if (it.name, it.subject) == (name, subject))
