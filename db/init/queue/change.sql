@@ -192,15 +192,16 @@ $$;
 
 -- Archive those that have expired, for a claim, which then sees none of them. While an old snapshot
 -- keeps deleted rows in the index, each claim would pass all of them: so it begins a minute before
--- the last look of its session that found none. Maintenance begins at the first one: it also finds
--- what a longer transaction publishes when that has expired already.
+-- the last look of its session that found none (notifyq.expired has that in ms since 1970).
+-- Maintenance begins at the first one: it also finds what a longer transaction publishes when that
+-- has expired already.
 create or replace function notifyq.expire_due()
   returns void language plpgsql
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_seen timestamptz := coalesce(
-    nullif(current_setting('notifyq.expired', true), '')::timestamptz, '-infinity'
+    to_timestamp(nullif(current_setting('notifyq.expired', true), '')::bigint / 1000), '-infinity'
   );
   v_first timestamptz := (
     select e.expires_at
@@ -213,7 +214,9 @@ begin
   if v_first <= v_now then
     perform notifyq.expire(10000);
   elsif v_seen < v_now - interval '2 minutes' then
-    perform set_config('notifyq.expired', (v_now - interval '1 minute')::text, false);
+    perform set_config(
+      'notifyq.expired', notifyq.epoch_ms(v_now - interval '1 minute')::text, false
+    );
   end if;
 end;
 $$;

@@ -222,6 +222,22 @@ async def test_a_claim_does_not_pass_what_expired_while_an_old_snapshot_is_held(
             assert await connection.fetchval(reads) - before < 10
 
 
+async def test_a_claim_finds_what_expired_under_any_settings_of_its_session(
+    connection: Connection,
+) -> None:
+    # IST is read as the time of Israel, which is behind that of India.
+    await connection.execute("set timezone = 'Asia/Kolkata'; set datestyle = 'Postgres, DMY'")
+    assert await claim(connection) == []
+    id_ = await connection.fetchval(
+        "select messages.publish('default', '1', expires_in => '1 hour')"
+    )
+    await expire_all(connection)
+    assert await claim(connection) == []
+    await connection.execute("set datestyle = 'SQL, MDY'")
+    assert await claim(connection) == []
+    assert await details(connection, id_) == ["expired"]
+
+
 async def test_what_was_claimed_once_never_expires(connection: Connection) -> None:
     id_ = await value(connection, "publish", queue="default", message=1)
     await connection.execute("insert into notifyq.expiry values ($1, now())", id_)
