@@ -51,14 +51,14 @@ begin
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
-    and m.root_id is null
+    and not notifyq.has_steps(m)
   order by m.priority, m.id desc
   limit 1;
   select m.* into v_message
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
-    and m.root_id is null
+    and not notifyq.has_steps(m)
     and m.priority = v_lowest
   order by m.id
   limit 1
@@ -68,7 +68,7 @@ begin
     from messages.message as m
     where m.queue = drop_oldest.queue.name
       and m.state = 'scheduled'
-      and m.root_id is null
+      and not notifyq.has_steps(m)
     order by m.available_at
     limit 1
     for update skip locked;

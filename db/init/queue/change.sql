@@ -113,7 +113,7 @@ begin
   if not found then
     return false;
   end if;
-  if v_message.root_id is not null
+  if notifyq.has_steps(v_message)
     and num_nonnulls(amend.message, amend.available_at, amend.headers) > 0
   then
     perform notifyq.raise_invalid(
