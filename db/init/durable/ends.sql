@@ -180,6 +180,21 @@ declare
   v_pending integer;
   v_woken bigint[] := array[]::bigint[];
 begin
+  -- Messages before what belongs to them, as all others do.
+  perform
+  from messages.message as m
+  where m.id = any (array(
+    select w.message_id
+    from unnest(note_ends.ids) as u (id)
+    cross join lateral (
+      select e.message_id from notifyq.end_wait as e
+      where e.after_id = u.id and e.status is null
+      offset 0
+    ) as w
+  ))
+    and m.parked_at is not null
+  order by m.id
+  for update;
   for v_wait in
     select w.message_id, w.step, array_agg(w.after_id) as ids
     from unnest(note_ends.ids) as u (id)

@@ -107,6 +107,14 @@ begin
 end;
 $$;
 
+-- A message that was dead and published again has a root_id even if it has recorded nothing.
+create or replace function notifyq.has_steps(message messages.message)
+  returns boolean language sql stable
+as $$
+  select message.root_id is not null
+    and exists (select from notifyq.step as s where s.message_id = message.id);
+$$;
+
 -- New steps are numbered behind those of their message. This transaction has locked it, so no other
 -- takes the same numbers.
 create or replace function notifyq.add_steps(steps notifyq.step[])

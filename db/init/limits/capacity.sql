@@ -51,14 +51,14 @@ begin
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
-    and m.root_id is null
+    and not notifyq.has_steps(m)
   order by m.priority, m.id desc
   limit 1;
   select m.* into v_message
   from messages.message as m
   where m.queue = drop_oldest.queue.name
     and m.state = 'waiting'
-    and m.root_id is null
+    and not notifyq.has_steps(m)
     and m.priority = v_lowest
   order by m.id
   limit 1
@@ -68,7 +68,7 @@ begin
     from messages.message as m
     where m.queue = drop_oldest.queue.name
       and m.state = 'scheduled'
-      and m.root_id is null
+      and not notifyq.has_steps(m)
     order by m.available_at
     limit 1
     for update skip locked;
@@ -111,16 +111,16 @@ create or replace function notifyq.make_room()
 as $$
 declare
   v_setting text := notifyq.secret_setting('notifyq.room', new.queue);
-  -- Up to which id this transaction has reserved room, and how many messages it reserved last.
+  -- The first and the last id for which this transaction has reserved room.
   v_reserved bigint[] := nullif(current_setting(v_setting, true), '')::bigint[];
-  v_taken bigint := v_reserved[2];
+  v_taken bigint;
   v_queue messages.queue;
   v_number bigint;
   v_room bigint;
   v_live record;
   v_excess bigint;
 begin
-  if new.id <= v_reserved[1] then
+  if new.id between v_reserved[1] and v_reserved[2] then
     return new;
   end if;
   perform from notifyq.limit_turn as f
@@ -156,8 +156,12 @@ begin
           '`notifyq queues alter --capacity` or messages.alter_queue()';
     end if;
   end if;
-  -- Doubles each time: a bulk insert changes that row a few times only.
-  v_taken := least(v_room, coalesce(2 * v_taken, 1));
+  -- Doubles while ids rise: a bulk insert changes that row a few times only. Messages with dedup
+  -- keys come in the order of the keys: a smaller id is not in a reservation for larger ones.
+  v_taken := least(
+    v_room,
+    case when new.id > v_reserved[2] then 2 * (v_reserved[2] - v_reserved[1] + 1) else 1 end
+  );
   -- Changed even if nothing was reserved: a publisher with an older snapshot cannot count the
   -- messages and must fail here.
   update notifyq.limit_room as r
@@ -165,11 +169,9 @@ begin
     room = v_room - v_taken
   where r.queue = new.queue
     and r.number = v_number;
-  -- Ids rise, and others may take some of these: at most as many messages are inserted up to this
-  -- id as there is room for. The next count finds what was not used.
-  perform set_config(
-    v_setting, array[new.id + v_taken - 1, greatest(v_taken, 1)]::text, true
-  );
+  -- Each id is given once, and others may take some of these: at most as many messages have them as
+  -- there is room for. The next count finds what was not used.
+  perform set_config(v_setting, array[new.id, new.id + greatest(v_taken, 1) - 1]::text, true);
   return new;
 end;
 $$;

@@ -206,7 +206,7 @@ create or replace function notifyq.why_not_moved(message messages.message, targe
 as $$
 begin
   return case
-    when message.root_id is not null then 'it has recorded steps'
+    when notifyq.has_steps(message) then 'it has recorded steps'
     when exists (
       select from notifyq.dedup as d
       where d.queue = target.name

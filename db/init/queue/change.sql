@@ -2,6 +2,50 @@
 --
 -- raises: NQ003 invalid argument, NQ008 over a limit, NQ030 payload against the schema
 
+-- What messages have published by steps: live ones, and ones that may have ended.
+create or replace function notifyq.children_of(live bigint[], ended bigint[])
+  returns bigint[] language plpgsql stable
+  set enable_seqscan = off set jit = off
+as $$
+begin
+  return array(
+    select s.child_id
+    from notifyq.step as s
+    where s.message_id = any (live)
+      and s.child_id is not null
+    union
+    select s.child_id
+    from notifyq.step_archive as s
+    where s.message_id = any (ended)
+      and s.child_id is not null
+  );
+end;
+$$;
+
+-- Lock messages with all that they and their children have published by steps. Parked ones come
+-- last: a message that ends locks its own row first, and then those of messages that wait for it.
+create or replace function notifyq.lock_families(ids bigint[])
+  returns void language plpgsql
+  set enable_seqscan = off set jit = off
+as $$
+declare
+  v_level bigint[] := ids;
+  v_all bigint[] := ids;
+begin
+  while v_level <> '{}' loop
+    v_level := array(
+      select unnest(notifyq.children_of(v_level, v_level)) except select unnest(v_all)
+    );
+    v_all := v_all || v_level;
+  end loop;
+  perform
+  from messages.message as m
+  where m.id = any (v_all)
+  order by m.parked_at is not null, m.id
+  for update;
+end;
+$$;
+
 -- Returns how many of the messages are cancelled, children not counted.
 create or replace function notifyq.cancel_all(
   ids bigint[], running boolean, children boolean, reason text, cancelled_by text
@@ -18,6 +62,9 @@ declare
 begin
   perform notifyq.check_given('running', running is not null);
   perform notifyq.check_given('children', children is not null);
+  if running and children then
+    perform notifyq.lock_families(ids);
+  end if;
   while v_level <> '{}' loop
     -- A message that is locked here can publish no more children. A worker that is about to claim
     -- it is not waited for, unless it shall be stopped.
@@ -36,17 +83,7 @@ begin
     exit when v_cancelled = 0;
     v_next := '{}';
     if children then
-      v_next := array(
-        select s.child_id
-        from notifyq.step as s
-        where s.message_id = any (array(select f.id from unnest(v_found) as f))
-          and s.child_id is not null
-        union
-        select s.child_id
-        from notifyq.step_archive as s
-        where s.message_id = any (v_level)
-          and s.child_id is not null
-      );
+      v_next := notifyq.children_of(array(select f.id from unnest(v_found) as f), v_level);
     end if;
     perform notifyq.reject_all(
       v_found, concat_ws(': ', 'cancelled', cancel_all.reason),
@@ -113,7 +150,7 @@ begin
   if not found then
     return false;
   end if;
-  if v_message.root_id is not null
+  if notifyq.has_steps(v_message)
     and num_nonnulls(amend.message, amend.available_at, amend.headers) > 0
   then
     perform notifyq.raise_invalid(
@@ -192,15 +229,16 @@ $$;
 
 -- Archive those that have expired, for a claim, which then sees none of them. While an old snapshot
 -- keeps deleted rows in the index, each claim would pass all of them: so it begins a minute before
--- the last look of its session that found none. Maintenance begins at the first one: it also finds
--- what a longer transaction publishes when that has expired already.
+-- the last look of its session that found none (notifyq.expired has that in ms since 1970).
+-- Maintenance begins at the first one: it also finds what a longer transaction publishes when that
+-- has expired already.
 create or replace function notifyq.expire_due()
   returns void language plpgsql
 as $$
 declare
   v_now timestamptz := clock_timestamp();
   v_seen timestamptz := coalesce(
-    nullif(current_setting('notifyq.expired', true), '')::timestamptz, '-infinity'
+    to_timestamp(nullif(current_setting('notifyq.expired', true), '')::bigint / 1000), '-infinity'
   );
   v_first timestamptz := (
     select e.expires_at
@@ -213,7 +251,9 @@ begin
   if v_first <= v_now then
     perform notifyq.expire(10000);
   elsif v_seen < v_now - interval '2 minutes' then
-    perform set_config('notifyq.expired', (v_now - interval '1 minute')::text, false);
+    perform set_config(
+      'notifyq.expired', notifyq.epoch_ms(v_now - interval '1 minute')::text, false
+    );
   end if;
 end;
 $$;

@@ -80,11 +80,12 @@ begin
     if claim.filter is not null then
       perform notifyq.raise_invalid('give either filter, for all queues, or filters, one for each');
     end if;
+    -- Slices begin at 1, wherever the arrays begin.
     return query
     select c.*
     from notifyq.claim_each(
-      claim.queues, claim.filters, claim.quantity, claim.lock_duration, claim.worker,
-      claim.full_scan, claim.max_attempts
+      claim.queues[:], claim.filters[:], claim.quantity, claim.lock_duration, claim.worker,
+      claim.full_scan, claim.max_attempts[:]
     ) as c;
     return;
   end if;
@@ -94,6 +95,7 @@ begin
   end if;
   if claim.max_attempts is not null then
     perform notifyq.check_max_attempts(claim.queues, claim.max_attempts);
+    claim.max_attempts := claim.max_attempts[:];
   end if;
   -- All at once: each statement costs a claim of one message 2 %.
   select exists (select from notifyq.forward), exists (select from messages.queue_grant),

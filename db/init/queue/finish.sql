@@ -254,16 +254,17 @@ begin
   end if;
   perform notifyq.check_texts(ids, 'details', details), notifyq.check_texts(ids, 'details', errors),
     notifyq.check_texts(ids, 'traceback', tracebacks);
+  -- A slice begins at 1, wherever the array begins.
   return query
   select r.id, r.max_attempts, r.delay
   from notifyq.retry_locked(
-    ids, lock_tokens, delays, details,
+    ids[:], lock_tokens[:], delays[:], details[:],
     array(
       select coalesce(u.status, 'failed')
       from unnest(lock_tokens, statuses) with ordinality as u (lock_token, status, ordinal)
       order by u.ordinal
     ),
-    error_types, errors, tracebacks, give_ups
+    error_types[:], errors[:], tracebacks[:], give_ups[:]
   ) as r;
 end;
 $$;

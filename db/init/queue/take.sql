@@ -21,6 +21,7 @@ begin
   if notifyq.is_paused(v_queue) then
     return;
   end if;
+  perform notifyq.expire_due();
   if v_queue.is_limited then
     if notifyq.enter_turn(array[v_queue.name]) = '{}' then
       return;

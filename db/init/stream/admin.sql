@@ -141,8 +141,11 @@ create or replace function messages.alter_stream(
   set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_stream messages.stream := notifyq.find_stream(name);
+  v_stream messages.stream;
 begin
+  -- Locked before it is read: another call's change would be lost.
+  perform from messages.stream as s where s.name = alter_stream.name for no key update;
+  v_stream := notifyq.find_stream(name);
   v_stream.retention := coalesce(alter_stream.retention, v_stream.retention);
   v_stream.max_lag := coalesce(alter_stream.max_lag, v_stream.max_lag);
   v_stream.max_events := coalesce(alter_stream.max_events, v_stream.max_events);

@@ -55,6 +55,31 @@ async def test_a_dead_message_is_published_again_as_a_new_one(connection: Connec
     assert await connection.fetchval(RETRY, [*dead, taken[0]["id"]]) is None
 
 
+async def test_without_recorded_steps_the_new_message_changes_as_any_other(
+    connection: Connection,
+) -> None:
+    await connection.execute("select messages.create_queue('other')")
+    await connection.execute(
+        "select messages.create_queue('full', capacity => 1, overflow => 'drop_oldest')"
+    )
+    (new,) = await connection.fetchval(RETRY, await kill(connection))
+    assert await connection.fetchval(
+        "select messages.amend($1, '2', available_at => now() + interval '1 hour')", new
+    )
+    moved = await one_row(
+        connection,
+        "select done, refusals from messages.move_matching($1, 'other')",
+        {"queue": "default", "until": "2100-01-01T00:00:00Z"},
+    )
+    assert (moved["done"], moved["refusals"]) == (1, [])
+    (new,) = await connection.fetchval(RETRY, await kill(connection, queue="full"))
+    newer = await connection.fetchval("select messages.publish('full', '1')")
+    left = await connection.fetch("select id from messages.message where queue = 'full'")
+    assert [row["id"] for row in left] == [newer]
+    dropped = "select details from messages.message_archive where id = $1"
+    assert "the queue was full" in await connection.fetchval(dropped, new)
+
+
 async def test_a_message_that_fails_again_is_published_again(connection: Connection) -> None:
     dead = await kill(connection)
     (new,) = await connection.fetchval(RETRY, dead)

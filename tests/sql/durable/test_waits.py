@@ -238,6 +238,55 @@ async def test_an_end_beside_the_wait_for_it_is_not_missed(
     assert (await end_of(connection, resumed, child[0]))[0]["status"] == "success"
 
 
+async def waiting_parent(connection: Connection) -> tuple[int, list[Lock]]:
+    """A parent that is parked until its two children have ended, which are locked."""
+    await connection.execute("select messages.create_queue('child')")
+    parent = await lock(connection)
+    children = [await lock(connection, "child") for _ in range(2)]
+    for id_, _ in children:
+        await connection.execute(
+            "select is_new from notifyq.record_step($1, $2, $3, 'null', false, $4)",
+            *parent,
+            f"publish {id_}",
+            id_,
+        )
+    await end_of(connection, parent, *(id_ for id_, _ in children))
+    return parent[0], children
+
+
+async def test_children_that_end_and_a_cancel_of_all_do_not_wait_for_each_other(
+    connection: Connection, connect: Connect
+) -> None:
+    parent, (first, second) = await waiting_parent(connection)
+    canceller, finisher, observer = await connect(), await connect(), await connect()
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute("select from messages.message where id = $1 for update", first[0])
+    cancelling = asyncio.create_task(
+        canceller.fetchval("select messages.cancel($1, running => true, children => true)", parent)
+    )
+    await until_blocked(observer, canceller)
+    assert await finisher.fetchval("select messages.finish($1, $2)", *second, timeout=10)
+    await transaction.rollback()
+    assert await cancelling
+    assert await rows(connection, "message_list") == []
+
+
+async def test_the_last_end_waits_for_what_changes_the_parent(
+    connection: Connection, connect: Connect
+) -> None:
+    parent, (first, second) = await waiting_parent(connection)
+    finisher, observer = await connect(), await connect()
+    assert await connection.fetchval("select messages.finish($1, $2)", *first)
+    async with connection.transaction():
+        await connection.execute("select messages.amend($1, priority => 1)", parent)
+        ending = asyncio.create_task(finisher.fetchval("select messages.finish($1, $2)", *second))
+        await until_blocked(observer, finisher)
+        assert await connection.fetchval("select messages.cancel($1)", parent)
+    assert await ending
+    assert await rows(connection, "message_list") == []
+
+
 async def test_what_a_parked_message_holds(connection: Connection) -> None:
     await connection.execute("select messages.create_queue('one', concurrency => 1)")
     held = await lock(connection, "one")

@@ -496,6 +496,22 @@ async def test_a_bulk_that_does_not_fit_is_refused_as_a_whole(connection: Connec
     assert len(await waiting(connection)) == 100
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_no_more_than_the_capacity_fit_in_any_order_of_ids(
+    connection: Connection, durable: bool
+) -> None:
+    await limited(connection, capacity=20, durable=durable)
+    # Rows come in the order of their keys: with these, ids fall.
+    with pytest.raises(asyncpg.PostgresError, match="is full: its capacity is 20"):
+        await put(connection, *[None] * 21, dedup_keys=[f"{99 - n}" for n in range(21)])
+    assert await waiting(connection) == []
+    keys = [f"{n * 7 % 20:02}" for n in range(20)]
+    published = await put(connection, *[None] * 20, dedup_keys=keys)
+    assert await waiting(connection) == published
+    with pytest.raises(asyncpg.PostgresError, match="is full"):
+        await put(connection, None)
+
+
 async def test_the_oldest_make_room_for_new_ones(connection: Connection) -> None:
     await limited(connection, capacity=4, overflow="drop_oldest")
     published = await put(connection, *[None] * 10)

@@ -185,7 +185,9 @@ async def test_a_message_that_nobody_claims_expires(connection: Connection) -> N
     await connection.execute("select messages.create_queue('limited', ordered => true)")
     publishing = "select messages.publish($1, '1', expires_in => '1 hour')"
     many = "select messages.publish_many($1, array['1', '2']::jsonb[], expires_in => '1 hour')"
-    for how, queue in product(["claim", "maintain", "claim_id"], ["default", "fast", "limited"]):
+    await connection.execute("select messages.create_queue('aging', aging => '1 hour')")
+    ways = ["claim", "take", "maintain", "claim_id"]
+    for how, queue in product(ways, ["default", "fast", "limited", "aging"]):
         if (how, queue) == ("claim_id", "limited"):
             continue  # messages of a queue with limits are not claimed by id
         ids = [await connection.fetchval(publishing, queue)]
@@ -193,6 +195,8 @@ async def test_a_message_that_nobody_claims_expires(connection: Connection) -> N
         await expire_all(connection)
         if how == "claim":
             assert await claim(connection, queue) == []
+        elif how == "take":
+            assert await rows(connection, "take", queue=queue, quantity=10) == []
         elif how == "maintain":
             await connection.execute("select messages.maintain()")
         else:
@@ -220,6 +224,22 @@ async def test_a_claim_does_not_pass_what_expired_while_an_old_snapshot_is_held(
             before = await connection.fetchval(reads)
             assert await claim(connection) == []
             assert await connection.fetchval(reads) - before < 10
+
+
+async def test_a_claim_finds_what_expired_under_any_settings_of_its_session(
+    connection: Connection,
+) -> None:
+    # IST is read as the time of Israel, which is behind that of India.
+    await connection.execute("set timezone = 'Asia/Kolkata'; set datestyle = 'Postgres, DMY'")
+    assert await claim(connection) == []
+    id_ = await connection.fetchval(
+        "select messages.publish('default', '1', expires_in => '1 hour')"
+    )
+    await expire_all(connection)
+    assert await claim(connection) == []
+    await connection.execute("set datestyle = 'SQL, MDY'")
+    assert await claim(connection) == []
+    assert await details(connection, id_) == ["expired"]
 
 
 async def test_what_was_claimed_once_never_expires(connection: Connection) -> None:

@@ -353,6 +353,20 @@ async def test_many_retries_refuse_arrays_of_other_lengths(connection: Connectio
     assert len(await retried(connection, messages)) == 2
 
 
+async def test_arrays_that_do_not_begin_at_one_are_retried_all_the_same(
+    connection: Connection,
+) -> None:
+    await publish(connection, 2)
+    first, second = [row["id"] for row in await claim_all(connection, 2)]
+    held = await connection.fetch(
+        "select id from messages.retry_many("
+        f"'[0:1]={{{first},{second}}}', '[0:1]={{1,1}}', details => '[-1:0]={{one,two}}')"
+    )
+    assert [row["id"] for row in held] == [first, second]
+    for id_, details in ((first, "one"), (second, "two")):
+        assert [row["details"] for row in await archived(connection, id_)] == [details]
+
+
 async def test_many_expired_locks_notify_a_queue_once(
     connection: Connection, notifications: Notifications
 ) -> None:
