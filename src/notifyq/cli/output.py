@@ -180,7 +180,7 @@ def cell(value: Any, most: int = _MOST) -> str:
         case bool():
             return "yes" if value else ""
         case dict() | list():
-            return _json(value)[:most]
+            return printable(_json(value)[:most])
         case _:
             return first_line(without_envelope(str(value)), most)
 
