@@ -207,7 +207,7 @@ def row_json(row: Message | ArchivedMessage | Event, **more: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return to_json(value, timedelta_mode="float", fallback=str).decode()
+    return to_json(value, timedelta_mode="float", inf_nan_mode="null", fallback=str).decode()
 
 
 def pick(message: Message | ArchivedMessage, names: Iterable[str]) -> dict[str, Any]:
