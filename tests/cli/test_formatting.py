@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from notifyq.cli.demo import without_password
+from notifyq.cli.logs import formatter
 from notifyq.cli.options import duration, instant
 from notifyq.cli.output import cell, when
 from notifyq.models.payload import check_json
@@ -78,8 +80,15 @@ def test_cell_is_one_line_of_plain_text() -> None:
     assert (cell(value=True), cell(value=False)) == ("yes", "")
     assert cell("first\nsecond") == "first"
     assert cell({"a": [1, "é"]}) == '{"a":[1,"é"]}'
+    assert cell({"a": "\u009b1m\u202e"}) == '{"a":"?1m?"}'
     assert len(cell("x" * 1_000_000)) == 1000
     assert printable("a\x1b[1m\u009b\u202eb\x00") == "a?[1m??b?"
+
+
+def test_a_traceback_in_the_log_cannot_control_the_terminal() -> None:
+    error = ValueError("\x1b[31mred\n\u009bsecond line")
+    record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, None)})
+    assert formatter("text").format(record).endswith("ValueError: ?[31mred\n?second line")
 
 
 @pytest.mark.parametrize(

@@ -381,6 +381,20 @@ def test_json_of_every_list_is_one_object_a_line(
     assert row["status"] == "rejected"
 
 
+async def test_json_is_valid_for_a_number_that_is_no_float(
+    notifyq: Notifyq, shared_database: str, queue: str
+) -> None:
+    async with session(shared_database) as connection:
+        id_ = await connection.fetchval(
+            "select messages.publish($1, '1', headers => $2::text::jsonb)",
+            queue,
+            f'{{"n": {"9" * 400}.5}}',
+        )
+    for args in (("ls", "-q", queue), ("show", id_)):
+        (row,) = notifyq.good(*args, "--json").data
+        assert row["headers"] == {"n": None}
+
+
 async def test_show_has_each_attempt_that_did_not_succeed(
     notifyq: Notifyq, queue: str, shared_database: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic_core import to_json
 
 from notifyq.dsn import masked_in
+from notifyq.printable import printable_lines
 
 LogFormat = Literal["text", "logfmt", "json"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
@@ -22,13 +23,17 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         match self._format:
             case "json":
-                text = to_json(_fields(self, record), fallback=str).decode()
+                text = to_json(_fields(self, record), inf_nan_mode="null", fallback=str).decode()
             case "logfmt":
                 fields = _fields(self, record).items()
                 text = " ".join(f"{name}={_readable(it)}" for name, it in fields)
             case _:
                 text = super().format(record)
         return masked_in(text)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  logging calls it so
+        # An error may quote a payload, which anybody may have written.
+        return printable_lines(super().formatException(ei))
 
 
 def _fields(formatter: logging.Formatter, record: logging.LogRecord) -> dict[str, Any]:

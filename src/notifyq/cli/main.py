@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from notifyq import __version__
 from notifyq.cli.arguments import refuse_blanks, running, with_dsn
-from notifyq.printable import printable
+from notifyq.printable import printable, printable_lines
 from notifyq.signals import unwinding
 
 # Typer uses the click that is installed or a copy of its own: the class comes from the right one.
@@ -234,7 +234,7 @@ def _invoke(args: list[str], *, debug: bool) -> int:
         return 0
     except Exception as error:  # noqa: BLE001  each is printed, and ends the process
         if debug:
-            _console().print(traceback.format_exc().rstrip())
+            _console().print(printable_lines(traceback.format_exc().rstrip()))
             return 1
         if isinstance(error, OSError):
             _close_output()  # flushing to a full disk would fail again at exit

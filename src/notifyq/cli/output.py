@@ -180,7 +180,7 @@ def cell(value: Any, most: int = _MOST) -> str:
         case bool():
             return "yes" if value else ""
         case dict() | list():
-            return _json(value)[:most]
+            return printable(_json(value)[:most])
         case _:
             return first_line(without_envelope(str(value)), most)
 
@@ -207,7 +207,7 @@ def row_json(row: Message | ArchivedMessage | Event, **more: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return to_json(value, timedelta_mode="float", fallback=str).decode()
+    return to_json(value, timedelta_mode="float", inf_nan_mode="null", fallback=str).decode()
 
 
 def pick(message: Message | ArchivedMessage, names: Iterable[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from notifyq.errors import (
     StreamNotFoundError,
 )
 from notifyq.models.event import Event
-from notifyq.models.message import ArchivedMessage, readable
+from notifyq.models.message import ArchivedMessage
 from notifyq.queues.results import Handle
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
@@ -123,10 +123,10 @@ class EventStream(StreamingResponse):
 
 async def _output(app: App, message_id: int, after: int) -> AsyncGenerator[str, None]:
     async for chunk in Handle(message_id, app.results).output(after):
-        yield _event(chunk.value, id_=chunk.number)
+        yield _event(json.dumps(chunk.value), id_=chunk.number)
     ended = await app.archive.find(message_id)
     status = ended.status if isinstance(ended, ArchivedMessage) else None
-    yield _event({"status": status}, name="end")
+    yield _event(json.dumps({"status": status}), name="end")
 
 
 async def _stream(tail: Tail, only: Callable[[Event], bool] | None) -> AsyncGenerator[str, None]:
@@ -138,19 +138,16 @@ async def _stream(tail: Tail, only: Callable[[Event], bool] | None) -> AsyncGene
             yield "".join(events) + f"id: {tail.position}\n\n"
 
 
-def _shown(event: Event) -> dict[str, Any]:
-    return {
-        "id": event.id,
-        "type": event.type,
-        "key": event.key,
-        "created_at": event.created_at.isoformat(),
-        "message": readable(event.message),
-    }
+def _shown(event: Event) -> str:
+    """An event as JSON, with the payload as PostgreSQL has it: decoded it might lose digits."""
+    shown = {name: getattr(event, name) for name in ("id", "type", "key")}
+    shown["created_at"] = event.created_at.isoformat()
+    return f'{json.dumps(shown)[:-1]}, "message": {event.message}}}'
 
 
-def _event(data: Any, *, id_: int | None = None, name: str | None = None) -> str:
+def _event(data: str, *, id_: int | None = None, name: str | None = None) -> str:
     head = (f"id: {id_}\n" if id_ is not None else "") + (f"event: {name}\n" if name else "")
-    return f"{head}data: {json.dumps(data)}\n\n"
+    return f"{head}data: {data}\n\n"
 
 
 async def _kept_alive(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:

@@ -140,6 +140,23 @@ async def test_values_are_updated_while_a_page_is_open(
         await expect(page.locator("#live")).to_have_text("paused")
 
 
+async def test_live_values_return_after_a_proxy_had_no_server(database: str) -> None:
+    async with serving(database) as base, opened(but="502") as page:
+        await page.route("**/live", lambda route: route.fulfill(status=502), times=1)
+        await page.goto(base)
+        await expect(page.locator("#live")).to_have_text("reconnecting")
+        await expect(page.locator("#live")).to_have_text("live", timeout=15_000)
+
+
+async def test_a_queue_is_chosen_by_keys(database: str, filled: None) -> None:
+    async with serving(database) as base, opened() as page:
+        await page.goto(base)
+        await page.get_by_label("Queue", exact=True).focus()
+        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "Tab", "Enter"):
+            await page.keyboard.press(key)
+        await expect(page).to_have_url(f"{base}/?range=1h&queue=mail")
+
+
 async def test_keyboard_shortcuts(database: str, connection: Connection) -> None:
     async with serving(database, allow_writes=True) as base, opened() as page:
         await page.goto(base)

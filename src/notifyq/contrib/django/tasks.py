@@ -194,7 +194,7 @@ def serve_tasks(app: Decorators) -> None:
 
 
 def _find(result_id: str) -> Message | ArchivedMessage | None:
-    if not result_id.isdecimal() or int(result_id) >= 2**63:
+    if not result_id.isdecimal() or len(result_id) > 19 or int(result_id) >= 2**63:
         return None
     # The archive last: a message may move there between the two statements.
     for kind, statement in ((Message, sql.MESSAGE_FIND), (ArchivedMessage, sql.ARCHIVE_FIND)):

@@ -23,7 +23,6 @@
       it.textContent = parts > 1 ? clock.map((n) => pad(n)).join(":") : `${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
     }
   }
-  for (const it of document.querySelectorAll(".no-script")) it.hidden = true;
   // In a narrow window, scroll to the current section.
   document.querySelector(".sections [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
@@ -126,7 +125,11 @@
     if (source || isPaused || document.hidden || !body.dataset.live) return;
     source = new EventSource(body.dataset.live);
     source.onmessage = receive;
-    source.onerror = () => setShown("reconnecting", "warn");
+    source.onerror = () => {
+      setShown("reconnecting", "warn");
+      // The browser gives up after any answer but 200, as that of a proxy while the server restarts.
+      if (source?.readyState === EventSource.CLOSED) { stop(); setTimeout(start, 5000); }
+    };
   }
   function stop() { source?.close(); source = null; }
   function toggle() {
@@ -148,7 +151,6 @@
     form.dataset.sent = "yes";
   });
   addEventListener("pageshow", () => { for (const form of document.forms) delete form.dataset.sent; });
-  for (const it of document.querySelectorAll("[data-submit-on-change]")) it.addEventListener("change", () => it.form.requestSubmit());
 
   // Long work continues automatically.
   document.querySelector("form[data-go-on]")?.requestSubmit();
