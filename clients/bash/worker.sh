@@ -13,8 +13,7 @@
 set -uo pipefail
 set -m # a handler is a process group of its own, which can be ended as a whole
 
-poll=1 grace=30
-DSN=${NOTIFYQ_DSN:-}
+poll=1 grace=30 DSN=${NOTIFYQ_DSN:-}
 while (($#)); do
   case $1 in
     --dsn) DSN=$2 ;;
@@ -34,8 +33,7 @@ if [[ $DSN =~ ^([a-z]+://[^:@/]*):([^@/]*)(@.*) ]]; then
 fi
 [[ $DSN != *password=* ]] || { echo 'worker.sh: set PGPASSWORD, not password= in the DSN' >&2; exit 2; }
 export DSN PGPASSWORD QUEUE MESSAGE_ID LOCK_TOKEN ATTEMPTS
-worker=$(hostname):$$:$RANDOM
-folder=$(mktemp -d)
+worker=$(hostname):$$:$RANDOM folder=$(mktemp -d)
 listener='' handler='' heartbeat='' stopping='' idle='' ends='' released=''
 
 # usage: sql STATEMENT [NAME=VALUE]... Values are quoted by psql, as :'name'.
@@ -53,8 +51,7 @@ sql() {
 listen() {
   [[ -n $listener ]] && kill -0 "$listener" 2>/dev/null && return
   [[ ! -p $folder/notifications ]] || exec {notifications}<&-
-  rm -f "$folder/notifications"
-  mkfifo "$folder/notifications"
+  rm -f "$folder/notifications" && mkfifo "$folder/notifications"
   {
     { echo 'listen new_message;' && while echo 'select 1;'; do sleep 0.5; done; } |
       psql -XqAt -v ON_ERROR_STOP=1 -d "$DSN"
@@ -76,11 +73,9 @@ wait_for_notification() {
 # usage: settle CALL [NAME=VALUE]..., a call that shows the token. It is repeated if the connection
 # was lost, which is exit code 2 of psql; fails if the database refuses it.
 settle() {
-  local call=$1 held pause status
-  shift
+  local held pause status
   for pause in 0.1 0.3 1 3 9 0; do
-    held=$(sql "select messages.$call" id="$MESSAGE_ID" token="$LOCK_TOKEN" "$@")
-    status=$?
+    held=$(sql "select messages.$1" id="$MESSAGE_ID" token="$LOCK_TOKEN" "${@:2}"); status=$?
     [[ $held != f ]] || echo "message $MESSAGE_ID: the lock was lost" >&2
     ((status == 2)) || return "$status"
     sleep "$pause"
@@ -118,10 +113,8 @@ handle() {
   wait "$handler"; status=${released:-$?}
   stop_group "$heartbeat"
   case $status in
-    0)
-      settle "finish(:id, :token, result => nullif(:'result', '')::jsonb)" result="$(<"$folder/out")" ||
-        settle "retry(:id, :token, details => 'the result is not JSON')"
-      ;;
+    0) settle "finish(:id, :token, result => nullif(:'result', '')::jsonb)" result="$(<"$folder/out")" ||
+      settle "retry(:id, :token, details => 'the result is not JSON')" ;;
     65) settle "finish(:id, :token, 'rejected', :'why')" why="$(<"$folder/err")" ;;
     75) settle "retry(:id, :token, delay => :'delay')" delay="$(<"$folder/out")" ;;
     76) ;;

@@ -75,7 +75,7 @@ def test_the_types_of_javascript(javascript: Path) -> None:
 
 @pytest.mark.parametrize("name", ["javascript/worker.js", "bash/worker.sh"])
 def test_a_worker_is_short(name: str) -> None:
-    assert (CLIENTS / name).read_text(encoding="utf-8").count("\n") < 160
+    assert (CLIENTS / name).read_text(encoding="utf-8").count("\n") < 150
 
 
 # It keeps the arguments of each psql, and the handler those of all processes.
