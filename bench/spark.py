@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from bench.charts import draw_rates
 from bench.machine import cpu_seconds, memory, parent
+from notifyq.dsn import options_of, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,10 +94,15 @@ def publish_copy(dsn: str, folder: Path) -> float:
     file = folder / "rows.csv"
     with file.open("w", encoding="utf-8") as rows:
         csv.writer(rows).writerows(("bench", message) for message in _payloads())
+    options = options_of(dsn)
+    # Not in the arguments, which every user of the machine sees.
+    env = {**os.environ, "PGPASSWORD": options.pop("password", "")}
+    copy = f"\\copy {_TARGET} from '{file}' with (format csv)"
     return _published(
         dsn,
         lambda: subprocess.run(  # noqa: S603
-            ["psql", "-q", "-d", dsn, "-c", f"\\copy {_TARGET} from '{file}' with (format csv)"],  # noqa: S607
+            ["psql", "-q", "-d", url_of(options), "-c", copy],  # noqa: S607
+            env=env,
             check=True,
         ),
     )
