@@ -263,7 +263,6 @@ create or replace function notifyq.expires_at(expires_in interval, due timestamp
   returns timestamptz language plpgsql
 as $$
 begin
-  perform notifyq.check_duration('expires_in', expires_in);
   perform notifyq.check_positive('expires_in', expires_in);
   if due >= now() + expires_in then
     perform notifyq.raise_invalid(
