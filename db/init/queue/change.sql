@@ -89,7 +89,7 @@ begin
       v_found, concat_ws(': ', 'cancelled', cancel_all.reason),
       coalesce(cancel_all.cancelled_by, session_user)
     );
-    perform pg_notify('cancelled_message', f.id::text)
+    perform notifyq.notify_id('cancelled_message', f.id)
     from unnest(v_found) as f
     where f.state = 'locked';
     -- A step may name any message, also one that has led here.
