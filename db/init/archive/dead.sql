@@ -340,9 +340,8 @@ create or replace function notifyq.archive_event(
   message jsonb,
   headers jsonb,
   attempts integer,
-  details text default null,
-  status messages.message_status default 'failed',
-  handled_by text default null
+  details text,
+  status messages.message_status
 )
   returns bigint language plpgsql
 as $$
@@ -350,12 +349,12 @@ declare
   v_id bigint := nextval('messages.message_id_seq');
 begin
   insert into messages.message_archive (
-    id, created_at, available_at, lock_token, priority, attempts, status, queue, type, handled_by,
-    message, headers, details, key, subscriber, event_id
+    id, created_at, available_at, lock_token, priority, attempts, status, queue, type, message,
+    headers, details, key, subscriber, event_id
   )
   values (
     v_id, archive_event.created_at, archive_event.created_at, 0, 0, archive_event.attempts,
-    archive_event.status, archive_event.stream, archive_event.type, archive_event.handled_by,
+    archive_event.status, archive_event.stream, archive_event.type,
     coalesce(archive_event.message, 'null'), coalesce(archive_event.headers, '{}'),
     archive_event.details, archive_event.key, archive_event.subscriber, archive_event.event_id
   );

@@ -162,11 +162,7 @@ begin
   v_policy.days_ahead := coalesce(days_ahead, v_policy.days_ahead);
   perform notifyq.check_positive('retention', v_policy.retention);
   perform notifyq.check_positive('retention_dead', v_policy.retention_dead);
-  if v_policy.days_ahead not between 1 and 366 then
-    perform notifyq.raise_invalid(
-      format('days_ahead must be between 1 and 366, not %s', v_policy.days_ahead)
-    );
-  end if;
+  perform notifyq.check_between('days_ahead', v_policy.days_ahead, 1, 366);
   update messages.archive_policy as p
   set retention = v_policy.retention, retention_dead = v_policy.retention_dead,
     days_ahead = v_policy.days_ahead;

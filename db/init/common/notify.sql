@@ -42,6 +42,17 @@ begin
 end;
 $$;
 
+-- For channels about single messages: a full notification queue is no reason to fail here either.
+create or replace function notifyq.notify_id(channel text, id bigint)
+  returns void language plpgsql
+as $$
+begin
+  if pg_notification_queue_usage() < 0.5 then
+    perform pg_notify(channel, id::text);
+  end if;
+end;
+$$;
+
 create or replace function notifyq.is_paused(queue messages.queue)
   returns boolean language sql
 as $$

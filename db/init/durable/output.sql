@@ -48,7 +48,7 @@ begin
   if not found then
     return false;
   end if;
-  perform notifyq.notify_output(progress.id);
+  perform notifyq.notify_id('message_output', progress.id);
   return true;
 end;
 $$;
@@ -81,17 +81,6 @@ comment on function messages.progress(bigint) is
   'message ended, or this is a standby. For roles that may see its result. Raises NQ002 for an '
   'unknown message.';
 
--- Readers listen to message_output. A full notification queue is no reason to fail.
-create or replace function notifyq.notify_output(id bigint)
-  returns void language plpgsql
-as $$
-begin
-  if pg_notification_queue_usage() < 0.5 then
-    perform pg_notify('message_output', id::text);
-  end if;
-end;
-$$;
-
 create or replace function messages.emit(id bigint, lock_token bigint, chunk jsonb)
   returns bigint language plpgsql security definer
   set search_path = pg_catalog, pg_temp
@@ -110,7 +99,7 @@ begin
   if v_number = 1 then
     perform notifyq.mark_durable(array[v_message.id]);
   end if;
-  perform notifyq.notify_output(v_message.id);
+  perform notifyq.notify_id('message_output', v_message.id);
   return v_number;
 end;
 $$;

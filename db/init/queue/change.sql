@@ -89,7 +89,7 @@ begin
       v_found, concat_ws(': ', 'cancelled', cancel_all.reason),
       coalesce(cancel_all.cancelled_by, session_user)
     );
-    perform pg_notify('cancelled_message', f.id::text)
+    perform notifyq.notify_id('cancelled_message', f.id)
     from unnest(v_found) as f
     where f.state = 'locked';
     -- A step may name any message, also one that has led here.
@@ -263,7 +263,6 @@ create or replace function notifyq.expires_at(expires_in interval, due timestamp
   returns timestamptz language plpgsql
 as $$
 begin
-  perform notifyq.check_duration('expires_in', expires_in);
   perform notifyq.check_positive('expires_in', expires_in);
   if due >= now() + expires_in then
     perform notifyq.raise_invalid(

@@ -42,21 +42,9 @@ begin
   if schedule.jitter not between interval '0' and interval '1 day' then
     perform notifyq.raise_invalid(format('jitter must be up to one day, not %s', schedule.jitter));
   end if;
-  if schedule.overlap not in ('allow', 'skip_waiting', 'skip') then
-    perform notifyq.raise_invalid(
-      format('overlap must be allow, skip_waiting or skip, not %s', schedule.overlap)
-    );
-  end if;
-  if schedule.when_unserved not in ('publish', 'skip') then
-    perform notifyq.raise_invalid(
-      format('when_unserved must be publish or skip, not %s', schedule.when_unserved)
-    );
-  end if;
-  if schedule.backfill not between 0 and 100 then
-    perform notifyq.raise_invalid(
-      format('backfill must be between 0 and 100, not %s', schedule.backfill)
-    );
-  end if;
+  perform notifyq.check_choice('overlap', schedule.overlap, '{allow,skip_waiting,skip}');
+  perform notifyq.check_choice('when_unserved', schedule.when_unserved, '{publish,skip}');
+  perform notifyq.check_between('backfill', schedule.backfill, 0, 100);
   if schedule.grace < interval '0' then
     perform notifyq.raise_invalid('grace must not be negative');
   end if;

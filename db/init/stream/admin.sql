@@ -40,16 +40,8 @@ begin
       format('max_events must be at least 1, not %s', stream.max_events)
     );
   end if;
-  if stream.max_bytes not between 4096 and 268435456 then
-    perform notifyq.raise_invalid(
-      format('max_bytes must be between 4096 and 268435456, not %s', stream.max_bytes)
-    );
-  end if;
-  if stream.notify not in ('auto', 'always', 'off') then
-    perform notifyq.raise_invalid(
-      format('notify must be auto, always or off, not %s', stream.notify)
-    );
-  end if;
+  perform notifyq.check_between('max_bytes', stream.max_bytes, 4096, 268435456);
+  perform notifyq.check_choice('notify', stream.notify, '{auto,always,off}');
 end;
 $$;
 

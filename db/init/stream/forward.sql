@@ -145,14 +145,12 @@ begin
 end;
 $$;
 
-create or replace function notifyq.forward_into(
-  queues text[], quantity integer, fresh bigint default null
-)
+create or replace function notifyq.forward_into(queues text[], quantity integer)
   returns integer language plpgsql
   set enable_seqscan = off set jit = off
 as $$
 declare
-  v_fresh bigint := coalesce(fresh, notifyq.fresh_low());
+  v_fresh bigint := notifyq.fresh_low();
   v_forward notifyq.forward;
   v_moved integer := 0;
 begin
