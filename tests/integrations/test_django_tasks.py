@@ -161,7 +161,9 @@ def test_a_running_one_is_running() -> None:
     assert result.started_at
 
 
-@pytest.mark.parametrize("id_", ["99", "x", "", "9" * 30, pytest.param("9" * 5000, id="many digits"), "-1"])
+@pytest.mark.parametrize(
+    "id_", ["99", "x", "", "9" * 30, pytest.param("9" * 5000, id="many digits"), "-1"]
+)
 def test_an_unknown_result_does_not_exist(id_: str) -> None:
     with pytest.raises(TaskResultDoesNotExist):
         functions.add.get_result(id_)

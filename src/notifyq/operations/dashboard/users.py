@@ -90,11 +90,13 @@ class Users:
 
     @classmethod
     def _of_path(cls, path: Path, read: Callable[[], Users]) -> Users:
-        """The users of a file, read again whenever it has another version."""
         version = _version(path)
-        users = read()
-        users._path, users._version, users._read = path, version, read
-        return users
+        return read().following(path, version, read)
+
+    def following(self, path: Path, version: object, read: Callable[[], Users]) -> Users:
+        """These users, read again whenever their file has another version."""
+        self._path, self._version, self._read = path, version, read
+        return self
 
     def _refresh(self) -> None:
         """Read the file again if it has changed: old passwords must stop working."""
