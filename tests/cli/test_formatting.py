@@ -16,6 +16,7 @@ from notifyq.cli.demo import without_password
 from notifyq.cli.logs import formatter
 from notifyq.cli.options import duration, instant
 from notifyq.cli.output import cell, when
+from notifyq.cli.policy import schema
 from notifyq.models.payload import check_json
 from notifyq.operations.texts import span
 from notifyq.printable import printable
@@ -43,6 +44,11 @@ def test_duration_is_read(text: str, seconds: float) -> None:
 def test_a_wrong_duration_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         duration(text)
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="is not JSON"):
+        schema('{"a":' * 100_000)
 
 
 def test_instant_without_offset_is_local() -> None:

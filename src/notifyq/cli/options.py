@@ -109,11 +109,11 @@ def require_json(what: str, text: str) -> None:
         ) from error
 
 
-def pairs(option: str, texts: list[str] | None, form: str, separator: str = "=") -> dict[str, str]:
+def pairs(option: str, texts: list[str] | None, form: str) -> dict[str, str]:
     """Read the values of a repeated option whose form is A=B; each A at most once."""
     found: dict[str, str] = {}
     for text in texts or []:
-        left, equals, right = text.partition(separator)
+        left, equals, right = text.partition("=")
         if not (left and equals and right):
             raise typer.BadParameter(f"{option} {text!r} is not {form}")
         if left in found:

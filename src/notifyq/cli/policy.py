@@ -122,7 +122,7 @@ def schema(text: str) -> object:
         read = json.loads(text if is_json else Path(path).read_bytes())
     except OSError as error:
         raise typer.BadParameter(f"give JSON, @FILE or none: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{'this' if is_json else path} is not JSON: {error}") from error
     if not isinstance(read, dict | bool):
         raise typer.BadParameter("a JSON Schema is an object")

@@ -29,12 +29,13 @@ from notifyq.cli.options import (
     headers,
     instant_option,
     option,
+    require_json,
 )
 from notifyq.cli.output import out, print_rows, when
 from notifyq.cli.worker import load_app
 from notifyq.database import statements as sql
-from notifyq.errors import ConfigurationError, ScheduleNotFoundError
-from notifyq.models.payload import Json, check_json
+from notifyq.errors import ScheduleNotFoundError
+from notifyq.models.payload import Json
 from notifyq.operations.texts import span
 from notifyq.queues.admin import Admin
 from notifyq.queues.schedules import Overlap, Schedule, ScheduleInfo, Schedules, WhenUnserved
@@ -93,10 +94,7 @@ async def add(
     dsn: DsnOption = None,
 ) -> None:
     """Define a schedule, or redefine it. Options that are not given have their defaults."""
-    try:
-        check_json(message)
-    except ValueError as error:
-        raise ConfigurationError(f"the message is not JSON: {error}") from error
+    require_json("message", message)
     schedule = Schedule(
         name=name,
         cron=cron,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,22 @@ def test_a_changed_password_file_takes_effect(tmp_path: Path) -> None:
     assert sessions.user_of(session, users) is None
     assert users.check("operator", "correct horse") is None
     assert users.check("operator", "another horse") == User("operator")
+
+
+@pytest.mark.parametrize("read", [Users.of_file, Users.of_password_file])
+def test_a_file_that_is_no_text_lets_nobody_in(
+    tmp_path: Path, read: Callable[[Path], Users]
+) -> None:
+    file = tmp_path / "users"
+    file.write_bytes(b"\xe9")
+    with pytest.raises(ConfigurationError, match="is not text in UTF-8"):
+        read(file)
+    write_user(tmp_path / "good", User("operator"), PASSWORD)
+    file.write_text(PASSWORD if read == Users.of_password_file else (tmp_path / "good").read_text())
+    users = read(file)
+    assert users.find("operator") == User("operator")
+    file.write_bytes(b"\xe9")
+    assert users.find("operator") is None
 
 
 def another(browser: Browser) -> Browser:

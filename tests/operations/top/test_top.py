@@ -11,13 +11,14 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from rich.cells import cell_len
 
 from notifyq.chaos.proxy import Proxy
 from notifyq.cli.top import as_text
 from notifyq.database.pool import Database
 from notifyq.operations import monitor
 from notifyq.operations.masks import HIDDEN, Masks
-from notifyq.operations.monitor import Figure, Health
+from notifyq.operations.monitor import Figure, Health, Lag
 from notifyq.operations.top.app import Top
 from notifyq.operations.top.frame import line
 from notifyq.operations.top.listing import MESSAGES
@@ -302,6 +303,15 @@ async def test_columns_fit_into_narrow_terminals(
         columns = fitting(view, seen, chosen(view, seen), width)
         assert sum(size + 2 for _, size in columns) <= width, view.name
         assert columns[0][0] is view.columns[0]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_wide_characters_keep_to_the_width(width: int) -> None:
+    names = ("発注" * 20, "a" * 50)
+    lags = tuple(Lag(name, "me", timedelta(), 0, 0, None) for name in names)
+    text = as_text(Snapshot(datetime.now(UTC), lags=lags), width)
+    (columns,) = {cell_len(it) for it in text.split("STREAMS\n")[1].splitlines()}
+    assert columns <= width
 
 
 async def test_the_cursor_is_visible_without_colours(

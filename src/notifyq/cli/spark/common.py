@@ -12,7 +12,7 @@ from notifyq.errors import ConfigurationError
 
 
 @contextlib.contextmanager
-def needs_extra(name: str = "spark") -> Iterator[None]:
+def needs_extra() -> Iterator[None]:
     """Name the packages to install where an import in the block finds no package."""
     try:
         yield
@@ -20,7 +20,7 @@ def needs_extra(name: str = "spark") -> Iterator[None]:
         if (error.name or "").partition(".")[0] == "notifyq":
             raise
         raise ConfigurationError(
-            f"{error.name} is missing, this needs more packages: pip install 'notifyq[{name}]'"
+            f"{error.name} is missing, this needs more packages: pip install 'notifyq[spark]'"
         ) from None
 
 

@@ -204,7 +204,7 @@ def replay(
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"--match is not JSON: {error}") from None
 
 

@@ -81,7 +81,7 @@ async def _run(
         for name in ("done", "skipped", "total", "entry")
     )
     why = view.form.get("why", "")
-    position = position_of(view, view.form.get("position", ""))
+    position = position_of(view.form.get("position", ""))
     details = {"until": conditions.until, **audited_conditions(fields, view.masks), **more}
     subject = f"those like {fields['like']}" if fields.get("like") else "those found"
     action = f"{'message' if act.is_live else 'dead'}.{act.name.lower()}"

@@ -73,7 +73,7 @@ def instant(text: str, name: str = "instant") -> datetime:
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
-def position_of(view: View, given: str) -> Position | None:
+def position_of(given: str) -> Position | None:
     """Read where a list continues."""
     try:
         return Position.parse(given) if given else None

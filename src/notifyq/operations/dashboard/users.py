@@ -79,14 +79,9 @@ class Users:
     @classmethod
     def of_password_file(cls, path: Path) -> Users:
         """One user whose password is in a file."""
-
-        def read() -> Users:
-            try:
-                return cls.of_password(path.read_text(encoding="utf-8").strip("\r\n"))
-            except OSError as error:
-                raise ConfigurationError(f"--password-file {path}: {error.strerror}") from error
-
-        return cls._of_path(path, read)
+        return cls._of_path(
+            path, lambda: cls.of_password(_text("--password-file", path).strip("\r\n"))
+        )
 
     @classmethod
     def of_file(cls, path: Path) -> Users:
@@ -118,12 +113,8 @@ class Users:
 
     @classmethod
     def _of_lines(cls, path: Path) -> Users:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise ConfigurationError(f"--auth-file {path}: {error.strerror}") from error
         users: dict[User, str] = {}
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_text("--auth-file", path).splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
             name, role, hashed = [*line.strip().split(":", 2), "", ""][:3]
@@ -171,7 +162,7 @@ def write_user(path: Path, user: User, password: str) -> None:
         raise ConfigurationError("a password must have 8 characters or more")
     kept: list[str] = []
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _text("--auth-file", path).splitlines()
         kept = [line for line in lines if line.partition(":")[0] != user.name]
     role = "write" if user.may_write else "read"
     text = "\n".join([*kept, f"{user.name}:{role}:{hash_password(password)}", ""])
@@ -181,6 +172,15 @@ def write_user(path: Path, user: User, password: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     beside.replace(path)
+
+
+def _text(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{option} {path} is not text in UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{option} {path}: {error.strerror}") from error
 
 
 def _version(path: Path) -> object:

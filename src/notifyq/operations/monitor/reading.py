@@ -259,9 +259,7 @@ async def throughput(
     most: int = 100_000,
 ) -> Throughput:
     """Messages finished in each time step; reads about `most` rows of the archive at most."""
-    rows = await source.fetch(
-        statements.THROUGHPUT, since, until, step, queue, by_queue, most
-    )  # fmt: skip
+    rows = await source.fetch(statements.THROUGHPUT, since, until, step, queue, by_queue, most)
     read_from_at, points = None, []
     for row in rows:
         if not row["is_complete"]:

@@ -259,7 +259,6 @@ async def step(
     *args: Any,
     quantity: int = 1000,
     position: Position | None = None,
-    budget: timedelta = _SECOND,
 ) -> Step:
     """Do one step of an action on all messages that match; needs the condition `until`.
 
@@ -267,7 +266,7 @@ async def step(
     children, why, and who does; the queue to move to; the priority.
     """
     after = _at(position)[1:] if act.is_live else _at(position)
-    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *after, budget, *args)
+    [row] = await source.fetch(act.value, conditions.as_json(), quantity, *after, _SECOND, *args)
     rest = None if row["is_over"] else Position(row["position_at"], row["position_id"])
     return Step(row["found"], row["done"], rest, tuple(row["ids"]), tuple(row["refusals"]))
 

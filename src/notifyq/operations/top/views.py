@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
+
 from notifyq.models.payload import without_envelope
 from notifyq.operations.texts import size
 from notifyq.operations.top.snapshot import Snapshot
@@ -274,7 +276,7 @@ def fitting(
     listed = list(rows)
     widths = {
         column.title: min(
-            max([len(column.title) + 1, *(len(column.show(seen, it)) for it in listed)]),
+            max([len(column.title) + 1, *(cell_len(column.show(seen, it)) for it in listed)]),
             column.most,
         )
         for column in view.columns
@@ -297,4 +299,4 @@ def fitting(
 
 def cut(text: str, width: int) -> str:
     """A text that is at most that wide."""
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"

@@ -1,6 +1,7 @@
 """Dead messages, grouped by their errors, and actions on many of them."""
 
 import asyncio
+from functools import partial
 
 import asyncpg
 from starlette.exceptions import HTTPException
@@ -29,7 +30,7 @@ async def dead(view: View) -> Response:
     status, problem, found = 200, "", DeadGroups((), 0, None)
     try:
         conditions = await conditions_of(view, given)
-        position = position_of(view, view.query("position"))
+        position = position_of(view.query("position"))
         found = await dead_groups(view.database, conditions, position=position)
     except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
         status, problem = problem_of(error)
@@ -62,13 +63,5 @@ async def _shown(view: View, group: DeadGroup) -> tuple[DeadGroup, str, str]:
     )
 
 
-@section.action("/dead/retry", "retry_dead")
-async def retry(view: View) -> Response:
-    """Retry all dead messages that match."""
-    return await act_on_matching(view, Act.RETRY)
-
-
-@section.action("/dead/discard", "discard_dead")
-async def discard(view: View) -> Response:
-    """Delete all dead messages that match."""
-    return await act_on_matching(view, Act.DELETE)
+section.action("/dead/retry", "retry_dead")(partial(act_on_matching, act=Act.RETRY))
+section.action("/dead/discard", "discard_dead")(partial(act_on_matching, act=Act.DELETE))

@@ -1,5 +1,7 @@
 """Messages: search among live and finished ones."""
 
+from functools import partial
+
 import asyncpg
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -44,7 +46,7 @@ async def messages(view: View) -> Response:
         if jump := given.pop("id").lstrip("#"):
             return view.redirect(view.url("message", id=view.integer(jump)))
         conditions = await conditions_of(view, given)
-        page = await search(view.database, conditions, position=position_of(view, position))
+        page = await search(view.database, conditions, position=position_of(position))
     except (HTTPException, InvalidArgumentError, asyncpg.DataError) as error:
         # The form keeps the input, which the user can correct.
         status, problem = problem_of(error)
@@ -71,28 +73,13 @@ async def messages(view: View) -> Response:
     )
 
 
-@section.action("/messages/cancel", "cancel_messages")
-async def cancel(view: View) -> Response:
-    """Cancel all live messages that match."""
-    return await act_on_matching(view, Act.CANCEL)
-
-
-@section.action("/messages/run-now", "run_messages_now")
-async def run_now(view: View) -> Response:
-    """Make all scheduled messages that match due."""
-    return await act_on_matching(view, Act.RUN_NOW)
-
-
-@section.action("/messages/move", "move_messages")
-async def move(view: View) -> Response:
-    """Move all live messages that match to another queue."""
-    return await act_on_matching(view, Act.MOVE)
-
-
-@section.action("/messages/amend", "amend_messages")
-async def amend(view: View) -> Response:
-    """Set the priority of all live messages that match."""
-    return await act_on_matching(view, Act.AMEND)
+for _path, _name, _act in (
+    ("/messages/cancel", "cancel_messages", Act.CANCEL),
+    ("/messages/run-now", "run_messages_now", Act.RUN_NOW),
+    ("/messages/move", "move_messages", Act.MOVE),
+    ("/messages/amend", "amend_messages", Act.AMEND),
+):
+    section.action(_path, _name)(partial(act_on_matching, act=_act))
 
 
 def _details(view: View, message: Found) -> str:
