@@ -298,6 +298,9 @@ class Fake(Broker):
         self.stored += [it for it in ids if it not in fails]
         return [BrokerUnavailableError("away") if it in fails else True for it in ids]
 
+    async def close(self) -> None:
+        """Be there still."""
+
 
 def items(*names: str) -> list[Item]:
     """Messages whose key is the first letter of their name."""

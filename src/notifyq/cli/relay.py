@@ -147,12 +147,12 @@ def relay(
         options: dict[str, Any] = {
             "transform": function,
             "once": once,
-            "accept_restored": accept_restored,
             "settings": settings,
             "telemetry": metrics.beside(progress) if metrics else progress,
         }
-        of_queues = {"filter": filter, "create_queues": create_queues}
-        make = _makers(here, there, routes, subscriptions, options, of_queues)
+        of_database = options | {"accept_restored": accept_restored}
+        of_queues = of_database | {"filter": filter, "create_queues": create_queues}
+        make = _makers(here, there, routes, subscriptions, of_queues, of_database, options)
         relays = _Relays(make, progress.quiet, once=once)
         calm_collector()
         try:
@@ -188,20 +188,21 @@ def _makers(
     there: Database | str,
     routes: dict[str, str],
     subscriptions: list[list[str]],
-    options: dict[str, Any],
     of_queues: dict[str, Any],
+    of_streams: dict[str, Any],
+    of_brokers: dict[str, Any],
 ) -> dict[str, Callable[[], _AnyRelay]]:
     """What makes each of the relays, by its name in the log."""
     make: dict[str, Callable[[], _AnyRelay]] = {}
     if isinstance(here, Database):
         for it in subscriptions:
-            make[f"stream {':'.join(it)!r}"] = partial(StreamRelay, here, there, *it, **options)
+            make[f"stream {':'.join(it)!r}"] = partial(StreamRelay, here, there, *it, **of_streams)
         if isinstance(there, Database) and routes:
-            make["queues"] = partial(Relay, here, there, routes, **of_queues, **options)
+            make["queues"] = partial(Relay, here, there, routes, **of_queues)
     elif isinstance(there, Database):
         for each in routes.items():
             name = f"queue {':'.join(each)!r}"
-            make[name] = partial(BrokerRelay, here, there, *each, **options)
+            make[name] = partial(BrokerRelay, here, there, *each, **of_brokers)
     return make
 
 

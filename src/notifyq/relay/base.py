@@ -1,4 +1,4 @@
-"""The life of a relay: connect to both databases, move until it is stopped, disconnect."""
+"""The life of a relay: connect to both ends, move until it is stopped, disconnect."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -54,39 +56,23 @@ class RelayOptions(TypedDict, total=False):
     transform: Transform | None
     once: bool
     """Return when nothing is left to move."""
-    create_queues: bool
-    """Create queues that the target lacks, with the policy of those at the source."""
-    accept_restored: bool
-    """Accept that the target was restored: lost messages stay lost."""
     settings: RelaySettings | None
     telemetry: TelemetryHandler
 
 
-class BaseRelay:
-    """Runs a relay; a subclass moves the messages."""
+class BaseRelay(ABC):
+    """Runs a relay; a subclass connects and moves the messages."""
+
+    _target: Target | BrokerTarget
 
     def __init__(
-        self,
-        source: Database,
-        target: Database | str,
-        routes: Iterable[str],
-        *,
-        part: str = "",
-        **options: Unpack[RelayOptions],
+        self, routes: Iterable[str], retry_for: timedelta, **options: Unpack[RelayOptions]
     ) -> None:
-        """Describe the relay; a `part` of the source has receipts of its own.
-
-        A target that is a text is the URL of a message broker.
-        """
+        """Describe the relay; its start is tried again for `retry_for`."""
         known_options("a relay", options, RelayOptions.__annotations__)
-        self._source = source
-        self._to = target
         self._routes_text = tuple(routes)
-        self._part = part
         self._transform = options.get("transform")
         self._once = options.get("once", False)
-        self._creates_queues = options.get("create_queues", False)
-        self._accepts_restored = options.get("accept_restored", False)
         self._settings = options.get("settings") or RelaySettings.load()
         self._telemetry = Guarded(options.get("telemetry", log_events))
         self.name = f"relay {process_name()}"
@@ -99,11 +85,9 @@ class BaseRelay:
         self._stalled: dict[str | None, float] = {}
         # What the events and the metrics have of it; how often it is logged the refusals decide.
         self._reported: set[str | None] = set()
-        # Of the target and the source among receipts; a broker has none.
-        self._names: tuple[str, ...] = ()
         self._refusals = Refusals(log)
         self._failure: BaseException | None = None
-        self._patience = Patience("the start", log, source.settings.retry_for)
+        self._patience = Patience("the start", log, retry_for)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def stop(self) -> None:
@@ -123,7 +107,7 @@ class BaseRelay:
     async def run(self) -> None:
         """Move messages until `stop()`; wait without limit for a target that goes down meanwhile.
 
-        At the start it waits for both databases for as long as retries last. Raises
+        At the start it waits for both ends for as long as retries last. Raises
         LostReceiptsError where the target was restored to an earlier state.
         """
         if self._loop is not None:
@@ -142,50 +126,21 @@ class BaseRelay:
         if self._failure is not None:
             raise self._failure
 
+    @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
         """Open what stays open until the end; if a step fails, close the others."""
-        async with AsyncExitStack() as opened:
-            await self._open_database(opened, self._source)
-            self._target: Target | BrokerTarget
-            if isinstance(self._to, Database):
-                await self._open_database(opened, self._to)
-                self._target = await self._target_of(self._to)
-            else:
-                self._target = BrokerTarget(broker_of(self._to), self._part)
-                opened.push_async_callback(self._target.close)
-                await self._target.check()
-            self._listener = self._make_listener()
-            await opened.enter_async_context(self._listener)
-            stack.push_async_exit(opened.pop_all())
+
+    @abstractmethod
+    async def _serve(self) -> None:
+        """Move messages until the relay is stopped."""
+
+    @abstractmethod
+    def _on_stop(self) -> None:
+        """React to `stop()`, on the event loop of the relay."""
 
     async def _open_database(self, opened: AsyncExitStack, database: Database) -> None:
         await opened.enter_async_context(database)
         await Admin(database).check_schema()
-
-    async def _target_of(self, database: Database) -> Target:
-        """The database of receipts; raise where it has lost some."""
-        source = await self._source.value(sql.RELAY_SOURCE)
-        source = f"{source} {self._part}".strip()
-        target = await database.value(sql.RELAY_TARGET)
-        self._names = target, source
-        if self._accepts_restored:
-            await self._source.value(sql.RELAY_FORGET, target)
-        remember = self._settings.remember
-        made = Target(database, source, remember)
-        marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
-        await made.check(row[0] for row in marks)
-        return made
-
-    def _make_listener(self) -> Listener:
-        raise NotImplementedError
-
-    async def _serve(self) -> None:
-        """Move messages until the relay is stopped."""
-        raise NotImplementedError
-
-    def _on_stop(self) -> None:
-        """React to `stop()`, on the event loop of the relay."""
-        raise NotImplementedError
 
     def _stall(self, source: str | None, error: Exception) -> None:
         """Report once that the target takes nothing of a source; None: that it is down.
@@ -237,3 +192,62 @@ class BaseRelay:
         counts |= {"known": sent.known, "merged": sent.merged}
         self.counts.update(counts, moved=quantity)
         self._telemetry(RelayMoved(source=source, quantity=quantity, lag=lag, took=took, **counts))
+
+
+class DatabaseRelay(BaseRelay):
+    """A relay from a database, where it listens, to another one or to a message broker."""
+
+    def __init__(
+        self,
+        source: Database,
+        target: Database | str,
+        routes: Iterable[str],
+        *,
+        part: str = "",
+        accept_restored: bool = False,
+        **options: Unpack[RelayOptions],
+    ) -> None:
+        """Describe the relay; a `part` of the source has receipts of its own.
+
+        A target that is a text is the URL of a message broker. `accept_restored`: accept that the
+        target was restored, lost messages stay lost.
+        """
+        super().__init__(routes, source.settings.retry_for, **options)
+        self._source = source
+        self._to = target
+        self._part = part
+        self._accepts_restored = accept_restored
+        # Of the target and the source among receipts; a broker has none.
+        self._names: tuple[str, ...] = ()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        async with AsyncExitStack() as opened:
+            await self._open_database(opened, self._source)
+            if isinstance(self._to, Database):
+                await self._open_database(opened, self._to)
+                self._target = await self._target_of(self._to)
+            else:
+                self._target = BrokerTarget(broker_of(self._to), self._part)
+                opened.push_async_callback(self._target.close)
+                await self._target.check()
+            self._listener = self._make_listener()
+            await opened.enter_async_context(self._listener)
+            stack.push_async_exit(opened.pop_all())
+
+    async def _target_of(self, database: Database) -> Target:
+        """The database of receipts; raise where it has lost some."""
+        source = await self._source.value(sql.RELAY_SOURCE)
+        source = f"{source} {self._part}".strip()
+        target = await database.value(sql.RELAY_TARGET)
+        self._names = target, source
+        if self._accepts_restored:
+            await self._source.value(sql.RELAY_FORGET, target)
+        remember = self._settings.remember
+        made = Target(database, source, remember)
+        marks = await self._source.fetch(sql.RELAY_MARKS, target, source, remember * 0.9)
+        await made.check(row[0] for row in marks)
+        return made
+
+    @abstractmethod
+    def _make_listener(self) -> Listener:
+        """Listen for what there is to move."""

@@ -25,7 +25,6 @@ from notifyq.relay.message import RelayBatch, RelayMessage, transform
 from notifyq.relay.target import WAITS, Target, reason_of
 
 if TYPE_CHECKING:
-    from notifyq.notify.listener import Listener
     from notifyq.relay.base import RelayOptions
     from notifyq.relay.brokers.broker import Incoming
     from notifyq.relay.target import Sent
@@ -121,8 +120,8 @@ class BrokerRelay(BaseRelay):
         queue: str,
         **options: Unpack[RelayOptions],
     ) -> None:
-        # The broker is no database: that of the target stands at both ends.
-        super().__init__(target, target, [f"{name}:{queue}"], **options)
+        super().__init__([f"{name}:{queue}"], target.settings.retry_for, **options)
+        self._database = target
         self._address = source
         self._name = name
         self._queue = queue
@@ -133,20 +132,17 @@ class BrokerRelay(BaseRelay):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         async with AsyncExitStack() as opened:
-            await self._open_database(opened, self._source)
-            target = await self._source.value(sql.RELAY_TARGET)
+            await self._open_database(opened, self._database)
+            target = await self._database.value(sql.RELAY_TARGET)
             group = _group(target, self._name, self._queue)
             self._reader = reader_of(self._address, self._name, group, self._settings.batch)
             opened.push_async_callback(self._reader.close)
             self._receipts = f"{self._reader.system} {self._name}"
-            self._target = Target(self._source, self._receipts, self._settings.remember)
+            self._target = Target(self._database, self._receipts, self._settings.remember)
             await self._target.check()
             with suppress(BrokerRefusedError):  # it is tried again
                 await self._reader.connect()
             stack.push_async_exit(opened.pop_all())
-
-    def _make_listener(self) -> Listener:
-        raise NotImplementedError  # a broker delivers by itself
 
     def _on_stop(self) -> None:
         if self._moving is not None and (self._stops > 1 or not self._is_moving):
@@ -254,10 +250,10 @@ class BrokerRelay(BaseRelay):
                 break
             it = batch.message(index)
             try:
-                message_id = await self._source.value(
+                message_id = await self._database.value(
                     sql.RECEIVE_DEAD, self._receipts, batch.positions[index], it.queue,
                     it.message, it.type, encode(it.headers), it.key,
-                    self._source.storable(reason), self._settings.remember,
+                    self._database.storable(reason), self._settings.remember,
                 )  # fmt: skip
             except Exception as error:
                 if is_limited(error):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -71,7 +72,7 @@ Transform: TypeAlias = Callable[[RelayMessage], Transformed | Awaitable[Transfor
 """Takes a message and returns one, a queue and a message, a list of these, or None."""
 
 
-class RelayBatch:
+class RelayBatch(ABC):
     """Messages that are moved together."""
 
     def __init__(self, positions: list[str]) -> None:
@@ -84,9 +85,9 @@ class RelayBatch:
     def __len__(self) -> int:
         return len(self.positions)
 
+    @abstractmethod
     def message(self, index: int) -> RelayMessage:
         """Return a message for the transformation."""
-        raise NotImplementedError
 
     def items(self) -> list[Item]:
         """Return what the target receives."""

@@ -28,7 +28,7 @@ from notifyq.notify.session import Session
 from notifyq.notify.wake import TokenBucket, at_most
 from notifyq.printable import in_line
 from notifyq.queues.admin import copy_queues
-from notifyq.relay.base import BaseRelay, log
+from notifyq.relay.base import DatabaseRelay, log
 from notifyq.relay.batch import QueueBatch
 from notifyq.relay.message import transform
 from notifyq.relay.target import WAITS, Target
@@ -50,13 +50,14 @@ _LARGEST = 8_000_000
 """Characters that a claim may return, estimated by the claim before."""
 
 
-class Relay(BaseRelay):
+class Relay(DatabaseRelay):
     """Moves messages of queues of `source` into queues of `target`, each once.
 
     `routes` maps queues of the source to queues of the target. `run()` returns after `stop()`:
     running batches may finish within the grace, then they are released; a second `stop()` releases
-    them at once. With `once` it also returns when no message is left. A relay runs once; any number
-    of relays may run at the same time.
+    them at once. With `once` it also returns when no message is left. With `create_queues` it makes
+    queues that the target lacks, with the policy of those at the source. A relay runs once; any
+    number of relays may run at the same time.
     """
 
     def __init__(
@@ -66,12 +67,15 @@ class Relay(BaseRelay):
         routes: Mapping[str, str],
         *,
         filter: str | None = None,
+        create_queues: bool = False,
+        accept_restored: bool = False,
         **options: Unpack[RelayOptions],
     ) -> None:
         if not routes:
             raise ConfigurationError("a relay needs at least one queue: {'orders': 'orders'}")
         labels = [f"{queue}:{other}" for queue, other in routes.items()]
-        super().__init__(source, target, labels, **options)
+        super().__init__(source, target, labels, accept_restored=accept_restored, **options)
+        self._creates_queues = create_queues
         self._routes = dict(routes)
         self._batches: dict[QueueBatch, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,13 +14,15 @@ import asyncpg
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.database.refusals import concerns_all
-from notifyq.errors import DatabaseUnavailableError
+from notifyq.errors import ConfigurationError, DatabaseUnavailableError
 from notifyq.models.message import decode
 from notifyq.notify.listener import Listener
 from notifyq.notify.session import Session
 from notifyq.notify.wake import call_on
 from notifyq.printable import in_line
-from notifyq.relay.base import BaseRelay, log
+from notifyq.relay.base import DatabaseRelay, log
+from notifyq.relay.brokers import broker_of
+from notifyq.relay.brokers.broker import Outgoing
 from notifyq.relay.message import RelayBatch, RelayMessage, transform
 from notifyq.relay.target import WAITS, reason_of
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+_POSITION = "0" * 40
+"""As long as the positions of events become, with a number behind."""
 _TURN_EVERY = 1.0
 """Seconds between two tries to take the place of another relay."""
 
@@ -69,7 +73,7 @@ class _EventBatch(RelayBatch):
         )
 
 
-class StreamRelay(BaseRelay):
+class StreamRelay(DatabaseRelay):
     """Moves the events of a subscriber of `source` into a queue or a stream of `target`.
 
     Each event arrives once, also after seek(): the target ignores events that it has received. The
@@ -87,10 +91,18 @@ class StreamRelay(BaseRelay):
         stream: str,
         subscriber: str,
         queue: str,
+        *,
+        accept_restored: bool = False,
         **options: Unpack[RelayOptions],
     ) -> None:
-        label = f"{stream}:{subscriber}:{queue}"
-        super().__init__(source, target, [label], part=f"{stream}/{subscriber}", **options)
+        super().__init__(
+            source,
+            target,
+            [f"{stream}:{subscriber}:{queue}"],
+            part=f"{stream}/{subscriber}",
+            accept_restored=accept_restored,
+            **options,
+        )
         self._stream = stream
         self._subscriber = subscriber
         self._queue = queue
@@ -106,6 +118,14 @@ class StreamRelay(BaseRelay):
         # Without a batch it may wait for a server that is away.
         if self._moving is not None and (self._stops > 1 or not self._has_batch):
             self._moving.cancel()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        if not isinstance(self._to, Database):
+            # Else its events would be dead, all of them, one by one.
+            any_event = Outgoing(f"{self._part}/{_POSITION}", self._queue, b"", {}, None, None)
+            if reason := broker_of(self._to).refusal(any_event):
+                raise ConfigurationError(f"no event of {self.label} can be sent: {reason}")
+        await super()._open(stack)
 
     def _make_listener(self) -> Listener:
         services = [partial(self._take_turn, asyncio.get_running_loop())]

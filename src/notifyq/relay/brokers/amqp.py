@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OF_SERVER = {"BCC", "CC"}
 """Headers by which a publisher adds queues: an event must not have them."""
 _LONGEST = 255
-"""Bytes of a short text of AMQP."""
+"""Most bytes of a short text of AMQP."""
 
 
 class Amqp(Broker):
@@ -59,6 +59,17 @@ class Amqp(Broker):
                     answers[index] = await self._send(messages[index])
         return answers
 
+    def refusal(self, message: Outgoing) -> str | None:
+        """Why AMQP cannot carry this message: the client would raise, and so stop the others."""
+        exchange, _, routing_key = message.to.rpartition("/")
+        texts = [("id", message.id), ("type", message.type or ""), ("exchange", exchange)]
+        texts += [("routing key", routing_key)]
+        texts += [("name of a header", name) for name in message.headers]
+        for what, text in texts:
+            if (size := len(text.encode())) > _LONGEST:
+                return f"its {what} has {size} bytes, and AMQP takes {_LONGEST}"
+        return None
+
     async def close(self) -> None:
         """Disconnect."""
         connection, self._connection = self._connection, None
@@ -66,17 +77,15 @@ class Amqp(Broker):
             await connection.close()
 
     async def _send(self, message: Outgoing) -> Answer:
+        if reason := self.refusal(message):
+            return reason
         name, _, routing_key = message.to.rpartition("/")
-        content = _message(message)
-        texts = (message.id, message.type or "", routing_key, *content.headers)
-        if any(len(it.encode()) > _LONGEST for it in texts):
-            return f"its id, type, routing key or name of a header exceeds {_LONGEST} bytes"
         try:
             async with asyncio.timeout(PATIENCE):
                 exchange = self._channel.default_exchange
                 if name:
                     exchange = await self._channel.get_exchange(name, ensure=False)
-                await exchange.publish(content, routing_key, mandatory=True)
+                await exchange.publish(_message(message), routing_key, mandatory=True)
         except PublishError:
             return BrokerRefusedError(f"no queue takes {message.to!r}: create or bind one")
         except DeliveryError:

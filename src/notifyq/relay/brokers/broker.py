@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -88,7 +89,7 @@ def text_of_bytes(value: bytes) -> str:
     return b64encode(value).decode() if "\0" in text else text
 
 
-class Broker:
+class Broker(ABC):
     """A connection to a message broker; methods are called one after another."""
 
     keeps_order: ClassVar[bool] = False
@@ -97,17 +98,21 @@ class Broker:
     def __init__(self, address: str) -> None:
         self._address = address
 
+    @abstractmethod
     async def connect(self) -> None:
         """Connect, unless it is connected. Raises BrokerUnavailableError."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def publish(self, messages: list[Outgoing]) -> list[Answer]:
         """Send messages, wait for the answers, and return them."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Disconnect; what has no answer may be lost."""
-        raise NotImplementedError
+
+    def refusal(self, _message: Outgoing) -> str | None:
+        """Why no such message can be sent, whatever the server is; None: that is not known."""
+        return None
 
     def _unavailable(self, error: object) -> BrokerUnavailableError:
         """The error for a broker that does not answer; a client may name the URL in its text."""

@@ -16,6 +16,8 @@ from notifyq.relay.brokers.broker import KEY, PATIENCE, TYPE, Answer, Broker, Ou
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
+_BURST = 100
+"""Messages behind which the client writes, and reads answers: the server works meanwhile."""
 _OPTIONS = {"nkeys_seed", "tls_hostname", "user_credentials"}
 """Options of a URL: arguments of the client."""
 _TOO_LARGE = {10054, 10097}
@@ -74,6 +76,8 @@ class JetStream(Broker):
             async with asyncio.timeout(PATIENCE):
                 for index, message in enumerate(messages):
                     await self._send(index, message)
+                    if index % _BURST == _BURST - 1:
+                        await asyncio.sleep(0)
                 self._is_over.clear()
                 if self._waiting and not self._denied and self._client.is_connected:
                     await self._is_over.wait()
