@@ -335,11 +335,8 @@ async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
 
 @pytest.mark.parametrize(
     "call",
-    [
-        "claim", "claim of a queue", "full_scan claim", "claim of many queues", "take", "renotify",
-        "relay_claim",
-    ],
-)  # fmt: skip
+    ["claim", "claim of a queue", "full_scan claim", "claim of many queues", "take", "renotify"],
+)
 async def test_claiming_ten_of_a_backlog_reads_about_ten(
     filled: Filled, call: str, analysed: str
 ) -> None:
@@ -369,7 +366,6 @@ AGING = """
         "select * from messages.claim('{aging}', 10, full_scan => true)",
         "select * from messages.claim('{aging}', 10, filter => '$ >= 0')",
         "select * from messages.take('aging', 10)",
-        "select * from notifyq.relay_claim('{aging}', 10, '1 min', 'w')",
     ],
 )
 async def test_claiming_ten_of_a_queue_with_aging_reads_about_ten(

@@ -59,16 +59,14 @@ declare
   v_ids bigint[];
 begin
   with first as materialized (
-    select m.id, m.message, m.root_id
+    select m.id, m.message
     from messages.message as m
     where m.queue = find_by_index.queue
       and m.state = 'waiting'
     order by m.priority desc, m.id
     limit 200
   )
-  select array_agg(f.id) into v_ids
-  from first as f
-  where f.message @@ filter and notifyq.may_claim(f.root_id);
+  select array_agg(f.id) into v_ids from first as f where f.message @@ filter;
   if cardinality(v_ids) < quantity is not false then
     v_ids := notifyq.find_matching(queue, filter);
   end if;
@@ -102,14 +100,6 @@ as $$
       true
     )
     else message.message @@ filter end;
-$$;
-
--- Whether this claim may have a message of this root_id: a relay leaves those with recorded steps,
--- see relay_claim(). Every search asks it; inlined, that costs a message without steps nothing.
-create or replace function notifyq.may_claim(root_id bigint)
-  returns boolean language sql stable
-as $$
-  select root_id is null or current_setting('notifyq.is_relay', true) is distinct from 'on';
 $$;
 
 -- Whether a path is a predicate: a path that gives a value would match nothing. In the server's

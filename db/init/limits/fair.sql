@@ -79,8 +79,7 @@ as $$
 declare
   v_has_rooms constant boolean := queue.key_concurrency is not null or queue.key_rate is not null;
   -- Each key has one message in each round, the first one.
-  v_is_equal constant boolean := filter is null and notifyq.may_claim(0)
-    and not v_has_rooms and not queue.ordered
+  v_is_equal constant boolean := filter is null and not v_has_rooms and not queue.ordered
     and not exists (select from messages.share as s where s.queue = select_fair.queue.name);
   -- After this hash is the key that has its turn.
   v_after constant bigint := state.after_key_hash - (state.served > 0)::integer;
@@ -217,7 +216,6 @@ begin
           join messages.message as m on m.id = h.id
           where (m.state = 'waiting' and m.queue = select_fair.queue.name) is true
             and m.id <> all (select_fair.given)
-            and notifyq.may_claim(m.root_id)
             and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
           for update of m skip locked
         )
@@ -232,7 +230,6 @@ begin
             and m.state = 'waiting'
             -- Hashed: each row that is read is looked up there.
             and m.id not in (select g.id from unnest(select_fair.given) as g (id))
-            and notifyq.may_claim(m.root_id)
             and (select_fair.filter is null or notifyq.matches(m, select_fair.filter))
           order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
           limit w.number

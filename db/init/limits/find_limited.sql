@@ -198,7 +198,6 @@ begin
               and m.key = r._key
               and m.state = 'waiting'
               and m.id <> all (find_of_keys.given)
-              and notifyq.may_claim(m.root_id)
               and (find_of_keys.filter is null or notifyq.matches(m, find_of_keys.filter))
             order by notifyq.key_hash(m.queue, m.key), m.priority desc, m.id
             limit least(r._room, find_of_keys.quantity)
@@ -219,7 +218,6 @@ begin
         ) as h
         where h.state = 'waiting'
           and h.id <> all (find_of_keys.given)
-          and notifyq.may_claim((h.row).root_id)
           and (find_of_keys.filter is null or notifyq.matches(h.row, find_of_keys.filter))
       ) as f
       union all

@@ -83,9 +83,8 @@ declare
 begin
   with seen as materialized (
     (
-      select m.id, m.priority, case when m.key is null and notifyq.may_claim(m.root_id)
-        then find_keyless.filter is null or notifyq.matches(m, find_keyless.filter)
-        else false end as fits
+      select m.id, m.priority, case when m.key is null then find_keyless.filter is null
+        or notifyq.matches(m, find_keyless.filter) else false end as fits
       from messages.message as m
       where m.queue = find_keyless.queue
         and m.state = 'waiting'
@@ -96,9 +95,8 @@ begin
     )
     union all
     (
-      select m.id, m.priority, case when m.key is null and notifyq.may_claim(m.root_id)
-        then find_keyless.filter is null or notifyq.matches(m, find_keyless.filter)
-        else false end
+      select m.id, m.priority, case when m.key is null then find_keyless.filter is null
+        or notifyq.matches(m, find_keyless.filter) else false end
       from messages.message as m
       where m.queue = find_keyless.queue
         and m.state = 'waiting'

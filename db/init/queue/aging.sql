@@ -77,15 +77,13 @@ declare
   v_ids bigint[];
 begin
   with first as materialized (
-    select a.id, a.message, a.rank, (a.row).root_id
+    select a.id, a.message, a.rank
     from notifyq.aging_message as a
     where a.queue = find_aging_by_index.queue
     order by a.rank, a.id
     limit 200
   )
-  select array_agg(f.id order by f.rank, f.id) into v_ids
-  from first as f
-  where f.message @@ filter and notifyq.may_claim(f.root_id);
+  select array_agg(f.id order by f.rank, f.id) into v_ids from first as f where f.message @@ filter;
   if cardinality(v_ids) < quantity is not false then
     v_ids := notifyq.find_matching(queue, filter);
     select array_agg(a.id order by a.rank, a.id) into v_ids
@@ -125,7 +123,8 @@ create or replace function notifyq.find_aging(
 as $$
 declare
   v_name text := queue.name;
-  v_setting text := 'notifyq.rank_' || notifyq.search_hash(v_name, filter);
+  v_setting text := 'notifyq.rank_'
+    || to_hex(hashtextextended(v_name || coalesce(chr(10) || filter::text, ''), 0));
   v_position text[] := nullif(current_setting(v_setting, true), '')::text[];
   v_now timestamptz := clock_timestamp();
   v_now_ms bigint := notifyq.epoch_ms(v_now);
@@ -163,7 +162,6 @@ begin
       join messages.message as m on m.id = f.id
         and (m.state = 'waiting' and m.queue = v_name) is true
       where m.id = any (v_ids)
-        and notifyq.may_claim(m.root_id)
       order by f.ordinal
       limit quantity
       for update of m skip locked
@@ -176,7 +174,6 @@ begin
     from notifyq.aging_message as a
     where a.queue = v_name
       and (a.rank, a.id) > (v_after_rank, v_after)
-      and notifyq.may_claim((a.row).root_id)
       and (
         find_aging.filter is null
         or case when v_needs_row then notifyq.matches(a.row, find_aging.filter)

@@ -19,18 +19,6 @@
 -- id before its first message id (trigger assign_xid, see queue/insert.sql), and the session reads
 -- the newest message id before it has a transaction id.
 
--- Of a search: each filter has its own position, and a relay: others may match what it skips.
-create or replace function notifyq.search_hash(queue text, filter jsonpath)
-  returns text language sql stable
-as $$
-  select to_hex(hashtextextended(
-    concat(
-      queue, chr(10) || filter::text,
-      chr(10) || nullif(current_setting('notifyq.is_relay', true), '')
-    ), 0
-  ));
-$$;
-
 -- How much this session has read in the indexes of waiting and scheduled messages: one for an
 -- entry, and ten for a page, all of whose entries may be known to be dead. Only differences inside
 -- a statement mean something.
@@ -179,7 +167,8 @@ create or replace function notifyq.find_messages(
   set enable_sort = off
 as $$
 declare
-  v_hash text := notifyq.search_hash(queue, filter);
+  -- Each filter has its own position: others may match what it skips.
+  v_hash text := to_hex(hashtextextended(queue || coalesce(chr(10) || filter::text, ''), 0));
   v_position bigint[] := nullif(current_setting('notifyq.position_' || v_hash, true), '')::bigint[];
   v_seen text[] := nullif(current_setting('notifyq.seen_' || v_hash, true), '')::text[];
   -- Taken before the scan: what it does not see is running, or has a larger number.
@@ -237,7 +226,6 @@ begin
       join messages.message as m on m.id = f.id
         and (m.state = 'waiting' and m.queue = find_messages.queue) is true
       where m.id = any (v_ids)
-        and notifyq.may_claim(m.root_id)
       order by f.ordinal
       limit quantity
       for update of m skip locked
@@ -251,7 +239,6 @@ begin
         and m.state = 'waiting'
         and m.priority between v_lowest and v_highest
         and m.id > v_after
-        and notifyq.may_claim(m.root_id)
         and (
           find_messages.filter is null
           or case when v_needs_row then notifyq.matches(m, find_messages.filter)

@@ -54,8 +54,6 @@ declare
   v_message messages.message;
 begin
   perform notifyq.check_given('queues', relay_claim.queues is not null);
-  -- A worker of this database continues what has recorded steps, which are here: may_claim().
-  perform set_config('notifyq.is_relay', 'on', true);
   for v_message in
     select c.*
     from messages.claim(
@@ -64,19 +62,23 @@ begin
       array_fill(1000, array[cardinality(relay_claim.queues)])
     ) as c
   loop
+    if v_message.root_id is not null then
+      -- Its recorded steps are here, so a worker of this database continues it.
+      perform messages.release(v_message.id, v_message.lock_token, interval '5 seconds');
+      continue;
+    end if;
     -- The limit of the message is for its handler, which the relay has not called.
     if v_message.max_attempts is not null then
       update messages.message as m set handler_attempts = -1000 where m.id = v_message.id;
     end if;
     return next v_message;
   end loop;
-  perform set_config('notifyq.is_relay', '', true);
 end;
 $$;
 comment on function notifyq.relay_claim(text[], integer, interval, text, jsonpath, boolean) is
   'Claim as claim() does, for a relay: a relay that ends again and again uses up no attempts of '
-  'the message, its queue or its handler. A message with recorded steps stays untouched, for a '
-  'worker of this database. Raises NQ001 and NQ007 as claim() does.';
+  'the message, its queue or its handler. A message with recorded steps stays, for a worker of '
+  'this database. Raises NQ001 and NQ007 as claim() does.';
 
 create or replace function notifyq.relay_finish(
   target text,

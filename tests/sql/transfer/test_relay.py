@@ -197,55 +197,6 @@ async def test_a_killed_relay_uses_up_no_attempts(connection: Connection) -> Non
     assert await connection.fetchval("select count(*) from messages.message_archive") == 2
 
 
-@pytest.mark.parametrize("filter", [None, "$ >= 0", "$priority >= 0", "$ == 1 || $ < 9"])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "max_attempts => 1", "aging => '1 minute'", "ordered => true", "key_concurrency => 9",
-        "concurrency => 9", "fair => true",
-    ],
-)  # fmt: skip
-async def test_messages_with_recorded_steps_stay_untouched(
-    connection: Connection, policy: str, filter: str | None
-) -> None:
-    """A worker of this database takes them at once, and the relay finds what is behind them."""
-    await connection.execute(f"""
-        select messages.create_queue('q', {policy});
-        create index on messages.message using gin (message jsonb_path_ops);
-        insert into messages.message (queue, message, key)
-        select 'q', to_jsonb(n), case when n % 2 = 0 then 'k' || n end
-        from generate_series(0, 7) as n;
-        update messages.message set root_id = id where message::text::int < 4;
-    """)
-    recorded = "select * from messages.message where root_id is not null order by id"
-    before = await connection.fetch(recorded)
-    found: list[int] = []
-    for quantity in (1, 10):
-        found += [
-            row["message"]
-            for row in await connection.fetch(
-                "select * from notifyq.relay_claim('{q}', $1, '1 min', 'w', $2::text::jsonpath)",
-                quantity,
-                filter,
-            )
-        ]
-        assert len(found) in (1, 4)
-    assert sorted(found) == [4, 5, 6, 7]
-    assert await connection.fetch(recorded) == before
-    rows = await connection.fetch("select * from messages.claim('{q}', 10)")
-    assert sorted(row["message"] for row in rows) == [0, 1, 2, 3]
-
-
-async def test_a_claim_in_the_transaction_of_a_relay_takes_messages_with_steps(
-    connection: Connection,
-) -> None:
-    await publish(connection, 1)
-    await connection.execute("update messages.message set root_id = id")
-    async with connection.transaction():
-        assert await relayed(connection) == []
-        assert len(await connection.fetch("select * from messages.claim()")) == 1
-
-
 async def test_only_the_message_that_was_claimed_is_finished(connection: Connection) -> None:
     """After a restore its id and its token may be those of another one."""
     await publish(connection, 2)
