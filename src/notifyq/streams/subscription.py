@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -161,7 +161,9 @@ class Batch:
 
 async def _close(connection: AnyConnection) -> None:
     if not connection.is_closed():
-        await connection.execute(sql.CLOSE_EVENTS)
+        # A transaction that has failed answers no more, and must not hide why.
+        with suppress(asyncpg.InFailedSQLTransactionError):
+            await connection.execute(sql.CLOSE_EVENTS)
 
 
 def _id(event: Event | int) -> int:
