@@ -14,6 +14,7 @@ import asyncpg
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from notifyq.arguments import wait_limit
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storing
 from notifyq.database.encryption.envelopes import Keys, decrypted_row, opened, shown
@@ -164,7 +165,7 @@ class Results:
         timeout: timedelta | float | None = None,
     ) -> Any:
         """Wait for the end of a message; see `Handle.result`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = wait_limit("timeout", timeout)
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
