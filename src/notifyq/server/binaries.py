@@ -39,9 +39,10 @@ def wheel_binaries() -> Path | None:
     return None
 
 
-def debian_binaries(root: Path = Path("/usr/lib/postgresql")) -> Path | None:
+def debian_binaries() -> Path | None:
     """Return the programs of Debian's newest PostgreSQL, preferably one with pg_cron."""
-    numbered = [folder for folder in root.glob("*/bin") if folder.parent.name.isdigit()]
+    folders = Path("/usr/lib/postgresql").glob("*/bin")
+    numbered = [folder for folder in folders if folder.parent.name.isdigit()]
     found = [folder for folder in numbered if _is_complete(folder)]
     return max(found, key=lambda it: (has_cron(it), int(it.parent.name)), default=None)
 

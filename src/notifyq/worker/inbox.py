@@ -26,7 +26,7 @@ from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.models.payload import encode, is_sealed
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most, due_in
-from notifyq.telemetry import TelemetryHandler, log_events
+from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
 from notifyq.worker.fetch import Claims, process_name
 
@@ -39,12 +39,12 @@ _PAUSE = 0.01
 class QueueNotifications:
     """Wakes callers that wait for queues, all of them on one listening session."""
 
-    def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
+    def __init__(self, database: Database) -> None:
         self._waiters: Waiters[str] = Waiters()
         self.waiting = self._waiters.waiting
         """Give an event that each notification of some queues sets."""
         self._listener = Listener(
-            database, [sql.NEW_MESSAGE], self._receive, name="notifyq inbox", telemetry=telemetry
+            database, [sql.NEW_MESSAGE], self._receive, name="notifyq inbox", telemetry=log_events
         )
 
     async def listen(self) -> None:
