@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ WRONG: list[tuple[type, str, Any, str]] = [
     (Policy, "retention", -1, "a duration .* that is not negative, not -1"),
     (Policy, "rate_period", float("nan"), "a duration .*, not nan"),
     (Policy, "concurrency", "5", "an integer, not '5'"),
+    (Policy, "concurrency", True, "an integer, not True"),
     (Policy, "ordered", 1, "True or False, not 1"),
     (Policy, "payload_type", int, "a text, not <class 'int'>"),
     (Policy, "notify", False, "a text, not False"),
@@ -84,3 +85,31 @@ def test_a_wrong_option_of_a_subscriber_is_named(options: dict[str, Any], reason
 )
 def test_options_match_their_settings(options: Any, settings: Any) -> None:
     assert options.__annotations__.keys() == settings.model_fields.keys()
+
+
+async def test_true_is_no_number() -> None:
+    with pytest.raises(ConfigurationError, match=r"^batch must be between 1 and 10000, not True"):
+        App().handler(batch=True)(lambda: None)
+    with pytest.raises(TypeError, match=r"^priority must be an integer, not True"):
+        await App("postgresql://nowhere").publish("q", 1, priority=True)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "5", True])
+async def test_a_wait_needs_a_number_of_seconds(timeout: Any) -> None:
+    app = App("postgresql://nowhere")
+    with pytest.raises(ConfigurationError, match=r"^timeout must be a duration"):
+        await app.result(1, timeout=timeout)
+    with pytest.raises(ConfigurationError, match=r"^timeout must be a duration"):
+        await app.inbox().wait(["q"], timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("until", "reason"),
+    [
+        ("tomorrow", "must be a datetime"),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))), "must be between the years 1"),
+    ],
+)
+async def test_the_end_of_a_pause_is_checked(until: Any, reason: str) -> None:
+    with pytest.raises((TypeError, ConfigurationError), match=f"^until {reason}"):
+        await App("postgresql://nowhere").admin.pause_queue("q", until=until)

@@ -292,3 +292,8 @@ def test_no_object_shows_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [app, app.database, app.database.dedicated(), app.worker(), app.registry, app.admin]
     assert "secret" not in repr([*shown, WorkerSettings.load(), DatabaseSettings.load()])
     assert "secret" not in "".join(map(str, shown))
+
+
+def test_a_size_that_no_number_holds_is_an_error_of_the_setting() -> None:
+    with pytest.raises(ConfigurationError, match=r"^setting max_memory: .* too large for a size"):
+        CommandSettings.load(max_memory="9" * 400 + "TB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import Field, fields
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,8 @@ LONGEST = timedelta(days=366_000)
 """Longest duration, about 1000 years: clients cannot read the instants of longer ones."""
 _MOST = 2**31 - 1
 """Largest `integer` of PostgreSQL."""
+_INFINITE = (datetime.max, datetime.min)  # noqa: DTZ901
+"""The last and the first instant without a time zone are infinite for the driver."""
 _KINDS: dict[str, tuple[type, str]] = {
     "Notify": _TEXT,
     "Overflow": _TEXT,
@@ -56,7 +59,7 @@ def duration(name: str, value: timedelta | float | None) -> timedelta | None:
 
 def whole(name: str, value: Any, most: int) -> None:
     """Raise ConfigurationError unless the option of this name is unset, or from 1 to `most`."""
-    if value is not None and not (isinstance(value, int) and 1 <= value <= most):
+    if value is not None and not (_is(value, int) and 1 <= value <= most):
         raise _wrong(name, f"between 1 and {most}", value)
 
 
@@ -64,6 +67,19 @@ def text(name: str, value: Any) -> None:
     """Raise ConfigurationError unless the option of this name is a text."""
     if not isinstance(value, str):
         raise _wrong(name, "a text", value)
+
+
+def wait_limit(name: str, value: Any) -> float | None:
+    """For how many seconds a call may wait; raise ConfigurationError for no number of them.
+
+    What is left of a longer wait may be less than 0: then the call looks once.
+    """
+    if value is None:
+        return None
+    limit = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(limit, int | float) or isinstance(limit, bool) or math.isnan(limit):
+        raise _wrong(name, "a duration (timedelta or seconds)", value)
+    return limit
 
 
 def number(name: str, value: Any) -> None:
@@ -83,7 +99,7 @@ def log_level(name: str, value: str | int) -> int:
 
 def of_type(name: str, value: Any, kind: Any, what: str) -> Any:
     """Return a value of this kind; raise TypeError for any other."""
-    if not isinstance(value, kind):
+    if not _is(value, kind):
         raise TypeError(f"{name} must be {what}, not {value!r}")
     return value
 
@@ -94,14 +110,18 @@ def instant(name: str, value: Any) -> datetime | None:
         return None
     of_type(name, value, datetime, "a datetime")
     try:
-        value.astimezone(UTC)
+        zoned(value).astimezone(UTC)
     except (ValueError, OverflowError):
-        # The last instant without a time zone is infinity, which means never.
-        if value not in (datetime.max, datetime.min):  # noqa: DTZ901
+        if value not in _INFINITE:
             raise ConfigurationError(
                 f"{name} must be between the years 1 and 9999 in UTC, not {value!r}"
             ) from None
     return cast("datetime", value)
+
+
+def zoned(value: datetime) -> datetime:
+    """The instant with its time zone: without one it is a local time, as for the driver."""
+    return value if value.tzinfo is not None or value in _INFINITE else value.astimezone()
 
 
 def integer(name: str, value: Any, most: int = 2**31) -> int:
@@ -130,7 +150,7 @@ def check_fields(definition: DataclassInstance) -> None:
         kind = annotation(field)
         if kind == _DURATION and positive(value) is None:
             raise _wrong(field.name, _A_DURATION, value)
-        if kind in _KINDS and not isinstance(value, _KINDS[kind][0]):
+        if kind in _KINDS and not _is(value, _KINDS[kind][0]):
             raise _wrong(field.name, _KINDS[kind][1], value)
         if kind == "int" and abs(value) > _MOST:
             raise _wrong(field.name, f"between {-_MOST} and {_MOST}", value)
@@ -148,6 +168,11 @@ def plain(definition: DataclassInstance) -> dict[str, Any]:
 def annotation(field: Field[Any]) -> str:
     """The annotation of a field as text, without its None."""
     return str(field.type).removesuffix(" | None")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether the value is of this kind; True is no number, though Python takes it for one."""
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _wrong(name: str, what: str, value: Any) -> ConfigurationError:

@@ -50,7 +50,10 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size like 512MB or 2GB")
-    return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2].upper()))
+    try:
+        return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2].upper()))
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is too large for a size") from error
 
 
 def _size(value: Any) -> Any:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from notifyq import App
+from notifyq.config import DatabaseSettings
+from notifyq.database import pool
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
+from notifyq.errors import DatabaseUnavailableError
 from notifyq.models.outcome import Success
 from notifyq.worker.fetch import Claims
 from support.database import Connection, publish
@@ -115,3 +118,23 @@ async def test_a_single_finish_is_sent_at_once(
         for message in messages:
             assert await client.settler.add(message, Success())
     assert batches == [1, 1]
+
+
+async def test_a_server_that_stops_answering_does_not_block_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent:
+        async def close(self, *, timeout: float | None = None) -> None:
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
+
+    async def connect(*_: object, **_options: object) -> Silent:
+        return Silent()
+
+    monkeypatch.setattr(pool, "connect", connect)
+    database = Database(
+        "postgresql://nowhere", settings=DatabaseSettings.load(connect_timeout=0.05)
+    )
+    async with asyncio.timeout(10):
+        with pytest.raises(DatabaseUnavailableError):
+            await database.open()

@@ -1,6 +1,7 @@
 """Calls that block, for programs that do not await."""
 
 import asyncio
+import errno
 import subprocess
 import sys
 import threading
@@ -118,3 +119,23 @@ with app.sync() as calls:
     )
     assert done.stdout == "interrupted, and cancelled: True\n"
     assert done.stderr == ""
+
+
+def test_a_loop_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> asyncio.AbstractEventLoop:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", fail)
+    monkeypatch.setattr(asyncio.events, "new_event_loop", fail)
+    errors: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            App("postgresql://nowhere").publish_sync("default", 1)
+        except OSError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=publish, daemon=True)
+    caller.start()
+    caller.join(10)
+    assert [str(it) for it in errors] == ["[Errno 24] Too many open files"]

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
+import asyncpg
 import pytest
 
 from notifyq import (
@@ -17,6 +18,7 @@ from notifyq import (
     StreamPolicy,
     SubscriptionNotFoundError,
 )
+from notifyq.database import statements as sql
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
 from support.database import Connection, until
@@ -200,3 +202,17 @@ async def test_a_tail_sees_what_is_committed_late_and_keeps_nothing(
     assert 0 not in found
     assert (found.count(2), found.count(3)) == (1, 1)
     assert await app.streams.subscriptions("s") == []
+
+
+async def test_a_transaction_that_has_failed_does_not_hide_why(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.streams.create("s")
+    await app.streams.subscribe("s", "a")
+    await app.publish("s", 1)
+    monkeypatch.setattr(sql, "FETCH_EVENTS", "select 1 / 0")
+    async with app.database.begun() as connection:
+        batch = await app.subscription("s", "a").next_batch(20_000, connection=connection)
+        assert batch is not None
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await anext(aiter(batch))

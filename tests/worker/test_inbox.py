@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import pytest
 
 from notifyq import App
-from notifyq.errors import ConfigurationError, InvalidArgumentError, QueueNotFoundError
+from notifyq.errors import (
+    ConfigurationError,
+    DatabaseUnavailableError,
+    InvalidArgumentError,
+    QueueNotFoundError,
+)
+from notifyq.models.message import Message
 from notifyq.server import Server
 from support.database import (
     Connection,
@@ -195,3 +202,64 @@ async def test_a_wait_ends_in_time_while_the_server_is_away(mortal_server: Serve
         assert found is not None
         assert found.attempts == 1
     await app.close()
+
+
+async def test_a_claim_that_fails_after_its_wait_was_cancelled_is_in_doubt(
+    app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [id_] = await publish(connection, 1)
+    async with app.inbox() as inbox:
+        claim = inbox._claims.claim
+        is_claimed, fails = asyncio.Event(), asyncio.Event()
+
+        async def lose_the_answer(*args: Any, **options: Any) -> list[Message]:
+            await claim(*args, **options)
+            is_claimed.set()
+            await fails.wait()
+            raise DatabaseUnavailableError("the answer is lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(inbox._claims, "claim", lose_the_answer)
+            waiting = asyncio.create_task(inbox.wait(["default"]))
+            await is_claimed.wait()
+            waiting.cancel()
+            fails.set()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        message = await inbox.wait(["default"], timeout=10)
+        assert message is not None
+        assert message.id == id_
+
+
+async def test_the_session_is_closed_although_the_releases_fail(
+    app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(connection, 1)
+    inbox = app.inbox()
+    assert await inbox.wait(["default"], timeout=10) is not None
+    closed = asyncio.Event()
+
+    async def fail(_messages: object) -> None:
+        raise DatabaseUnavailableError("away")
+
+    async def close() -> None:
+        closed.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inbox, "_release", fail)
+        patched.setattr(inbox._claims, "close", close)
+        with pytest.raises(DatabaseUnavailableError):
+            await inbox.close()
+    assert closed.is_set()
+    await inbox.close()
+
+
+async def test_a_retry_needs_a_duration(app: App, connection: Connection) -> None:
+    await publish(connection, 1)
+    async with app.inbox() as inbox:
+        message = await inbox.wait(["default"], timeout=10)
+        assert message is not None
+        for after in (float("nan"), -1, "5"):
+            with pytest.raises(ConfigurationError, match=r"^after must be a duration"):
+                await inbox.retry(message, "later", after)  # type: ignore[arg-type]
+        assert await inbox.finish(message)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 import asyncpg
 
 from notifyq.archive.export import ExportChoice, ExportedArchive, Format, export_archive
-from notifyq.arguments import instant, integer, of_type
+from notifyq.arguments import instant, integer, of_type, zoned
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import decrypted_logs, decrypted_row
 from notifyq.models.message import (
@@ -58,6 +58,10 @@ def obstacle(message_id: int, found: Message | ArchivedMessage | None) -> str:
     if found.state == "locked":
         return f"{message_id} is being handled by {found.locked_by or 'a worker'}"
     return ""
+
+
+def _text(value: object) -> str:
+    return str(zoned(value) if isinstance(value, datetime) else value)
 
 
 class Archive:
@@ -344,7 +348,7 @@ class Archive:
     ) -> Changes:
         of_type("conditions", conditions, Mapping, "a mapping")
         given = {"until": await self._database.value(sql.CLOCK), **conditions}
-        argument = json.dumps(given, default=str)
+        argument = json.dumps(given, default=_text)
         total, position = Changes(0, 0, ()), None
         while True:
             [step] = await self._database.fetch(

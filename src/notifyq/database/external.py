@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import asyncpg
 
+from notifyq.arguments import zoned
 from notifyq.database.installs import renamed
 from notifyq.database.pool import explaining
 from notifyq.errors import ConfigurationError
@@ -182,7 +183,7 @@ _KINDS: tuple[tuple[str, str, type[External]], ...] = (
 
 def _zoned(args: Sequence[Any]) -> list[Any]:
     """Datetimes without a zone are local ones, as in asyncpg."""
-    return [arg.astimezone() if isinstance(arg, datetime) else arg for arg in args]
+    return [zoned(arg) if isinstance(arg, datetime) else arg for arg in args]
 
 
 def _untyped(args: Sequence[Any]) -> list[Any]:

@@ -141,9 +141,9 @@ def schema_of(given: str | None) -> str:
     return schema
 
 
-def require_default(what: str, given: str | None = None) -> None:
+def require_default(what: str) -> None:
     """Raise ConfigurationError for an install that a part of notifyq does not know."""
-    schema = schema_of(given)
+    schema = schema_of(None)
     if schema != DEFAULT:
         raise ConfigurationError(
             f"{what} can use the schema {DEFAULT} only, and {schema!r} is chosen by --schema, "

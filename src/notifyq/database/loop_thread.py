@@ -42,8 +42,11 @@ class LoopThread:
                 "this call would block the event loop that runs here: await the call of the App, "
                 "as in `await app.publish(…)`, or make this one in a thread with asyncio.to_thread"
             )
-        running = self._start()
-        future = asyncio.run_coroutine_threadsafe(call, running.loop)
+        try:
+            future = self._begin(call)
+        except BaseException:
+            call.close()
+            raise
         try:
             return future.result()
         except BaseException:  # KeyboardInterrupt, and whatever a signal handler raises
@@ -57,7 +60,7 @@ class LoopThread:
         if end is not None:
             end()
 
-    def _start(self) -> _Running:
+    def _begin(self, call: Coroutine[Any, Any, R]) -> Future[R]:
         if self._running is not None and self._running.process != os.getpid():
             # The thread is the parent's, and another one of it may have held the lock.
             if self._end is not None:
@@ -67,7 +70,8 @@ class LoopThread:
             if self._running is None:
                 self._running = _Running()
                 self._end = weakref.finalize(self, self._running.stop)
-            return self._running
+            # With the lock: after a close() the loop would take the call and never run it.
+            return asyncio.run_coroutine_threadsafe(call, self._running.loop)
 
 
 class _Running:
@@ -75,7 +79,7 @@ class _Running:
         self.process = os.getpid()
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self.thread = threading.Thread(
-            target=asyncio.run, args=(_serve(started),), name="notifyq-calls", daemon=True
+            target=_run, args=(started,), name="notifyq-calls", daemon=True
         )
         self.thread.start()
         self.loop, self._stopped = started.result()
@@ -84,6 +88,16 @@ class _Running:
         if self.process == os.getpid() and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._stopped.set)
             self.thread.join(_LONGEST_END)
+
+
+def _run(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(_serve(started))
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)  # as when there are no more file descriptors
 
 
 async def _serve(started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]) -> None:

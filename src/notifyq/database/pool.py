@@ -330,8 +330,10 @@ class Database:
         async with held.opening:
             if held.pool is None:
                 # One connection first: its errors name the DSN, those of a pool do not.
-                await (await connect(self.dsn, route=self._route)).close()
+                connection = await connect(self.dsn, route=self._route)
                 with explaining(self.dsn):
+                    # The lock is held: a server that answers no more must not keep it for ever.
+                    await connection.close(timeout=self.settings.connect_timeout.total_seconds())
                     held.pool = await asyncpg.create_pool(
                         # The pool must not reconnect by itself: it logs each failed attempt.
                         min_size=0,

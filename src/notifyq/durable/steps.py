@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, c
 import tenacity
 from pydantic import TypeAdapter
 
+from notifyq.arguments import seconds
 from notifyq.database import statements as sql
 from notifyq.durable.recorder import (
     RecordedBeforeError,
@@ -81,8 +82,7 @@ class Steps:
 
     def done(self, name: str, *, key: object = None) -> bool:
         """Whether the step is recorded."""
-        recorded = self.record.recorded.get(step_name(name, key))
-        return recorded is not None and recorded.state is not None
+        return self.record.is_done(step_name(name, key))
 
     def idempotency_key(self, name: str, *, key: object = None) -> str:
         """The same text for this step in each attempt, also after `dead_retry`, and in no other."""
@@ -197,7 +197,7 @@ class Steps:
         step = self.record.begin("sleep", name, key)
         if not self.record.is_done(step):
             instant = until if isinstance(until, datetime) else None
-            delay = None if isinstance(until, datetime) else _timedelta(until)
+            delay = None if isinstance(until, datetime) else seconds(until)
             has_passed = (await self.record.wait(step, sql.SLEEP, instant, delay))[0]
             self.record.decide(step, "sleep", "done" if has_passed else "parked")
 
@@ -229,7 +229,7 @@ class Steps:
         step = self.record.begin("signal", name, key)
         signals = [signal] if isinstance(signal, str) else list(signal)
         if not self.record.is_done(step):
-            row = await self.record.wait(step, sql.WAIT_FOR_SIGNAL, signals, _timedelta(timeout))
+            row = await self.record.wait(step, sql.WAIT_FOR_SIGNAL, signals, seconds(timeout))
             value = None
             if row["state"] == "received":
                 value = self.record.received(row["signal"], row["payload"])
@@ -305,7 +305,7 @@ class Steps:
         step = self.record.begin("end", name, key)
         if not self.record.is_done(step):
             ids = [int(message) for message in messages]
-            row = await self.record.wait(step, sql.WAIT_FOR_ENDS, ids, _timedelta(timeout))
+            row = await self.record.wait(step, sql.WAIT_FOR_ENDS, ids, seconds(timeout))
             self.record.decide(step, "end", row["state"], row["ends"])
         _, state, value = self.record.recorded[step]
         if state == "timed_out":
@@ -321,7 +321,7 @@ class Steps:
         return [outcome_of(_report(ends[it]), kinds.get(it), keys) for it in wanted]
 
     async def _try(self, call: Callable[[], Any], timeout: Duration | None) -> Any:
-        limit = _timedelta(timeout)
+        limit = seconds(timeout)
         async with asyncio.timeout(None if limit is None else limit.total_seconds()):
             function: Any = call
             while isinstance(function, partial):
@@ -411,10 +411,6 @@ def _report(end: dict[str, Any]) -> dict[str, Any]:
         "result": json.dumps(end["result"], ensure_ascii=False),
         **{name: end[name] for name in ("queue", "attempts", "details")},
     }
-
-
-def _timedelta(value: Duration | None) -> timedelta | None:
-    return timedelta(seconds=value) if isinstance(value, int | float) else value
 
 
 def _retrying(retry: tenacity.BaseRetrying) -> tenacity.AsyncRetrying:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from notifyq.arguments import duration as seconds
-from notifyq.arguments import number, text, whole
+from notifyq.arguments import instant, number, text, whole
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError, SchemaTooNewError, SchemaTooOldError
 from notifyq.queues.policy import ALTER_QUEUE, CREATE_QUEUE, Policy
@@ -99,7 +99,7 @@ class Admin:
         """
         if until is not None and duration is not None:
             raise ConfigurationError("give until or duration, not both")
-        ends = [until, seconds("duration", duration)]
+        ends = [instant("until", until), seconds("duration", duration)]
         return bool(await self._database.value(sql.PAUSE_QUEUE_UNTIL, name, *ends))
 
     async def resume_queue(self, name: str) -> bool:

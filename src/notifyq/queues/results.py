@@ -14,6 +14,7 @@ import asyncpg
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from notifyq.arguments import wait_limit
 from notifyq.database import statements as sql
 from notifyq.database.encoding import storing
 from notifyq.database.encryption.envelopes import Keys, decrypted_row, opened, shown
@@ -34,7 +35,7 @@ from notifyq.models.payload import encode
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most
 from notifyq.queues.published import Published
-from notifyq.telemetry import TelemetryHandler, log_events
+from notifyq.telemetry import log_events
 
 R = TypeVar("R")
 
@@ -130,7 +131,7 @@ class Chunk:
 class _Listening:
     """A session that listens for ends and output, and the calls that wait for them."""
 
-    def __init__(self, database: Database, telemetry: TelemetryHandler) -> None:
+    def __init__(self, database: Database) -> None:
         waiters: Waiters[int] = Waiters()
         self.waiting = waiters.waiting
         """Give an event that each notification about some messages sets."""
@@ -139,7 +140,7 @@ class _Listening:
             [sql.FINISHED_MESSAGE, sql.MESSAGE_OUTPUT],
             partial(_wake, waiters),
             name="notifyq results",
-            telemetry=telemetry,
+            telemetry=log_events,
         )
 
     async def close(self) -> None:
@@ -153,9 +154,9 @@ class Results:
     share it.
     """
 
-    def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._listening = PerLoop(partial(_Listening, database, telemetry))
+        self._listening = PerLoop(partial(_Listening, database))
 
     async def wait(
         self,
@@ -164,7 +165,7 @@ class Results:
         timeout: timedelta | float | None = None,
     ) -> Any:
         """Wait for the end of a message; see `Handle.result`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = wait_limit("timeout", timeout)
         limit = asyncio.timeout(seconds)
         try:
             async with limit:

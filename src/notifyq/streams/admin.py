@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 import asyncpg
 
+from notifyq.arguments import instant, zoned
 from notifyq.database import statements as sql
 from notifyq.errors import ConfigurationError
 from notifyq.models.event import SubscriptionInfo
@@ -197,4 +198,7 @@ class Streams:
 
 def as_position(position: str | int | datetime) -> str:
     """A position as the functions take it."""
-    return position.isoformat() if isinstance(position, datetime) else str(position)
+    if not isinstance(position, datetime):
+        return str(position)
+    instant("position", position)
+    return zoned(position).isoformat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -15,7 +15,7 @@ from notifyq.arguments import duration
 from notifyq.database import statements as sql
 from notifyq.database.encryption.envelopes import opened, shown
 from notifyq.database.installs import ours
-from notifyq.database.pool import explaining
+from notifyq.database.pool import InTransaction, explaining
 from notifyq.errors import (
     BatchNotFoundError,
     ConfigurationError,
@@ -155,13 +155,14 @@ class Batch:
         self, connection: AnyConnection, statement: str, *args: Any
     ) -> list[asyncpg.Record]:
         """Run one of our calls on a connection, whose errors become those of notifyq."""
-        with explaining(self._database.dsn):
-            return await connection.fetch(ours(connection, statement), *args)
+        return await InTransaction(connection, self._database.dsn).fetch(statement, *args)
 
 
 async def _close(connection: AnyConnection) -> None:
     if not connection.is_closed():
-        await connection.execute(sql.CLOSE_EVENTS)
+        # A transaction that has failed answers no more, and must not hide why.
+        with suppress(asyncpg.InFailedSQLTransactionError):
+            await connection.execute(sql.CLOSE_EVENTS)
 
 
 def _id(event: Event | int) -> int:
@@ -219,8 +220,7 @@ class Subscription:
         if connection is None:
             rows = await self._database.persist(statement, *args)
         else:
-            with explaining(self._database.dsn):
-                rows = await connection.fetch(ours(connection, statement), *args)
+            rows = await InTransaction(connection, self._database.dsn).fetch(statement, *args)
         if rows[0][0] is None:
             return None
         # A batch without events is one row, too.
@@ -284,8 +284,7 @@ class Subscription:
         The batch is None where there is no event.
         """
         async with self._database.begun() as connection:
-            with explaining(self._database.dsn):
-                await connection.fetch(sql.TRANSACTION)
+            await InTransaction(connection, self._database.dsn).fetch(sql.TRANSACTION)
             batch = await self.next_batch(quantity, connection=connection)
             yield connection, batch
             if batch is not None and not batch.is_finished and not await batch.finish():

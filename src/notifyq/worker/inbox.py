@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
-from notifyq.arguments import seconds
+from notifyq.arguments import duration, wait_limit
 from notifyq.database import statements as sql
 from notifyq.database.encryption.sealing import open_message, until_key
 from notifyq.database.per_loop import PerLoop
@@ -26,7 +26,7 @@ from notifyq.models.outcome import Failed, Outcome, Rejected, Released, Success
 from notifyq.models.payload import encode, is_sealed
 from notifyq.notify.listener import Listener
 from notifyq.notify.wake import Waiters, at_most, due_in
-from notifyq.telemetry import TelemetryHandler, log_events
+from notifyq.telemetry import log_events
 from notifyq.telemetry.tracebacks import clean
 from notifyq.worker.fetch import Claims, process_name
 
@@ -39,12 +39,12 @@ _PAUSE = 0.01
 class QueueNotifications:
     """Wakes callers that wait for queues, all of them on one listening session."""
 
-    def __init__(self, database: Database, *, telemetry: TelemetryHandler = log_events) -> None:
+    def __init__(self, database: Database) -> None:
         self._waiters: Waiters[str] = Waiters()
         self.waiting = self._waiters.waiting
         """Give an event that each notification of some queues sets."""
         self._listener = Listener(
-            database, [sql.NEW_MESSAGE], self._receive, name="notifyq inbox", telemetry=telemetry
+            database, [sql.NEW_MESSAGE], self._receive, name="notifyq inbox", telemetry=log_events
         )
 
     async def listen(self) -> None:
@@ -136,7 +136,7 @@ class MessageInbox:
         self, message: Message, reason: str, after: timedelta | float | None = None
     ) -> bool:
         """End a failed attempt as messages.retry() does. False: its lock was lost."""
-        return await self._settle(message, Failed(clean(reason), seconds(after)))
+        return await self._settle(message, Failed(clean(reason), duration("after", after)))
 
     async def release(self, message: Message) -> bool:
         """Put a message back without counting the attempt. False: its lock was lost."""
@@ -153,8 +153,10 @@ class MessageInbox:
         """Release the messages that were not settled, and close the connection."""
         held = list(self._held.values())
         self._held.clear()
-        await self._release(held)
-        await self._claims.close()
+        try:
+            await self._release(held)
+        finally:
+            await self._claims.close()
 
     async def _settle(self, message: Message, outcome: Outcome) -> bool:
         answer = await self._claims.settler.add(message, outcome)
@@ -193,8 +195,10 @@ class MessageInbox:
             return None
         except asyncio.CancelledError:
             # The caller no longer waits for it.
+            self._in_doubt = True
             with suppress(Exception):
                 await self._release(await claim)
+                self._in_doubt = False
             raise
         for message in claimed:
             self._held[message.id] = message
@@ -234,7 +238,5 @@ def _names(queues: Sequence[str], filters: Sequence[str | None] | None) -> list[
 
 
 def _end(timeout: timedelta | float | None) -> float:
-    if timeout is None:
-        return float("inf")
-    left = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return time.monotonic() + left
+    left = wait_limit("timeout", timeout)
+    return float("inf") if left is None else time.monotonic() + left
