@@ -43,6 +43,9 @@ def test_publish_show_amend_and_signal(secret: Notifyq) -> None:
         assert "$encrypted" in shown
     assert CARD in secret.good("show", number, "--decrypt", env=KEYS).out
     assert "there are no keys" in secret.refused("show", number, "--decrypt")
+    lines = secret.good("publish", "secret", '{\n"a": "\\n"\r\n}', env=KEYS).out.split()[-1]
+    (row,) = secret.good("show", lines, "--decrypt", "--json", env=KEYS).data
+    assert row["message"] == {"a": "\n"}
     secret.good("amend", number, json.dumps(f"again {CARD}"), env=KEYS)
     assert f"again {CARD}" in secret.good("show", number, "--decrypt", env=KEYS).out
     assert "takes no payload" in secret.refused("amend", number, "1")

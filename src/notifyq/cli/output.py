@@ -203,7 +203,8 @@ def row_json(row: Message | ArchivedMessage | Event, **more: Any) -> str:
     # Decoded and encoded again they might lose digits, or not be decoded at all.
     raw = {name: fields[name] for name in ("message", "result") if fields.get(name) is not None}
     parts = (f'"{name}":{raw.get(name) or _json(it)}' for name, it in (fields | more).items())
-    return f"{{{','.join(parts)}}}"
+    # A decrypted payload has the line ends that its publisher wrote between the values.
+    return f"{{{','.join(parts)}}}".replace("\n", " ").replace("\r", " ")
 
 
 def _json(value: Any) -> str:
