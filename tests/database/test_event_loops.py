@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from notifyq import App
+from notifyq.database.per_loop import PerLoop
 from support.database import Connection, session, until_equal
 
 SESSIONS = (
@@ -143,3 +144,24 @@ def _fork(function: Callable[[], Any]) -> Any:
     process.start()
     assert process.pid != os.getpid()
     return process
+
+
+async def test_a_loop_may_come_while_closed_ones_are_forgotten() -> None:
+    class Made:
+        async def close(self) -> None:
+            pass
+
+    class Other(asyncio.SelectorEventLoop):
+        def is_closed(self) -> bool:
+            made._made[loops[1]] = Made(), None  # as another thread does
+            return super().is_closed()
+
+    made = PerLoop(Made)
+    loops = Other(), asyncio.SelectorEventLoop()
+    made._made[loops[0]] = Made(), None
+    try:
+        assert made.get() is made.get()
+        assert set(made._made) == {*loops, asyncio.get_running_loop()}
+    finally:
+        for loop in loops:
+            loop.close()

@@ -123,13 +123,13 @@ async def test_a_single_finish_is_sent_at_once(
 async def test_a_server_that_stops_answering_does_not_block_the_pool(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Silent:
+    class Hanging:
         async def close(self, *, timeout: float | None = None) -> None:
             async with asyncio.timeout(timeout):
                 await asyncio.Event().wait()
 
-    async def connect(*_: object, **_options: object) -> Silent:
-        return Silent()
+    async def connect(*_: object, **_options: object) -> Hanging:
+        return Hanging()
 
     monkeypatch.setattr(pool, "connect", connect)
     database = Database(

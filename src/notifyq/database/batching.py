@@ -7,7 +7,6 @@ import contextvars
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -87,8 +86,9 @@ class Batcher(Generic[I, A]):
         """Abandon what has no answer yet."""
         if self._flushing is not None:
             self._flushing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._flushing
+            # Not `await` of the task: that could not tell its end from a cancelled close().
+            await asyncio.wait({self._flushing})
+            self._flushing = None  # one that had not begun does not do this itself
         _settle_all(self._pending, asyncio.CancelledError())
         self._pending.clear()
 

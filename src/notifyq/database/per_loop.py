@@ -39,8 +39,9 @@ class PerLoop(Generic[T]):
         loop = asyncio.get_running_loop()
         self._leave_to_parent()
         if loop not in self._made:
-            for other in [other for other in self._made if other.is_closed()]:
-                self._made.pop(other, None)
+            for other in list(self._made):  # loops of other threads come and go meanwhile
+                if other.is_closed():
+                    self._made.pop(other, None)
             made = self._make()
             self._made[loop] = made, _close_with_loop(made)
         return self._made[loop][0]

@@ -332,7 +332,7 @@ class Database:
                 # One connection first: its errors name the DSN, those of a pool do not.
                 connection = await connect(self.dsn, route=self._route)
                 with explaining(self.dsn):
-                    # The lock is held: a server that answers no more must not keep it for ever.
+                    # With the lock held: a server that answers no more must not stop all calls.
                     await connection.close(timeout=self.settings.connect_timeout.total_seconds())
                     held.pool = await asyncpg.create_pool(
                         # The pool must not reconnect by itself: it logs each failed attempt.
