@@ -388,6 +388,11 @@ async def test_m17_a_position_is_received_once_for_each_source(connection: Conne
     assert len(await rows(connection, "message_list")) == 3
     with pytest.raises(InvalidArgumentError):
         await connection.fetchval("select messages.receive('', $1::text::jsonb)", json.dumps(sent))
+    with pytest.raises(InvalidArgumentError, match="must have a position"):
+        await connection.fetchval(
+            "select messages.receive('a', $1::text::jsonb)",
+            json.dumps([{**sent[0], "position": None}]),
+        )
 
 
 @pytest.mark.parametrize("before", ["it waits", "it is taken"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from io import BytesIO
 from typing import Any
 
@@ -24,6 +25,7 @@ from support.database import (
     expire,
     install,
     one_row,
+    until_blocked,
     value,
 )
 
@@ -301,6 +303,29 @@ async def test_a_queue_that_is_dropped_takes_its_grants_along(
 ) -> None:
     await value(connection, "drop_queue", name="bills", force=True)
     assert await connection.fetch("select * from messages.queue_grant") == []
+
+
+@pytest.mark.parametrize("first", ["revoke", "grant"])
+async def test_a_stream_stays_closed_by_one_of_two_changes_at_once(
+    connection: Connection, connect: Connect, first: str
+) -> None:
+    await value(connection, "create_stream", name="s")
+    await value(connection, "grant_queue", queue="s", role="notifyq_admin")
+    guarded = "select is_guarded from messages.stream where name = 's'"
+    calls = {
+        "revoke": {"queue": "s", "role": "notifyq_admin"},
+        "grant": {"queue": "s", "role": "notifyq_worker"},
+    }
+    (second,) = calls.keys() - {first}
+    other, observer = await connect(), await connect()
+    async with connection.transaction():
+        await value(connection, f"{first}_queue", **calls[first])
+        changing = asyncio.create_task(value(other, f"{second}_queue", **calls[second]))
+        await until_blocked(observer, other)
+    assert await changing
+    assert await observer.fetchval(guarded) is True
+    await value(connection, "revoke_queue", **calls["grant"])
+    assert await observer.fetchval(guarded) is False
 
 
 async def test_a_grant_does_not_wait_long_for_open_transactions(

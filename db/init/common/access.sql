@@ -153,6 +153,13 @@ create or replace function notifyq.mark_guarded_streams()
   set search_path = pg_catalog, pg_temp
 as $$
 begin
+  -- Locked before they are compared: two changes at once would not see each other's grants.
+  perform
+  from messages.stream as s
+  where s.is_guarded
+    or exists (select from messages.queue_grant as g where g.queue = s.name)
+  order by s.id
+  for no key update;
   update messages.stream as s
   set is_guarded = not s.is_guarded
   where s.is_guarded

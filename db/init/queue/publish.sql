@@ -59,6 +59,8 @@ begin
       and publish.delay is null and publish.available_at is null
       and publish.dedup_key is null and publish.after is null and publish.max_attempts is null
       and publish.expires_in is null
+      and publish.on_duplicate = 'keep'
+      and publish.dedup_scope is null and publish.dedup_window is null
       -- Called for a side effect, see check_events().
       and pg_relation_is_updatable('notifyq.schema_version', false) is not null
     then
@@ -85,6 +87,10 @@ begin
     perform notifyq.raise_invalid('queue must not be null', 'name a queue, as in ''default''');
   end if;
   if v_segment is not null then
+    perform notifyq.check_unique(
+      case when publish.dedup_key is not null then array[publish.dedup_key] end,
+      publish.dedup_scope, publish.dedup_window, publish.on_duplicate, v_due > now()
+    );
     perform notifyq.check_event_options(
       publish.priority, v_due > now(),
       num_nonnulls(publish.dedup_key, publish.after, publish.expires_in) > 0, publish.max_attempts

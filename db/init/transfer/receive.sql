@@ -24,7 +24,9 @@ begin
   if jsonb_typeof(receive.messages) is distinct from 'array' then
     perform notifyq.raise_invalid('messages must be an array of objects');
   end if;
-  if jsonb_path_exists(receive.messages, '$[*] ? (!exists(@.position) || !exists(@.queue))') then
+  if jsonb_path_exists(
+    receive.messages, '$[*] ? (!exists(@.position ? (@ != null)) || !exists(@.queue))'
+  ) then
     perform notifyq.raise_invalid('each message must have a position and a queue');
   end if;
   -- First, and ordered: a session that receives the same messages at the same time waits here for

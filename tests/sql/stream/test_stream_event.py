@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -212,6 +213,10 @@ OF_PUBLISH: list[tuple[dict[str, Any], type[DatabaseError]]] = [
     ({"priority": 1}, InvalidArgumentError),
     ({"max_attempts": 2}, InvalidArgumentError),
     ({"dedup_key": "k"}, InvalidArgumentError),
+    ({"dedup_scope": "waiting"}, InvalidArgumentError),
+    ({"dedup_window": timedelta(hours=1)}, InvalidArgumentError),
+    ({"on_duplicate": "replace"}, InvalidArgumentError),
+    ({"on_duplicate": None}, InvalidArgumentError),
 ]
 
 
