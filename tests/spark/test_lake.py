@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,8 +17,10 @@ pytest.importorskip("psycopg", reason="the extra `spark` is not installed")
 
 from notifyq.errors import LakeError  # noqa: E402
 from notifyq.spark.connection import connect  # noqa: E402
+from notifyq.spark.lake import lake as lake_module  # noqa: E402
 from notifyq.spark.lake.files import FileWriter, encoded  # noqa: E402
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake  # noqa: E402
+from notifyq.spark.lake.storage import LocalStorage  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,3 +109,59 @@ def test_folders_of_no_lake_of_this_database_are_refused(database: str, tmp_path
     (folder / "_notifyq.json").write_text("{")
     with pytest.raises(LakeError, match="is damaged"):
         Lake.create(database, folder)
+
+
+def test_who_fails_does_not_forget_the_lake_of_another(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lake"
+    listed, write = lake_module._listed, LocalStorage.write
+    me = threading.current_thread()
+
+    with ThreadPoolExecutor(1) as pool, connect(database) as session:
+        others: list[Future[Lake]] = []
+
+        def is_waiting() -> bool:
+            waiting = session.execute(
+                "select from pg_locks where locktype = 'advisory' and not granted "
+                "and database = (select oid from pg_database where datname = current_database())"
+            )
+            return bool(waiting.fetchall())
+
+        def late(*given: Any) -> Any:
+            found = listed(*given)
+            if threading.current_thread() is me:
+                others.append(pool.submit(Lake.create, database, folder))
+                until = time.monotonic() + 60
+                while not (others[0].done() or is_waiting()):
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+            return found
+
+        def refuse(*given: Any) -> None:
+            if threading.current_thread() is me:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(*given)
+
+        monkeypatch.setattr(lake_module, "_listed", late)
+        monkeypatch.setattr(LocalStorage, "write", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            Lake.create(database, folder)
+        other = others[0].result()
+    assert Lake(database, folder).id == other.id
+
+
+def test_a_mark_that_was_written_though_its_write_failed_keeps_its_lake(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = LocalStorage.write
+
+    def fail(*given: Any) -> None:
+        write(*given)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "write", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            Lake.create(database, tmp_path / "lake")
+    assert Lake.create(database, tmp_path / "lake").files() == []

@@ -133,6 +133,7 @@ RETRY: Final = "select messages.retry(%s, %s, %s::interval, %s)"
 # Lakes.
 
 LAKES: Final = "select * from messages.lakes()"
+BEGIN_LAKE: Final = "select pg_advisory_xact_lock(hashtextextended(%s, 7305427016))"
 CREATE_LAKE: Final = "select id, token from notifyq.create_lake(%s)"
 FORGET_LAKE: Final = "select messages.forget_lake(%s)"
 HOLD_LAKE: Final = "select position, notifyq.snapshot_of(position)::text from notifyq.hold_lake(%s)"

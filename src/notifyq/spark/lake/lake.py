@@ -301,6 +301,14 @@ def _listed(dsn: str, location: str) -> list[Any]:
 
 
 def _begin(dsn: str, storage: Storage, *, is_free: bool) -> None:
+    # One at a time for each location: who fails forgets only the lake that it has made itself.
+    with opened(dsn) as session, session.transaction():
+        session.execute(statements.BEGIN_LAKE, (storage.location,))
+        if mark.read(storage) is None:  # else another one was first
+            _make(dsn, storage, is_free=is_free)
+
+
+def _make(dsn: str, storage: Storage, *, is_free: bool) -> None:
     if not is_free:
         raise LakeError(f"{storage.location} is not empty, and not a lake: use an empty folder")
     known = _listed(dsn, storage.location)
@@ -322,6 +330,7 @@ def _begin(dsn: str, storage: Storage, *, is_free: bool) -> None:
         try:
             storage.write(mark.NAME, mark.content(str(token)))
         except (OSError, LakeError):
-            # Retention would wait for a lake that cannot be written.
-            session.execute(statements.FORGET_LAKE, (number,))
+            # Retention would wait for a lake without a mark; the write may have made it.
+            if mark.read(storage) is None:
+                session.execute(statements.FORGET_LAKE, (number,))
             raise
