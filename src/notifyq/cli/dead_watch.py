@@ -330,7 +330,8 @@ async def _execute(command: str, message: ArchivedMessage) -> float | None:
     try:
         await asyncio.to_thread(process.wait)
     except asyncio.CancelledError:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGTERM)
         raise
     if code := process.returncode:
         how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
