@@ -213,8 +213,12 @@ begin
       message = format('queue %L still has messages', v_queue.name),
       hint = 'finish or cancel them, or delete them with force => true';
   end if;
-  -- In id order, as everywhere.
-  perform from messages.message as m where m.queue = v_queue.name order by m.id for update;
+  -- In the order of lock_families().
+  perform
+  from messages.message as m
+  where m.queue = v_queue.name
+  order by m.parked_at is not null, m.id
+  for update;
   if exists (select from notifyq.dependency) then
     v_awaited := array(
       select m.id from messages.message as m

@@ -238,11 +238,11 @@ async def test_an_end_beside_the_wait_for_it_is_not_missed(
     assert (await end_of(connection, resumed, child[0]))[0]["status"] == "success"
 
 
-async def waiting_parent(connection: Connection) -> tuple[int, list[Lock]]:
+async def waiting_parent(connection: Connection, queue: str = "child") -> tuple[int, list[Lock]]:
     """A parent that is parked until its two children have ended, which are locked."""
-    await connection.execute("select messages.create_queue('child')")
+    await connection.execute("select messages.create_queue($1)", queue)
     parent = await lock(connection)
-    children = [await lock(connection, "child") for _ in range(2)]
+    children = [await lock(connection, queue) for _ in range(2)]
     for id_, _ in children:
         await connection.execute(
             "select is_new from notifyq.record_step($1, $2, $3, 'null', false, $4)",
@@ -270,6 +270,19 @@ async def test_children_that_end_and_a_cancel_of_all_do_not_wait_for_each_other(
     await transaction.rollback()
     assert await cancelling
     assert await rows(connection, "message_list") == []
+
+
+async def test_children_that_end_and_a_drop_of_their_queue_do_not_wait_for_each_other(
+    connection: Connection, connect: Connect
+) -> None:
+    _, (first, second) = await waiting_parent(connection, "default")
+    dropper, finisher, observer = await connect(), await connect(), await connect()
+    async with connection.transaction():
+        await connection.execute("select from messages.message where id = $1 for update", first[0])
+        dropping = asyncio.create_task(value(dropper, "drop_queue", name="default", force=True))
+        await until_blocked(observer, dropper)
+        assert await finisher.fetchval("select messages.finish($1, $2)", *second, timeout=4)
+    assert await dropping == 2
 
 
 async def test_the_last_end_waits_for_what_changes_the_parent(
