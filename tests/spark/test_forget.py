@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import closing
 from datetime import date
 from pathlib import Path
@@ -162,6 +163,47 @@ def test_a_run_that_was_stopped_goes_on(
     assert forget(database, folder, WANTED).rows == 11
     assert kept(database, folder) == OTHERS
     assert verify(database, folder) == 4
+
+
+def test_a_run_that_was_stopped_finds_again_what_it_deleted_in_the_database(
+    database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            forget(database, folder, WANTED)
+    assert kept(database, folder) == EVERY
+    assert forget(database, folder, WANTED).rows == 21
+    assert kept(database, folder) == OTHERS
+    left = session.execute("select id from messages.message_archive order by id").fetchall()
+    assert [number for (number,) in left] == OTHERS
+
+
+def test_memory_holds_one_batch_of_a_file(
+    database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = forgetting._mask
+    made: list[weakref.ref[Any]] = []
+    held: list[int] = []
+
+    def note(*given: Any) -> Any:
+        found = make(*given)
+        made.append(weakref.ref(found))
+        held.append(sum(it() is not None for it in made))
+        return found
+
+    monkeypatch.setattr(forgetting, "_ROWS", 2)
+    monkeypatch.setattr(forgetting, "_mask", note)
+    assert forget(database, folder, WANTED, dry_run=True).rows == 21
+    assert forget(database, folder, WANTED).rows == 21
+    assert kept(database, folder) == OTHERS
+    # That of the batch before is there until the next one is assigned.
+    assert max(held) <= 2
+    # Of each file every batch once, and once more the first that has such a message.
+    assert len(made) == 40 + 40 + 3
 
 
 def test_a_lake_that_is_being_written_is_refused(

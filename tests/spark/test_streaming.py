@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from notifyq.cli import main as cli
 from notifyq.errors import (
     ConfigurationError,
+    DatabaseUnavailableError,
     LakeChangedError,
     LakeError,
     NotifyqError,
@@ -26,6 +27,9 @@ from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.streaming import stream_to_lake, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TABLE = "events_orders"
 
@@ -142,6 +146,29 @@ def test_of_two_runs_at_once_one_is_refused(
         stream_to_lake(database, folder, "orders", once=True)
     assert carried(database, folder) == published(database)
     assert len(list(folder.rglob("part-*.parquet"))) == 1
+
+
+def test_files_stay_where_the_answer_to_the_commit_is_lost(
+    database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(database, 10)
+    opened = streaming.opened
+
+    @contextmanager
+    def lost(dsn: str, **options: Any) -> Iterator[Any]:
+        with opened(dsn, **options) as session:
+            yield session
+        # The block of a commit has ended its transaction before.
+        if options and Lake(database, folder).tables():
+            raise DatabaseUnavailableError("the connection was lost: no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(streaming, "opened", lost)
+        with pytest.raises(DatabaseUnavailableError):
+            stream_to_lake(database, folder, "orders", once=True)
+    assert stream_to_lake(database, folder, "orders", once=True).rows == 0
+    assert carried(database, folder) == published(database)
+    assert all((folder / file.path).exists() for file in Lake(database, folder).files(TABLE))
 
 
 def test_it_follows_until_it_is_stopped(database: str, folder: Path) -> None:

@@ -12,12 +12,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from notifyq.archive.forget import Wanted
 from notifyq.cli import main as cli
 from notifyq.errors import LakeError
 from notifyq.spark.connection import connect
 from notifyq.spark.lake.export import export
 from notifyq.spark.lake.files import FileWriter
+from notifyq.spark.lake.forget import forget
 from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake
+from notifyq.spark.lake.storage import LocalStorage
 from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
 
@@ -64,6 +67,29 @@ def test_old_files_of_no_batch_are_deleted(database: str, tmp_path: Path) -> Non
     assert tidy(database, folder).deleted == 1
     assert [path.exists() for path in paths] == [False, True]
     assert Lake(database, folder).dataset().count_rows() == 10
+
+
+def test_a_file_that_is_replaced_meanwhile_stays_for_its_readers(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "lake"
+    with closing(connect(database)) as session:
+        archive(session, 10)
+    export(database, folder)
+    old = time.time() - timedelta(hours=25).total_seconds()
+    for found in folder.rglob("queue=*/*.parquet"):
+        os.utime(found, (old, old))
+    reader, tables = Lake(database, folder).dataset(), LocalStorage.tables
+
+    def late(storage: LocalStorage) -> list[str]:
+        monkeypatch.setattr(LocalStorage, "tables", tables)
+        assert forget(database, folder, Wanted(None, "$.n < 3", None)).files == 2
+        return tables(storage)
+
+    monkeypatch.setattr(LocalStorage, "tables", late)
+    assert tidy(database, folder).deleted == 0
+    assert reader.count_rows() == 10
+    assert Lake(database, folder).dataset().count_rows() == 8
 
 
 def test_a_lake_is_reset_to_the_list_of_its_database(

@@ -176,10 +176,10 @@ class _Run:
         files: list[WrittenFile] = []
         try:
             self._engine.run(self._tasks(end), write_part, on_done=files.extend)
-            self._commit(files, end)
         except BaseException:
             remove(self._lake.storage, files)
             raise
+        self._commit(files, end)
         self._offset = self._before = end
         mirrors.follow(self._lake, self._table)
         return files
@@ -200,10 +200,15 @@ class _Run:
         before = None if self._before is None else json.dumps(self._before)
         values = (self._lake.id, self._table, self._stream, before, json.dumps(end))
         with opened(self._dsn, name=_NAME) as session, session.transaction():
-            # First: of two runs the second one waits here, and is refused.
-            session.execute(statements.ADVANCE_LAKE, values)
-            if files:
-                self._lake.commit(session, files, dataset=self._table)
+            # Inside: once COMMIT is sent, the files may be listed, also where it fails.
+            try:
+                # First: of two runs the second one waits here, and is refused.
+                session.execute(statements.ADVANCE_LAKE, values)
+                if files:
+                    self._lake.commit(session, files, dataset=self._table)
+            except BaseException:
+                remove(self._lake.storage, files)
+                raise
 
     def close(self) -> None:
         self._reader.stop()

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from notifyq.spark import statements
 from notifyq.spark.connection import connect, translated
 from notifyq.spark.lake import mirrors
-from notifyq.spark.lake.files import WrittenFile
 from notifyq.spark.lake.lake import ARCHIVE, Lake, LakeFile
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from notifyq.archive.forget import Wanted
     from notifyq.spark.connection import Session
+    from notifyq.spark.lake.files import FileWriter, WrittenFile
     from notifyq.spark.lake.storage import Location
 
 _ROWS = 16_384
@@ -47,15 +47,19 @@ def forget(
     """Replace each file of a lake that has such messages, a day at a time.
 
     Each day is committed as it is done: a run that was stopped is started again. The old files stay
-    until `tidy` deletes them. What PostgreSQL still has about these messages is deleted too.
-    Forget them in PostgreSQL before: else the next export would bring them back.
+    until `tidy` deletes them. What PostgreSQL still has about these messages is deleted first: a run
+    that was stopped in between finds them in the lake again. Forget them in PostgreSQL before: else
+    the next export would bring them back.
     """
     lake = Lake(dsn, location)
     tables = lake.tables()
     mirrors.check(lake, *tables)
     rows = files = 0
     unsearched = []
-    with closing(connect(dsn, name="notifyq forget")) as session:
+    with (
+        closing(connect(dsn, name="notifyq forget")) as session,
+        closing(connect(dsn, name="notifyq forget")) as erasing,
+    ):
         for table in tables:
             listed = lake.files(table)
             if not listed or "message" not in lake.schema(table, listed).names:
@@ -65,7 +69,9 @@ def forget(
                 continue
             for day in sorted({str(it.day) for it in listed}):
                 with lake.held(session):
-                    found = _forget_day(lake, session, table, day, wanted, dry_run=dry_run)
+                    found = _forget_day(
+                        lake, session, erasing, table, day, wanted, dry_run=dry_run
+                    )
                 rows += sum(found)
                 files += len(found)
             if not dry_run:
@@ -74,34 +80,49 @@ def forget(
 
 
 def _forget_day(
-    lake: Lake, session: Session, table: str, day: str, wanted: Wanted, *, dry_run: bool
+    lake: Lake,
+    session: Session,
+    erasing: Session,
+    table: str,
+    day: str,
+    wanted: Wanted,
+    *,
+    dry_run: bool,
 ) -> list[int]:
     """Return how many rows were found, for each file that has some."""
     found: list[int] = []
     replaced: list[int] = []
     written: list[WrittenFile] = []
-    ids: list[int] = []
     for file in lake.files(table):
         if str(file.day) != day or (wanted.queue is not None and file.queue != wanted.queue):
             continue
-        masks = [_mask(session, batch, wanted) for batch in _batches(lake, table, file)]
-        if not (count := sum(pc.sum(mask).as_py() or 0 for mask in masks)):
-            continue
-        found.append(count)
         if dry_run:
+            if count := sum(map(_number, _masks(lake, session, table, file, wanted))):
+                found.append(count)
             continue
+        masks = enumerate(_masks(lake, session, table, file, wanted))
+        first = next((number for number, mask in masks if _number(mask)), None)
+        del masks  # what it has read ahead
+        if first is None:
+            continue
+        count, new = _without(lake, session, erasing, table, file, wanted, first)
+        found.append(count)
         replaced.append(file.id)
-        if count < file.rows:
-            written.append(_without(lake, table, file, masks))
-        if table == ARCHIVE:
-            batches = zip(_batches(lake, table, file), masks, strict=True)
-            ids += [i for it, mask in batches for i in it.column("id").filter(mask).to_pylist()]
+        if new is not None:
+            written.append(new)
     if replaced:
         lake.commit(session, written, dataset=table, removed=replaced)
-        # Days that were pruned are only here, and their attempts may be there.
-        with translated():
-            session.execute(statements.FORGET_ARCHIVED, (ids,))
     return found
+
+
+def _masks(
+    lake: Lake, session: Session, table: str, file: LakeFile, wanted: Wanted
+) -> Iterator[Any]:
+    return (_mask(session, batch, wanted) for batch in _batches(lake, table, file))
+
+
+def _number(mask: Any) -> int:
+    return pc.sum(mask).as_py() or 0
 
 
 def _batches(lake: Lake, table: str, file: LakeFile) -> Iterator[pa.RecordBatch]:
@@ -129,8 +150,45 @@ def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
     return mask
 
 
-def _without(lake: Lake, table: str, file: LakeFile, masks: list[Any]) -> WrittenFile:
-    with lake.writer(table, [file]) as writer:
-        for batch, mask in zip(_batches(lake, table, file), masks, strict=True):
-            writer.write(batch.filter(pc.invert(mask)))
-        return writer.close()
+def _without(
+    lake: Lake,
+    session: Session,
+    erasing: Session,
+    table: str,
+    file: LakeFile,
+    wanted: Wanted,
+    first: int,
+) -> tuple[int, WrittenFile | None]:
+    """Write a file anew without such rows, which its first batches do not have.
+
+    Return how many they are, and the new file; None: no other row is left.
+    """
+    count = 0
+    writer: FileWriter | None = None
+    try:
+        for number, batch in enumerate(_batches(lake, table, file)):
+            kept = batch
+            if number >= first:
+                mask = _mask(session, batch, wanted)
+                count += _number(mask)
+                kept = batch.filter(pc.invert(mask))
+                if table == ARCHIVE:
+                    _erase(erasing, batch.column("id").filter(mask).to_pylist())
+            if kept.num_rows:
+                writer = writer or lake.writer(table, [file])
+                writer.write(kept)
+        return count, None if writer is None else writer.close()
+    except BaseException:
+        if writer is not None:
+            writer.abandon()
+        raise
+
+
+def _erase(session: Session, ids: list[int]) -> None:
+    """Delete what PostgreSQL still has: days that were pruned are only in the lake.
+
+    Each call is a transaction. That of the lake would keep the rows locked until its day is done.
+    """
+    if ids:
+        with translated():
+            session.execute(statements.FORGET_ARCHIVED, (ids,))

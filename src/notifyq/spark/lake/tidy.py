@@ -111,19 +111,25 @@ def _batches(
 
 
 def _delete(dsn: str, lake: Lake, older_than: timedelta) -> int:
-    with opened(dsn, name="notifyq tidy") as session:
-        removed = session.execute(statements.LAKE_REMOVED, (older_than, lake.id)).fetchall()
-    known = {path for _, path, _ in removed}
+    removed = _removed(dsn, lake, older_than)
     leftovers = [(id_, path) for id_, path, is_old in removed if is_old]
     deleted = sum(lake.storage.delete(path) for _, path in leftovers)
     before = time.time() - older_than.total_seconds()
     for table in lake.storage.tables():
         found = [name for name, modified in lake.storage.data(table) if modified < before]
-        current = {file.path for file in lake.files(table)}
-        for name in found:
-            if name not in current and name not in known:
-                deleted += lake.storage.delete(name)
+        if not found:
+            continue
+        # In this order: a file that is replaced between the two is in the first one.
+        known = {file.path for file in lake.files(table)}
+        known |= {path for _, path, _ in _removed(dsn, lake, older_than)}
+        deleted += sum(lake.storage.delete(name) for name in found if name not in known)
     # Last: without its row, a replaced file would count as one that was never listed.
     with opened(dsn, name="notifyq tidy") as session:
         session.execute(statements.FORGET_FILES, (lake.id, [id_ for id_, _ in leftovers]))
     return deleted
+
+
+def _removed(dsn: str, lake: Lake, older_than: timedelta) -> list[tuple[int, str, bool]]:
+    """Return number and path of each replaced file, and whether no reader needs it any more."""
+    with opened(dsn, name="notifyq tidy") as session:
+        return session.execute(statements.LAKE_REMOVED, (older_than, lake.id)).fetchall()
