@@ -47,9 +47,9 @@ def forget(
     """Replace each file of a lake that has such messages, a day at a time.
 
     Each day is committed as it is done: a run that was stopped is started again. The old files stay
-    until `tidy` deletes them. What PostgreSQL still has about these messages is deleted first: a run
-    that was stopped in between finds them in the lake again. Forget them in PostgreSQL before: else
-    the next export would bring them back.
+    until `tidy` deletes them. What PostgreSQL still has about these messages is deleted first: the
+    next run finds them in the lake. Forget them in PostgreSQL before: else the next export would
+    bring them back.
     """
     lake = Lake(dsn, location)
     tables = lake.tables()
