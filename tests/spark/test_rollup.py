@@ -23,6 +23,7 @@ from notifyq.spark.analysis.rollup import ROLLUP, rollup
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import storage
 from notifyq.spark.lake.lake import Lake
+from notifyq.spark.lake.tidy import tidy
 from spark.lakes import as_role, grow
 from sql.lake.test_rollup import FILL, FINGERPRINTS
 from support.database import session
@@ -111,6 +112,47 @@ async def test_later_messages_are_added_to_hours_that_were_counted(
     assert rollup(database, lake).batches == 0
     assert await agrees(filled)
     assert rollup(database, lake, rebuild=True).messages == 6000
+    assert await agrees(filled)
+
+
+async def merged(connection: Connection, database: str, lake: Path) -> None:
+    """Merge the files of a lake, and delete the old ones as a week later."""
+    assert tidy(database, lake).replaced > 0
+    await connection.execute(
+        "update messages.lake_file set removed_at = now() - interval '8 days' "
+        "where removed is not null"
+    )
+    await connection.execute(
+        "update notifyq.lake_batch set committed_at = now() - interval '8 days'"
+    )
+    assert tidy(database, lake).deleted > 0
+
+
+async def test_a_first_roll_up_counts_files_that_were_merged(
+    filled: Connection, database: str, tmp_path: Path
+) -> None:
+    for part in range(5):
+        grow(database, tmp_path / "lake", f"r.id % 5 = {part}")
+    await merged(filled, database, tmp_path / "lake")
+    for is_rebuilt in (False, True):
+        assert rollup(database, tmp_path / "lake", rebuild=is_rebuilt).messages == 6000
+        assert await agrees(filled)
+    assert rollup(database, tmp_path / "lake").batches == 0
+
+
+async def test_a_roll_up_that_comes_after_the_files_were_deleted_is_an_error(
+    filled: Connection, database: str, tmp_path: Path
+) -> None:
+    grow(database, tmp_path / "lake", "r.id % 5 = 0")
+    rollup(database, tmp_path / "lake")
+    before = await counted(filled)
+    for part in range(1, 5):
+        grow(database, tmp_path / "lake", f"r.id % 5 = {part}")
+    await merged(filled, database, tmp_path / "lake")
+    with pytest.raises(LakeError, match="--rebuild"):
+        rollup(database, tmp_path / "lake")
+    assert await counted(filled) == before
+    assert rollup(database, tmp_path / "lake", rebuild=True).messages == 6000
     assert await agrees(filled)
 
 

@@ -487,10 +487,14 @@ begin
     )
     and not exists (
       select from messages.lake_file as f where f.batch = b.id or f.removed = b.id
+    )
+    -- A roll-up that is behind reports that the files of a batch are gone.
+    and not exists (
+      select from notifyq.rollup_progress as p where p.lake = b.lake and p.batch < b.id
     );
   return v_forgotten;
 end;
 $$;
 comment on function notifyq.forget_files is
-  'Forget replaced files once they are deleted, and batches older than a week without files. '
-  'Returns how many files were forgotten.';
+  'Forget replaced files once they are deleted, and batches older than a week without files, if '
+  'rolled up. Returns how many files were forgotten.';

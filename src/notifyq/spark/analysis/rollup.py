@@ -22,16 +22,17 @@ from notifyq.spark.connection import connect, demand, translated
 from notifyq.spark.engine import LocalEngine, groups_of
 from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.files import FileWriter, remove
-from notifyq.spark.lake.lake import ARCHIVE_SCHEMA, Lake, LakeFile
+from notifyq.spark.lake.lake import ARCHIVE, ARCHIVE_SCHEMA, Lake, LakeFile
 from notifyq.spark.lake.stores import reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import date
 
     from notifyq.spark.connection import Session
     from notifyq.spark.engine import Engine
     from notifyq.spark.lake.files import WrittenFile
+    from notifyq.spark.lake.lake import Listing
     from notifyq.spark.lake.mark import Root
     from notifyq.spark.lake.storage import Location, Storage
 
@@ -44,6 +45,10 @@ _ROWS = 500_000
 """Messages that a task holds at once."""
 _CHUNK = 2000
 """Rows of a roll-up in one statement."""
+_GONE = (
+    "replaced files are kept for a day; run `notifyq spark rollup --rebuild` to count the whole "
+    "lake again"
+)
 
 _SCHEMA = pa.schema(
     [
@@ -108,7 +113,12 @@ def rollup(
             with translated():
                 session.execute(statements.FORGET_ROLLUP, (lake.id,))
         after, batches = _pending(session, lake)
-        total = sum(batch.rows for batch in batches if not batch.removed)
+        whole = None if after else _whole(lake, batches)
+        total = (
+            sum(batch.rows for batch in batches if not batch.removed)
+            if whole is None
+            else sum(file.rows for file in whole.files)
+        )
         counted = 0
 
         def report(counts: Counts | None) -> None:
@@ -117,20 +127,24 @@ def rollup(
             if on_progress is not None:
                 on_progress(counted, total)
 
-        for chosen in groups_of([(batch.rows, batch) for batch in batches], _MOST_AT_ONCE):
-            files = _files(session, chosen)
+        # The whole is one commit: the next run could not tell which of its files were counted.
+        groups: Iterable[list[Any]] = [batches]
+        if whole is None:
+            groups = groups_of([(batch.rows, batch) for batch in batches], _MOST_AT_ONCE)
+        for chosen in groups:
+            files = _files(session, lake, chosen) if whole is None else whole.files
             parts = _parts(lake.home, files, engine.slots)
             found = merge(it for it in engine.run(parts, _count, on_done=report) if it is not None)
-            upto = chosen[-1].id
-            groups = _commit(session, lake, found, after, upto)
-            if groups is None:
+            upto = chosen[-1].id if whole is None else whole.last
+            added = _commit(session, lake, found, after, upto)
+            if added is None:
                 return replace(done, seconds=time.monotonic() - began, is_behind=True)
             done = replace(
                 done,
                 batches=done.batches + len(chosen),
                 files=done.files + len(files),
                 messages=done.messages + (found.messages if found else 0),
-                groups=done.groups + groups,
+                groups=done.groups + added,
             )
             after = upto
     # Always: a run that was killed may not have updated the mirror.
@@ -146,11 +160,22 @@ def _pending(session: Session, lake: Lake) -> tuple[int, list[Any]]:
         return after, cursor.execute(statements.ROLLUP_BATCHES, (lake.id, after)).fetchall()
 
 
-def _files(session: Session, batches: Sequence[Any]) -> list[Any]:
+def _whole(lake: Lake, batches: Sequence[Any]) -> Listing | None:
+    """Return the files of now where some were replaced: those of early batches may be deleted."""
+    listing = lake.listing(ARCHIVE, 0)
+    is_grown_only = sum(it.rows for it in batches) == sum(it.rows for it in listing.files)
+    return None if is_grown_only else listing
+
+
+def _files(session: Session, lake: Lake, batches: Sequence[Any]) -> list[Any]:
     # A batch that replaced files added no message.
-    grown = [batch.id for batch in batches if not batch.removed]
+    grown = [batch for batch in batches if not batch.removed]
     with translated(), session.cursor(row_factory=namedtuple_row) as cursor:
-        return cursor.execute(statements.ROLLUP_FILES, (grown,)).fetchall()
+        values = ([batch.id for batch in grown],)
+        files = cursor.execute(statements.ROLLUP_FILES, values).fetchall()
+    if (lost := sum(batch.rows for batch in grown) - sum(file.rows for file in files)) > 0:
+        raise LakeError(f"files of {lake.location} with {lost} messages are gone: {_GONE}")
+    return files
 
 
 def _parts(home: Root, files: Sequence[Any], slots: int) -> list[_Part]:
@@ -193,10 +218,7 @@ def _tables(storage: Storage, file: str, queue: str | None, rows: int) -> Iterat
                     table = table.append_column(name, value)
                 yield table
     except FileNotFoundError:
-        raise LakeError(
-            f"{path} is gone: replaced files are kept for a day; run `notifyq spark rollup "
-            "--rebuild` to count the whole lake again"
-        ) from None
+        raise LakeError(f"{path} is gone: {_GONE}") from None
     except (OSError, pa.ArrowException) as error:
         raise LakeError(f"{path} cannot be read: {reason(error)}") from None
 
