@@ -80,6 +80,19 @@ def test_today_and_days_that_are_not_exported_stay(
     assert [it.rows for it in prune(database, folder).dropped] == [201]
 
 
+def test_an_export_beside_a_prune_is_part_of_the_comparison(
+    database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(session, 1, first=200)
+
+    def late(*given: Any, **options: Any) -> Any:
+        assert export(database, folder).rows == 1
+        return connect(*given, **options)
+
+    monkeypatch.setattr("notifyq.spark.lake.prune.connect", late)
+    assert [it.rows for it in prune(database, folder).dropped] == [201]
+
+
 def test_a_day_stays_until_every_lake_has_it(
     database: str, session: Connection[Any], folder: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -82,24 +81,21 @@ def prune(
     target = Lake(dsn, lake)
     summary = PruneSummary()
     until = datetime.now(UTC).date() - timedelta(days=keep_days)
-    by_day: dict[date | None, list[LakeFile]] = defaultdict(list)
-    for file in target.files():
-        by_day[file.day].append(file)
     with closing(connect(dsn, name="notifyq prune")) as session:
         with translated():
             days = [row[0] for row in session.execute(statements.ARCHIVE_DAYS)]
         for day in days:
             if day < until:
-                _prune_day(target, session, day, by_day[day], summary)
+                _prune_day(target, session, day, summary)
     return summary
 
 
-def _prune_day(
-    lake: Lake, session: Session, day: date, files: list[LakeFile], summary: PruneSummary
-) -> None:
+def _prune_day(lake: Lake, session: Session, day: date, summary: PruneSummary) -> None:
     with translated():
         [[why]] = session.execute(statements.PRUNE_OBSTACLE, (lake.id, day)).fetchall()
     if why is None:
+        # After that: the days before may take hours, and an export adds files meanwhile.
+        files = [file for file in lake.files() if file.day == day]
         rows = checksum = 0
         for hashes in _hashes(lake, files):
             rows += len(hashes)
@@ -142,14 +138,13 @@ def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) ->
 
 
 def _hashes(lake: Lake, files: Iterable[LakeFile]) -> Iterator[list[tuple[int, int]]]:
-    """Give id and hash of each row, a list for each file."""
+    """Give id and hash of each row, a list for each batch of a file."""
     for file in files:
         with lake.storage.reading(file.path):
             scanner = lake.dataset(files=[file]).scanner(
                 columns=_HASHED, batch_size=_ROWS, use_threads=False
             )
-            found = [pair for batch in scanner.to_batches() for pair in _hashed(batch)]
-        yield found
+            yield from map(_hashed, scanner.to_batches())
 
 
 def _hashed(batch: pa.RecordBatch) -> list[tuple[int, int]]:
