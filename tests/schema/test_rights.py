@@ -289,6 +289,7 @@ ADMIN = [
     "select notifyq.replace_sealed('messages', 'message', 'message', '[]')",
     "select messages.forget('k')",
     "select notifyq.forget_archived('{}')",
+    "select notifyq.forget_samples('{}', '{}', '{}', '{}')",
     "select notifyq.match_payloads('{}', '$ == 1')",
     "select messages.alter_archive()",
     "select messages.create_queue('q')",

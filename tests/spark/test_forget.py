@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from notifyq.archive.forget import Wanted
 from notifyq.errors import LakeError, LakeInUseError
+from notifyq.spark.analysis.rollup import rollup
 from notifyq.spark.connection import connect
 from notifyq.spark.lake import forget as forgetting
 from notifyq.spark.lake.export import export
@@ -107,6 +108,29 @@ def test_what_is_left_of_messages_of_a_pruned_day_goes(
     forget(database, folder, WANTED)
     left = session.execute("select message_id from messages.attempt where message_id in (4, 5)")
     assert left.fetchall() == [(5,)]
+
+
+def test_samples_of_errors_of_a_pruned_day_go(
+    database: str, session: Connection[Any], tmp_path: Path
+) -> None:
+    session.execute(
+        "update messages.message_archive set details = 'no room for ' || id "
+        "where status = 'failed'"
+    )
+    export(database, tmp_path / "lake")
+    rollup(database, tmp_path / "lake")
+    prune(database, tmp_path / "lake")
+
+    def samples() -> list[str]:
+        found = session.execute(
+            "select sample from notifyq.rollup_error where sample is not null "
+            "order by bucket_at, sample"
+        )
+        return [text for (text,) in found]
+
+    assert samples() == [f"no room for {number}" for number in (28, 35, 128, 135)]
+    forget(database, tmp_path / "lake", WANTED)
+    assert samples() == [f"no room for {number}" for number in (35, 135)]
 
 
 def test_a_payload_and_a_queue_select(

@@ -97,6 +97,40 @@ comment on function notifyq.forget_archived is
   'Delete archived messages with their attempts, logs, steps, signals, output, deduplication keys '
   'and samples of errors; return how many of each part, as JSON. dry_run: only count.';
 
+-- Of messages whose rows are in a lake only. Samples are the texts of single messages.
+create or replace function notifyq.forget_samples(
+  archived timestamptz[], queues text[], statuses messages.message_status[], details text[]
+)
+  returns bigint language plpgsql security definer
+  set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set jit = off set timezone = 'UTC'
+as $$
+declare
+  v_count bigint;
+begin
+  update notifyq.rollup_error as e
+  set sample = null
+  where e.ctid = any (array(
+    select o.ctid
+    from unnest(archived, queues, statuses, forget_samples.details)
+      as a (archived_at, queue, status, details)
+    cross join notifyq.lake as l
+    cross join lateral (values ('hour'), ('day')) as s (span)
+    join notifyq.rollup_error as o
+      on (o.lake, o.span, o.bucket_at, o.queue, o.status, o.fingerprint)
+        = (
+          l.id, s.span, date_trunc(s.span, a.archived_at), a.queue, a.status,
+          notifyq.error_fingerprint(a.details)
+        )
+    where o.sample = left(a.details, 1000)
+  ));
+  get diagnostics v_count = row_count;
+  return v_count;
+end;
+$$;
+comment on function notifyq.forget_samples is
+  'Delete samples of errors that are the details of these messages; return how many.';
+
 create or replace function notifyq.forget_live(
   c notifyq.search_conditions,
   live boolean,

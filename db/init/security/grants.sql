@@ -149,7 +149,7 @@ begin
         'create_lake hold_lake note_lake commit_lake advance_lake forget_files prune_day roll_up '
         'add_rollup forget_rollup begin_replay redrive_ids replay_rows replay_archive '
         'report_anomalies note_audit sealed_columns sealed_texts replace_sealed forget_archived '
-        'match_payloads'
+        'match_payloads forget_samples'
       )
   loop
     v_roles := array_to_string(

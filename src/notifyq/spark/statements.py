@@ -163,6 +163,11 @@ COMMIT_LAKE: Final = """
 LAKE_STREAM: Final = "select stream, position from notifyq.lake_stream_of(%s, %s)"
 ADVANCE_LAKE: Final = "select notifyq.advance_lake(%s, %s, %s, %s::jsonb, %s::jsonb)"
 FORGET_ARCHIVED: Final = "select notifyq.forget_archived(%s::bigint[])"
+FORGET_SAMPLES: Final = """
+    select notifyq.forget_samples(
+      %s::timestamptz[], %s::text[], %s::messages.message_status[], %s::text[]
+    )
+"""
 MATCH_PAYLOADS: Final = "select notifyq.match_payloads(%s::text[], %s::jsonpath)"
 
 # The catalog of Iceberg tables, whose own tables pyiceberg creates.

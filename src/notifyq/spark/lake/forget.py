@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _ROWS = 16_384
 _KEYS = ("key", "dedup_key")
+_SAMPLED = ("archived_at", "queue", "status", "details")
+"""The columns that samples of errors in roll-ups are found by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,7 @@ def _without(
                 count += _number(mask)
                 kept = batch.filter(pc.invert(mask))
                 if table == ARCHIVE:
-                    _erase(erasing, batch.column("id").filter(mask).to_pylist())
+                    _erase(erasing, batch.filter(mask))
             if kept.num_rows:
                 writer = writer or lake.writer(table, [file])
                 writer.write(kept)
@@ -184,11 +186,16 @@ def _without(
         raise
 
 
-def _erase(session: Session, ids: list[int]) -> None:
+def _erase(session: Session, batch: pa.RecordBatch) -> None:
     """Delete what PostgreSQL still has: days that were pruned are only in the lake.
 
     Each call is a transaction. That of the lake would keep the rows locked until its day is done.
     """
-    if ids:
-        with translated():
-            session.execute(statements.FORGET_ARCHIVED, (ids,))
+    if not batch.num_rows:
+        return
+    failed = batch.filter(pc.is_valid(batch.column("details")))
+    with translated():
+        if failed.num_rows:
+            values = [failed.column(name).to_pylist() for name in _SAMPLED]
+            session.execute(statements.FORGET_SAMPLES, values)
+        session.execute(statements.FORGET_ARCHIVED, (batch.column("id").to_pylist(),))
