@@ -114,8 +114,7 @@ def test_samples_of_errors_of_a_pruned_day_go(
     database: str, session: Connection[Any], tmp_path: Path
 ) -> None:
     session.execute(
-        "update messages.message_archive set details = 'no room for ' || id "
-        "where status = 'failed'"
+        "update messages.message_archive set details = 'no room for ' || id where status = 'failed'"
     )
     export(database, tmp_path / "lake")
     rollup(database, tmp_path / "lake")

@@ -22,7 +22,7 @@ from notifyq.errors import (
     StreamNotFoundError,
 )
 from notifyq.spark import streaming
-from notifyq.spark.connection import connect
+from notifyq.spark.connection import connect, opened
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import mirrors
 from notifyq.spark.lake.lake import Lake
@@ -152,7 +152,6 @@ def test_files_stay_where_the_answer_to_the_commit_is_lost(
     database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(database, 10)
-    opened = streaming.opened
 
     @contextmanager
     def lost(dsn: str, **options: Any) -> Iterator[Any]:

@@ -172,7 +172,7 @@ def _files(session: Session, lake: Lake, batches: Sequence[Any]) -> list[Any]:
     grown = [batch for batch in batches if not batch.removed]
     with translated(), session.cursor(row_factory=namedtuple_row) as cursor:
         values = ([batch.id for batch in grown],)
-        files = cursor.execute(statements.ROLLUP_FILES, values).fetchall()
+        files: list[Any] = cursor.execute(statements.ROLLUP_FILES, values).fetchall()
     if (lost := sum(batch.rows for batch in grown) - sum(file.rows for file in files)) > 0:
         raise LakeError(f"files of {lake.location} with {lost} messages are gone: {_GONE}")
     return files

@@ -71,9 +71,7 @@ def forget(
                 continue
             for day in sorted({str(it.day) for it in listed}):
                 with lake.held(session):
-                    found = _forget_day(
-                        lake, session, erasing, table, day, wanted, dry_run=dry_run
-                    )
+                    found = _forget_day(lake, session, erasing, table, day, wanted, dry_run=dry_run)
                 rows += sum(found)
                 files += len(found)
             if not dry_run:
