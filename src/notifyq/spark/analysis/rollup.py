@@ -163,8 +163,10 @@ def _pending(session: Session, lake: Lake) -> tuple[int, list[Any]]:
 def _whole(lake: Lake, batches: Sequence[Any]) -> Listing | None:
     """Return the files of now where some were replaced: those of early batches may be deleted."""
     listing = lake.listing(ARCHIVE, 0)
-    is_grown_only = sum(it.rows for it in batches) == sum(it.rows for it in listing.files)
-    return None if is_grown_only else listing
+    has_grown_only = not any(it.removed for it in batches) and (
+        sum(it.rows for it in batches) == sum(it.rows for it in listing.files)
+    )
+    return None if has_grown_only else listing
 
 
 def _files(session: Session, lake: Lake, batches: Sequence[Any]) -> list[Any]:
