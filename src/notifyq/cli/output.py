@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import to_json
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from notifyq.cli.arguments import running
 from notifyq.dsn import masked_in
-from notifyq.models.payload import without_envelope
+from notifyq.models.payload import json_line, json_text, without_envelope
 from notifyq.operations.texts import span
 from notifyq.printable import first_line, printable
 
@@ -59,7 +58,7 @@ def waits(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    sys.stdout.write(_json(value) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
 
 
 def print_rows(
@@ -180,7 +179,7 @@ def cell(value: Any, most: int = _MOST) -> str:
         case bool():
             return "yes" if value else ""
         case dict() | list():
-            return printable(_json(value)[:most])
+            return printable(json_text(value)[:most])
         case _:
             return first_line(without_envelope(str(value)), most)
 
@@ -200,15 +199,7 @@ def when(value: datetime, *, full: bool = False) -> str:
 def row_json(row: Message | ArchivedMessage | Event, **more: Any) -> str:
     """A message or an event as one line of JSON, payload and result as PostgreSQL has them."""
     fields = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    # Decoded and encoded again they might lose digits, or not be decoded at all.
-    raw = {name: fields[name] for name in ("message", "result") if fields.get(name) is not None}
-    parts = (f'"{name}":{raw.get(name) or _json(it)}' for name, it in (fields | more).items())
-    # A decrypted payload has the line ends that its publisher wrote between the values.
-    return f"{{{','.join(parts)}}}".replace("\n", " ").replace("\r", " ")
-
-
-def _json(value: Any) -> str:
-    return to_json(value, timedelta_mode="float", inf_nan_mode="null", fallback=str).decode()
+    return json_line(fields | more, "message", "result")
 
 
 def pick(message: Message | ArchivedMessage, names: Iterable[str]) -> dict[str, Any]:

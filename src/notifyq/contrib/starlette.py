@@ -24,6 +24,7 @@ from notifyq.errors import (
 )
 from notifyq.models.event import Event
 from notifyq.models.message import ArchivedMessage
+from notifyq.models.payload import json_line
 from notifyq.queues.results import Handle
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
@@ -139,10 +140,8 @@ async def _stream(tail: Tail, only: Callable[[Event], bool] | None) -> AsyncGene
 
 
 def _shown(event: Event) -> str:
-    """An event as JSON, with the payload as PostgreSQL has it: decoded it might lose digits."""
-    shown = {name: getattr(event, name) for name in ("id", "type", "key")}
-    shown["created_at"] = event.created_at.isoformat()
-    return f'{json.dumps(shown)[:-1]}, "message": {event.message}}}'
+    shown = {name: getattr(event, name) for name in ("id", "type", "key", "message")}
+    return json_line(shown | {"created_at": event.created_at.isoformat()}, "message")
 
 
 def _event(data: str, *, id_: int | None = None, name: str | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -52,6 +53,22 @@ def encode(payload: Any) -> str:
         return to_json(payload, inf_nan_mode="constants").decode()
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"the payload cannot be written as JSON: {error}") from error
+
+
+def json_line(fields: Mapping[str, Any], *raw: str) -> str:
+    """Fields as one line of JSON; those of the names in `raw` are JSON text, and stay as they are.
+
+    Decoded and encoded again, payloads might lose digits, or not be decoded at all.
+    """
+    texts = {name: it if name in raw and it else json_text(it) for name, it in fields.items()}
+    line = ",".join(f'"{name}":{text}' for name, text in texts.items())
+    # A decrypted payload has the line ends that its publisher wrote between the values.
+    return f"{{{line}}}".replace("\n", " ").replace("\r", " ")
+
+
+def json_text(value: Any) -> str:
+    """JSON for programs that read what notifyq prints: what JSON lacks becomes text or null."""
+    return to_json(value, timedelta_mode="float", inf_nan_mode="null", fallback=str).decode()
 
 
 def _refuse(constant: str) -> NoReturn:
