@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import typer
-from rich.cells import cell_len
+from rich.cells import set_cell_size
 
 from notifyq.cli.command import open_database, run
 from notifyq.cli.options import DsnOption, HideOption, MaskOption, duration_option, flag, masks_of
@@ -98,17 +98,12 @@ def as_text(seen: Snapshot, width: int) -> str:
         lines += ["", view.name.upper()]
         lines += [
             "  ".join(
-                _padded(text, size, is_number=column.is_number)
+                text.rjust(size) if column.is_number else set_cell_size(text, size)
                 for text, (column, size) in zip(line, columns, strict=True)
             ).rstrip()
             for line in cells
         ]
     return "\n".join(lines)
-
-
-def _padded(text: str, size: int, *, is_number: bool) -> str:
-    blanks = " " * (size - cell_len(text))
-    return blanks + text if is_number else text + blanks
 
 
 def _figures(seen: Snapshot, masks: Masks) -> dict[str, Any]:
