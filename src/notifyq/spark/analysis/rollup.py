@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -79,6 +79,10 @@ class RollupResult:
     """Whether this one stopped since another session rolled up the same lake."""
 
 
+_Group: TypeAlias = "tuple[Sequence[Any], Sequence[Any], int]"
+"""Batches that are counted together, their files, and the last batch that is counted then."""
+
+
 @dataclass(frozen=True)
 class _Part:
     """Files that one task counts."""
@@ -113,12 +117,14 @@ def rollup(
             with translated():
                 session.execute(statements.FORGET_ROLLUP, (lake.id,))
         after, batches = _pending(session, lake)
-        whole = None if after else _whole(lake, batches)
-        total = (
-            sum(batch.rows for batch in batches if not batch.removed)
-            if whole is None
-            else sum(file.rows for file in whole.files)
-        )
+        groups: Iterable[_Group]
+        if not after and (whole := _whole(lake, batches)):
+            # One commit: the next run could not tell which of the files were counted.
+            groups = [(batches, whole.files, whole.last)]
+            total = sum(file.rows for file in whole.files)
+        else:
+            groups = _groups(session, lake, batches)
+            total = sum(batch.rows for batch in batches if not batch.removed)
         counted = 0
 
         def report(counts: Counts | None) -> None:
@@ -127,15 +133,9 @@ def rollup(
             if on_progress is not None:
                 on_progress(counted, total)
 
-        # The whole is one commit: the next run could not tell which of its files were counted.
-        groups: Iterable[list[Any]] = [batches]
-        if whole is None:
-            groups = groups_of([(batch.rows, batch) for batch in batches], _MOST_AT_ONCE)
-        for chosen in groups:
-            files = _files(session, lake, chosen) if whole is None else whole.files
+        for chosen, files, upto in groups:
             parts = _parts(lake.home, files, engine.slots)
             found = merge(it for it in engine.run(parts, _count, on_done=report) if it is not None)
-            upto = chosen[-1].id if whole is None else whole.last
             added = _commit(session, lake, found, after, upto)
             if added is None:
                 return replace(done, seconds=time.monotonic() - began, is_behind=True)
@@ -167,6 +167,11 @@ def _whole(lake: Lake, batches: Sequence[Any]) -> Listing | None:
         sum(it.rows for it in batches) == sum(it.rows for it in listing.files)
     )
     return None if has_grown_only else listing
+
+
+def _groups(session: Session, lake: Lake, batches: Sequence[Any]) -> Iterator[_Group]:
+    for chosen in groups_of([(batch.rows, batch) for batch in batches], _MOST_AT_ONCE):
+        yield chosen, _files(session, lake, chosen), chosen[-1].id
 
 
 def _files(session: Session, lake: Lake, batches: Sequence[Any]) -> list[Any]:
