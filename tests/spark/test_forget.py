@@ -168,7 +168,7 @@ def test_events_in_a_lake(database: str, session: Connection[Any], folder: Path)
 def test_a_run_that_was_stopped_goes_on(
     database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = forgetting._without
+    write = forgetting._Run._without
     done: list[int] = []
 
     def stop(*args: Any) -> Any:
@@ -177,7 +177,7 @@ def test_a_run_that_was_stopped_goes_on(
         done.append(1)
         return write(*args)
 
-    monkeypatch.setattr(forgetting, "_without", stop)
+    monkeypatch.setattr(forgetting._Run, "_without", stop)
     with pytest.raises(KeyboardInterrupt):
         forget(database, folder, WANTED)
     # The first day is done, the second one is as it was.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ def forget(
         closing(connect(dsn, name="notifyq forget")) as session,
         closing(connect(dsn, name="notifyq forget")) as erasing,
     ):
+        run = _Run(lake, session, erasing, wanted, is_dry=dry_run)
         for table in tables:
             listed = lake.files(table)
             if not listed or "message" not in lake.schema(table, listed).names:
@@ -71,7 +72,7 @@ def forget(
                 continue
             for day in sorted({str(it.day) for it in listed}):
                 with lake.held(session):
-                    found = _forget_day(lake, session, erasing, table, day, wanted, dry_run=dry_run)
+                    found = run.forget_day(table, day)
                 rows += sum(found)
                 files += len(found)
             if not dry_run:
@@ -79,46 +80,68 @@ def forget(
     return ForgetSummary(rows=rows, files=files, unsearched=tuple(unsearched))
 
 
-def _forget_day(
-    lake: Lake,
-    session: Session,
-    erasing: Session,
-    table: str,
-    day: str,
-    wanted: Wanted,
-    *,
-    dry_run: bool,
-) -> list[int]:
-    """Return how many rows were found, for each file that has some."""
-    found: list[int] = []
-    replaced: list[int] = []
-    written: list[WrittenFile] = []
-    for file in lake.files(table):
-        if str(file.day) != day or (wanted.queue is not None and file.queue != wanted.queue):
-            continue
-        if dry_run:
-            if count := sum(map(_number, _masks(lake, session, table, file, wanted))):
-                found.append(count)
-            continue
-        masks = enumerate(_masks(lake, session, table, file, wanted))
-        first = next((number for number, mask in masks if _number(mask)), None)
-        del masks  # what it has read ahead
-        if first is None:
-            continue
-        count, new = _without(lake, session, erasing, table, file, wanted, first)
-        found.append(count)
-        replaced.append(file.id)
-        if new is not None:
-            written.append(new)
-    if replaced:
-        lake.commit(session, written, dataset=table, removed=replaced)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one call searches with."""
 
+    lake: Lake
+    session: Session
+    erasing: Session
+    """Beside the transaction of the lake: each statement is one of its own."""
+    wanted: Wanted
+    is_dry: bool
 
-def _masks(
-    lake: Lake, session: Session, table: str, file: LakeFile, wanted: Wanted
-) -> Iterator[Any]:
-    return (_mask(session, batch, wanted) for batch in _batches(lake, table, file))
+    def forget_day(self, table: str, day: str) -> list[int]:
+        """Return how many rows were found, for each file that has some."""
+        found: list[int] = []
+        replaced: list[int] = []
+        written: list[WrittenFile] = []
+        queue = self.wanted.queue
+        for file in self.lake.files(table):
+            if str(file.day) != day or (queue is not None and file.queue != queue):
+                continue
+            if self.is_dry:
+                if count := sum(map(_number, self._masks(table, file))):
+                    found.append(count)
+                continue
+            masks = enumerate(self._masks(table, file))
+            first = next((number for number, mask in masks if _number(mask)), None)
+            del masks  # what it has read ahead
+            if first is None:
+                continue
+            count, new = self._without(table, file, first)
+            found.append(count)
+            replaced.append(file.id)
+            if new is not None:
+                written.append(new)
+        if replaced:
+            self.lake.commit(self.session, written, dataset=table, removed=replaced)
+        return found
+
+    def _masks(self, table: str, file: LakeFile) -> Iterator[Any]:
+        batches = _batches(self.lake, table, file)
+        return (_mask(self.session, batch, self.wanted) for batch in batches)
+
+    def _without(self, table: str, file: LakeFile, first: int) -> tuple[int, WrittenFile | None]:
+        """Write a file anew without such rows, which its first batches do not have.
+
+        Return how many they are, and the new file; None: no other row is left.
+        """
+        count = 0
+        writer: FileWriter | None = None
+        with ExitStack() as stack:
+            for number, batch in enumerate(_batches(self.lake, table, file)):
+                kept = batch
+                if number >= first:
+                    mask = _mask(self.session, batch, self.wanted)
+                    count += _number(mask)
+                    kept = batch.filter(pc.invert(mask))
+                    if table == ARCHIVE:
+                        _erase(self.erasing, batch.filter(mask))
+                if kept.num_rows:
+                    writer = writer or stack.enter_context(self.lake.writer(table, [file]))
+                    writer.write(kept)
+            return count, None if writer is None else writer.close()
 
 
 def _number(mask: Any) -> int:
@@ -148,40 +171,6 @@ def _mask(session: Session, batch: pa.RecordBatch, wanted: Wanted) -> Any:
             [[matched]] = session.execute(statements.MATCH_PAYLOADS, values).fetchall()
         mask = pc.replace_with_mask(mask, mask, pa.array(matched, pa.bool_()))
     return mask
-
-
-def _without(
-    lake: Lake,
-    session: Session,
-    erasing: Session,
-    table: str,
-    file: LakeFile,
-    wanted: Wanted,
-    first: int,
-) -> tuple[int, WrittenFile | None]:
-    """Write a file anew without such rows, which its first batches do not have.
-
-    Return how many they are, and the new file; None: no other row is left.
-    """
-    count = 0
-    writer: FileWriter | None = None
-    try:
-        for number, batch in enumerate(_batches(lake, table, file)):
-            kept = batch
-            if number >= first:
-                mask = _mask(session, batch, wanted)
-                count += _number(mask)
-                kept = batch.filter(pc.invert(mask))
-                if table == ARCHIVE:
-                    _erase(erasing, batch.filter(mask))
-            if kept.num_rows:
-                writer = writer or lake.writer(table, [file])
-                writer.write(kept)
-        return count, None if writer is None else writer.close()
-    except BaseException:
-        if writer is not None:
-            writer.abandon()
-        raise
 
 
 def _erase(session: Session, batch: pa.RecordBatch) -> None:
