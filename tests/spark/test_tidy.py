@@ -25,6 +25,13 @@ from notifyq.spark.lake.tidy import tidy
 from spark.archived import archive
 
 
+def make_old(*paths: Path) -> None:
+    """Give files the time of more than a day ago."""
+    old = time.time() - timedelta(hours=25).total_seconds()
+    for path in paths:
+        os.utime(path, (old, old))
+
+
 def test_small_files_are_merged_and_deleted_a_day_later(database: str, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     with closing(connect(database)) as session:
@@ -60,10 +67,7 @@ def test_old_files_of_no_batch_are_deleted(database: str, tmp_path: Path) -> Non
     for _ in range(2):
         with FileWriter(Lake(database, folder).home, "archive", ARCHIVE_SCHEMA) as file:
             paths.append(folder / file.close().path)
-    old = time.time() - timedelta(hours=25).total_seconds()
-    os.utime(paths[0], (old, old))
-    for found in folder.rglob("queue=*/*.parquet"):
-        os.utime(found, (old, old))
+    make_old(paths[0], *folder.rglob("queue=*/*.parquet"))
     assert tidy(database, folder).deleted == 1
     assert [path.exists() for path in paths] == [False, True]
     assert Lake(database, folder).dataset().count_rows() == 10
@@ -76,9 +80,7 @@ def test_a_file_that_is_replaced_meanwhile_stays_for_its_readers(
     with closing(connect(database)) as session:
         archive(session, 10)
     export(database, folder)
-    old = time.time() - timedelta(hours=25).total_seconds()
-    for found in folder.rglob("queue=*/*.parquet"):
-        os.utime(found, (old, old))
+    make_old(*folder.rglob("queue=*/*.parquet"))
     reader, tables = Lake(database, folder).dataset(), LocalStorage.tables
 
     def late(storage: LocalStorage) -> list[str]:
