@@ -5,7 +5,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -181,9 +181,27 @@ async def test_ordered_an_event_that_fails_holds_up_its_key_only(app: App, event
     assert await app.archive.dead_count() == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": 5}])
+Outcome = Callable[[Event], Exception | None]
+
+
+def one_by_one(outcome_of: Outcome) -> Any:
+    async def handle(event: Event) -> None:
+        if outcome := outcome_of(event):
+            raise outcome
+
+    return handle
+
+
+def together(outcome_of: Outcome) -> Any:
+    async def handle(events: list[Event]) -> list[Exception | None]:
+        return [outcome_of(event) for event in events]
+
+    return handle
+
+
+@pytest.mark.parametrize(("function", "options"), [(one_by_one, {}), (together, {"batch": 5})])
 async def test_ordered_a_key_that_waits_long_does_not_hold_up_other_keys(
-    app: App, events: Events, options: dict[str, Any]
+    app: App, events: Events, function: Callable[[Outcome], Any], options: dict[str, Any]
 ) -> None:
     tries = Counter[int]()
     done: set[int] = set()
@@ -201,19 +219,13 @@ async def test_ordered_a_key_that_waits_long_does_not_hold_up_other_keys(
             others_are_done.set()
         return None
 
-    async def one(event: Event) -> None:
-        if outcome := outcome_of(event):
-            raise outcome
-
-    async def many(all_of_them: list[Event]) -> list[Exception | None]:
-        return [outcome_of(event) for event in all_of_them]
-
-    app.subscriber("s", "o", ordered=True, backoff=0, **options)(many if options else one)
+    app.subscriber("s", "o", ordered=True, backoff=0, **options)(function(outcome_of))
     await app.create_subscriptions()
     for n, key in enumerate("abb"):
         await app.publish("s", {"n": n}, key=key)
     async with subscribed(app, events, grace=0):
-        await asyncio.wait_for(others_are_done.wait(), 20)
+        async with asyncio.timeout(20):
+            await others_are_done.wait()
     assert tries == {0: 1, 1: 3, 2: 1}
 
 
