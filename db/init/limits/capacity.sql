@@ -50,7 +50,7 @@ declare
 begin
   loop
     v_lowest := (
-      select m.priority
+      select m.priority::bigint
       from messages.message as m
       where m.queue = drop_oldest.queue.name
         and m.state = 'waiting'
