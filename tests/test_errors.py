@@ -2,12 +2,16 @@
 
 import inspect
 import pickle
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pytest
 
 import notifyq
 from notifyq import MessageFailedError, errors
+from notifyq.durable.control import LockLostError
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 
@@ -42,6 +46,30 @@ def test_the_driver_raises_our_class_for_each_sqlstate() -> None:
         assert type(raised) is kind
         assert isinstance(raised, kind)
         assert raised.hint == "hint"
+
+
+def _raised() -> Iterator[BaseException]:
+    """One of each exception that notifyq raises, or that handlers raise for it."""
+    kind: Any
+    for kind in CLASSES:
+        if issubclass(kind, errors.DeadMessageError):
+            yield kind(message_id=7, queue="q", attempts=1, details="gone")
+        elif issubclass(kind, errors.DatabaseError):
+            yield asyncpg.PostgresError.new({"C": kind.sqlstate, "M": "text", "H": "hint"})
+        else:
+            yield kind("text")
+    yield notifyq.Reject("text")
+    yield notifyq.Retry("text", after=3)
+    yield notifyq.Snooze(3)
+    yield notifyq.Snooze(timedelta(seconds=3))
+    yield LockLostError("text")
+
+
+@pytest.mark.parametrize("error", list(_raised()), ids=lambda it: type(it).__name__)
+def test_an_error_can_be_pickled(error: BaseException) -> None:
+    copied = pickle.loads(pickle.dumps(error))
+    assert type(copied) is type(error)
+    assert (str(copied), vars(copied)) == (str(error), vars(error))
 
 
 def test_the_text_of_a_dead_message_is_one_bounded_line() -> None:

@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ from notifyq import (
     MessageFailedError,
     MessageRejectedError,
 )
+from notifyq.execution.call import HandlerCall
+from notifyq.execution.processes import Processes
+from notifyq.execution.runtime import Runtime
+from notifyq.models.outcome import Rejected
 from notifyq.telemetry import HandlerStuck, MessageFinished
 from notifyq.testing import Sandbox
 from support.database import Connection, until
-from support.rows import register
+from support.rows import message, register
 from support.running import Events, working
 
 
@@ -137,6 +142,23 @@ async def test_drain_runs_it_too(app: App, database: str) -> None:
         handle = await square.publish(7)
         await sandbox.drain("squares")
         assert (await handle.result())[0] == 49
+
+
+async def test_middleware_does_not_see_an_invalid_payload() -> None:
+    seen: list[Message] = []
+
+    async def watch(message: Message, call: Callable[[], Awaitable[Any]]) -> Any:
+        seen.append(message)
+        return await call()
+
+    invalid = message('"x"', queue="squares")
+    runtime = Runtime(processes=Processes())
+    try:
+        call = HandlerCall(replace(square, middleware=(watch,)), invalid)
+        assert isinstance(await call.outcome(runtime), Rejected)
+    finally:
+        await runtime.close()
+    assert seen == []
 
 
 def test_only_what_a_process_can_import_runs_in_one() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
@@ -110,7 +110,7 @@ def receiving() -> Iterator[Receiver]:
             thread.join()
 
 
-def call(url: str, body: bytes = b"", method: str = "POST") -> tuple[int, str]:
+def call(url: str, body: bytes | Iterable[bytes] = b"", method: str = "POST") -> tuple[int, str]:
     """Send a request; return the status and the text of the answer."""
     parts = urlsplit(url)
     connection = HTTPConnection(str(parts.hostname), parts.port, timeout=30)

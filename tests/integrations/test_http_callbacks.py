@@ -222,6 +222,8 @@ async def test_what_is_no_callback_is_refused(
             assert refused == (404, "there is no such callback")
         assert (await reporter(request, SUCCESS, method="GET"))[0] == 404
         assert (await reporter(request, b" " * 65_537))[0] == 413
+        chunks = asyncio.to_thread(call, reporter.server.url + path, iter([b"{", b"}"]))
+        assert await chunks == (411, "send a Content-Length")
         bad: list[Any] = [b"", b"{", b'{"status": NaN}', [], {}, {"status": []}, {"status": "done"}]
         for report in (*bad, SUCCESS | {"details": 7}, SUCCESS | {"result": "\0"}):
             assert (await reporter(request, report))[0] == 400

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from notifyq import App, ConfigurationError
+from notifyq import App, ConfigurationError, emit
 from notifyq.contrib import starlette
 from notifyq.models.payload import Json
 from notifyq.operations.dashboard.serve import bind
@@ -160,6 +160,32 @@ async def test_a_browser_gets_the_events_of_a_stream_and_continues(
         assert (data["id"], data["message"]) == (second, [float("inf")])
     async with reading(client, "/news", start) as reader:
         assert [(await reader.next())[1]["id"] for _ in range(2)] == [first, second]
+
+
+async def test_numbers_that_browsers_cannot_read_are_null(app: App, events: Events) -> None:
+    @app.handler("big")
+    async def handle() -> None:
+        await emit(Json(f"[{'9' * 400}.5]"))
+
+    async def output(request: Request) -> Response:
+        return await starlette.output_events(request, 1)
+
+    web = Starlette(routes=[Route("/output", output)], lifespan=starlette.lifespan(app))
+    await app.create_queues()
+    assert await app.publish("big", None) == 1
+    async with serving(web) as client, working(app, events), reading(client, "/output") as reader:
+        assert await reader.next() == ("message", [None])
+
+
+async def test_a_head_request_reads_no_events() -> None:
+    async def endless() -> AsyncGenerator[str, None]:
+        await asyncio.Event().wait()
+        yield ""
+
+    transport = httpx.ASGITransport(starlette.EventStream(endless()))
+    async with asyncio.timeout(20), httpx.AsyncClient(transport=transport) as client:
+        answer = await client.head("http://localhost/")
+    assert answer.headers["content-type"].startswith("text/event-stream")
 
 
 async def test_events_can_be_filtered(app: App) -> None:

@@ -180,6 +180,15 @@ async def test_with_once_a_relay_waits_for_a_full_target(
     assert errors(caplog, "it is tried again each second") == 1
 
 
+async def test_once_a_queue_that_is_refused_is_left_out(
+    database: str, far: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = relay(database, far, routes={"absent": "default"}, once=True)
+    with pytest.raises(QueueNotFoundError):
+        await made.run()
+    assert errors(caplog, "it is left out") == 1
+
+
 @pytest.mark.parametrize("state", ["42501", "57014", "XX000"])
 @pytest.mark.parametrize("function", BESIDES)
 async def test_a_refusal_beside_the_messages_harms_none(

@@ -231,6 +231,25 @@ async def test_a_claim_that_fails_after_its_wait_was_cancelled_is_in_doubt(
         assert message.id == id_
 
 
+async def test_a_search_for_orphans_releases_nothing_that_another_wait_claims(
+    app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [id_] = await publish(connection, 1)
+    async with app.inbox() as inbox:
+        found: list[Message | None] = []
+        search = inbox._claims.release_orphans
+
+        async def search_late(known: Any) -> int:
+            monkeypatch.undo()
+            found.append(await inbox.wait(["default"], timeout=1))
+            return await search(known)
+
+        monkeypatch.setattr(inbox._claims, "release_orphans", search_late)
+        inbox._in_doubt = True
+        found.append(await inbox.wait(["default"], timeout=20))
+        assert [message and message.id for message in found] == [None, id_]
+
+
 async def test_the_session_is_closed_although_the_releases_fail(
     app: App, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

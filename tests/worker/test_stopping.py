@@ -13,6 +13,7 @@ import pytest
 
 from cli.programs import Running
 from notifyq import App, Message, Worker
+from notifyq.execution.runtime import Runtime
 from notifyq.telemetry import (
     HandlerStuck,
     MessageFinished,
@@ -20,7 +21,8 @@ from notifyq.telemetry import (
     WorkerStopped,
     WorkerStopping,
 )
-from notifyq.worker.fetch import Claims
+from notifyq.worker.fetch import Claims, Fetcher
+from notifyq.worker.streams.consumer import StreamConsumer
 from support.database import Connection, expire, publish, rows, value
 from support.running import Events, statuses, working
 
@@ -88,6 +90,28 @@ async def test_after_the_grace_or_a_second_stop_handlers_are_cancelled_and_messa
         assert stops == 2 or time.monotonic() - began >= grace
     assert await live_states(connection) == [("waiting", 0, None)] * 3
     assert events.of(WorkerStopped)[0].released == 3
+
+
+async def test_one_part_that_fails_to_close_leaves_no_other_open(
+    app: App, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    for part in (Runtime, StreamConsumer, Claims, Fetcher):
+
+        async def close(_: object, name: str = part.__name__) -> None:
+            closed.append(name)
+            raise RuntimeError(f"{name} does not close")
+
+        monkeypatch.setattr(part, "close", close)
+    app.handler("q")(print)
+    app.subscriber("s", "x")(print)
+    await app.create_queues()
+    await app.create_subscriptions()
+    with pytest.raises(RuntimeError, match="Runtime does not close"):
+        async with working(app, events):
+            pass
+    assert closed == ["Runtime", "StreamConsumer", "Claims", "Fetcher"]
+    assert events.of(WorkerStopped)
 
 
 async def test_messages_of_a_claim_that_a_stop_overtakes_go_back_unhandled(

@@ -201,6 +201,14 @@ declare
   v_again bigint[];
   v_events bigint[];
 begin
+  perform notifyq.raise_invalid(
+    format('stream %L has refused message %s: no subscriber can get it again', d.queue, d.id),
+    'publish it again with `notifyq publish` or messages.publish(), in a form that the stream takes'
+  )
+  from messages.message_archive as d
+  where d.id = any (dead_retry.ids)
+    and d.subscriber is null
+    and exists (select from messages.stream as s where s.name = d.queue offset 0);
   -- The transaction gets its number before its message ids, see queue/find.sql.
   perform pg_current_xact_id();
   with dead as materialized (
@@ -267,7 +275,8 @@ comment on function messages.dead_retry is
   'left out. Messages that wait for one of them wait for the new message; one that ran after '
   'others waits for those that are published again with it. A dead event is delivered again under '
   'its own id, to its subscriber alone. Raises NQ001 where a queue is gone, NQ020 or NQ021 where '
-  'a stream or subscription is, and the errors of publish(), and publishes nothing then.';
+  'a stream or subscription is, NQ003 for a message that a stream has refused, and the errors of '
+  'publish(), and publishes nothing then.';
 
 create or replace function messages.dead_retry_from(id bigint, step text default null)
   returns bigint language plpgsql security definer

@@ -115,6 +115,8 @@ begin
       return 0::bigint;
     end if;
   else
+    -- First: it waits for an end that is under way.
+    perform notifyq.mark_durable(array[signal.id]);
     select m.queue, m.tableoid = 'messages.message'::regclass into v_queue, v_is_logged
     from messages.message as m
     where m.id = signal.id;
@@ -138,7 +140,6 @@ begin
     values (
       signal.name, signal.id, signal.payload, clock_timestamp() + interval '1 day'
     );
-    perform notifyq.mark_durable(array[signal.id]);
   end if;
   return notifyq.wake_waits(signal.name, signal.id);
 end;

@@ -37,33 +37,40 @@ as $$
     );
 $$;
 
--- Archive the oldest waiting message of the lowest priority, else the scheduled one due next.
+-- Archive the oldest waiting message of the lowest priority, else the scheduled one due next. Those
+-- that others have locked are passed over.
 create or replace function notifyq.drop_oldest(queue messages.queue)
   returns boolean language plpgsql
   set enable_seqscan = off set enable_bitmapscan = off set jit = off
   set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_lowest integer;
+  v_lowest bigint := -2147483649;
   v_message messages.message;
 begin
-  select m.priority into v_lowest
-  from messages.message as m
-  where m.queue = drop_oldest.queue.name
-    and m.state = 'waiting'
-    and not notifyq.has_steps(m)
-  order by m.priority, m.id desc
-  limit 1;
-  select m.* into v_message
-  from messages.message as m
-  where m.queue = drop_oldest.queue.name
-    and m.state = 'waiting'
-    and not notifyq.has_steps(m)
-    and m.priority = v_lowest
-  order by m.id
-  limit 1
-  for update skip locked;
-  if not found then
+  loop
+    v_lowest := (
+      select m.priority::bigint
+      from messages.message as m
+      where m.queue = drop_oldest.queue.name
+        and m.state = 'waiting'
+        and not notifyq.has_steps(m)
+        and m.priority > v_lowest
+      order by m.priority, m.id desc
+      limit 1
+    );
+    select m.* into v_message
+    from messages.message as m
+    where m.queue = drop_oldest.queue.name
+      and m.state = 'waiting'
+      and not notifyq.has_steps(m)
+      and m.priority = v_lowest
+    order by m.id
+    limit 1
+    for update skip locked;
+    exit when found or v_lowest is null;
+  end loop;
+  if v_lowest is null then
     select m.* into v_message
     from messages.message as m
     where m.queue = drop_oldest.queue.name

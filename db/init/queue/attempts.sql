@@ -79,6 +79,12 @@ begin
       message = format('the log of a call has %s bytes, and 65536 are kept', v_most),
       hint = 'leave records out before';
   end if;
+  -- A statement is sent again where its answer was lost: while the first one runs it waits here.
+  perform from messages.message as m
+  where m.id = any (keep_logs.ids)
+    and m.queue <> all (v_barred)
+  order by m.id
+  for no key update;
   insert into notifyq.attempt_log (message_id, lock_token, attempt, queue, lines)
   select u.id, u.lock_token, u.attempt, m.queue,
     array(
@@ -110,7 +116,7 @@ begin
       or json_array_length(u.log) = 1
       and notifyq.is_envelope(notifyq.envelope_of(u.log -> 0 ->> 'text'), m.queue, 'log')
     )
-    -- A statement is sent again where its answer was lost. With an offset each lock is looked up.
+    -- With an offset each lock is looked up.
     and not exists (
       select from notifyq.attempt_log as o
       where o.message_id = u.id and o.lock_token = u.lock_token

@@ -79,7 +79,8 @@ class Callbacks:
         queue = self._queue_of(found) if found and environ["REQUEST_METHOD"] == "POST" else None
         if found is None or queue is None:
             return "404 Not Found", "there is no such callback"
-        length = environ.get("CONTENT_LENGTH") or "0"
+        if not (length := environ.get("CONTENT_LENGTH")):  # the body is sent in chunks
+            return "411 Length Required", "send a Content-Length"
         if not length.isdecimal() or int(length) > MOST_BYTES:
             return "413 Content Too Large", f"more than {MOST_BYTES} bytes"
         try:

@@ -6,7 +6,6 @@ Events are sent as Server-Sent Events, which `EventSource` of a browser reads.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
@@ -24,7 +23,7 @@ from notifyq.errors import (
 )
 from notifyq.models.event import Event
 from notifyq.models.message import ArchivedMessage
-from notifyq.models.payload import json_line
+from notifyq.models.payload import json_line, json_text
 from notifyq.queues.results import Handle
 from notifyq.streams.tail import Tail
 from notifyq.telemetry import log_events
@@ -116,6 +115,12 @@ class EventStream(StreamingResponse):
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._events, headers=headers)
 
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Respond; a HEAD request gets no events and keeps nothing open."""
+        if scope["method"] == "HEAD":
+            await self._events.aclose()
+        await super().__call__(scope, receive, send)
+
     async def stream_response(self, send: Any) -> None:
         """Send the events; close what they come from when the browser is gone."""
         async with aclosing(self._events):
@@ -124,10 +129,10 @@ class EventStream(StreamingResponse):
 
 async def _output(app: App, message_id: int, after: int) -> AsyncGenerator[str, None]:
     async for chunk in Handle(message_id, app.results).output(after):
-        yield _event(json.dumps(chunk.value), id_=chunk.number)
+        yield _event(json_text(chunk.value), id_=chunk.number)
     ended = await app.archive.find(message_id)
     status = ended.status if isinstance(ended, ArchivedMessage) else None
-    yield _event(json.dumps({"status": status}), name="end")
+    yield _event(json_text({"status": status}), name="end")
 
 
 async def _stream(tail: Tail, only: Callable[[Event], bool] | None) -> AsyncGenerator[str, None]:

@@ -158,7 +158,8 @@ class RefusedQueues:
         """Leave a queue out until it is tried again, and log this once."""
         pause = self._pause if pause is None else pause
         self._queues[queue] = _Resting(error, time.monotonic() + pause)
-        self._refusals.refused(f"queue {queue!r}", error, "it is tried again each second")
+        meanwhile = "it is left out" if pause == math.inf else "it is tried again each second"
+        self._refusals.refused(f"queue {queue!r}", error, meanwhile)
 
     def works(self, queues: Iterable[str]) -> None:
         """Record that the server refuses none of these."""

@@ -113,11 +113,12 @@ class HandlerCall:
         """
         if is_sealed(self.message.message) and (ended := self.open(runtime.keys)) is not None:
             return ended
-        if self.handler.process is not None:
-            return await self._in_process(self.handler.process, runtime)
-        payload = self.payload()
+        # A process checks it itself, but middleware must not see one that is not valid.
+        payload = None if self.handler.process and not self.handler.middleware else self.payload()
         if isinstance(payload, Rejected | Failed):
             return payload
+        if self.handler.process is not None:
+            return await self._in_process(self.handler.process, runtime)
         if runtime.capture is not None:
             self.records = runtime.capture.begin()
         return (await self.handle({self: payload}, runtime, transaction))[self]

@@ -41,12 +41,15 @@ class Snooze(Exception):  # noqa: N818  a signal, not an error
     """
 
     def __init__(self, after: timedelta | float) -> None:
-        super().__init__(f"for {after}")
+        super().__init__(after)  # pickle passes it to this method again
         self.after = positive(after)
         if self.after is None:
             raise ConfigurationError(
                 f"Snooze takes a duration, a timedelta or seconds, not {after!r}"
             )
+
+    def __str__(self) -> str:
+        return f"for {self.args[0]}"
 
 
 # The attempt history shows their public names.

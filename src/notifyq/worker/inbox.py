@@ -83,6 +83,8 @@ class MessageInbox:
         self._held: dict[int, Message] = {}
         self._in_doubt = False
         """Whether a claim without an answer may have locked a message."""
+        self._polling = asyncio.Lock()
+        """One wait polls at a time: it may release what another one has just claimed."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -180,6 +182,24 @@ class MessageInbox:
         lock_duration: timedelta | None,
         end: float,
     ) -> Message | None:
+        left = _left(end)
+        try:
+            async with asyncio.timeout(None if left is None else max(left, _POLL)):
+                await self._polling.acquire()
+        except TimeoutError:
+            return None
+        try:
+            return await self._claim(queues, filters, lock_duration, end)
+        finally:
+            self._polling.release()
+
+    async def _claim(
+        self,
+        queues: list[str],
+        filters: Sequence[str | None] | None,
+        lock_duration: timedelta | None,
+        end: float,
+    ) -> Message | None:
         if self._in_doubt and not await self._release_orphans(end):
             return None
         claim = asyncio.create_task(
@@ -219,9 +239,8 @@ class MessageInbox:
     async def _release_orphans(self, end: float) -> bool:
         """Release messages of claims without an answer; false where that takes too long."""
         # The call is retried for minutes: a shorter wait of the caller must end in time.
-        left = None if end == float("inf") else max(0.0, end - time.monotonic())
         with suppress(TimeoutError):
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(_left(end)):
                 await self._claims.release_orphans(list(self._held))
                 self._in_doubt = False
         return not self._in_doubt
@@ -240,3 +259,7 @@ def _names(queues: Sequence[str], filters: Sequence[str | None] | None) -> list[
 def _end(timeout: timedelta | float | None) -> float:
     left = wait_limit("timeout", timeout)
     return float("inf") if left is None else time.monotonic() + left
+
+
+def _left(end: float) -> float | None:
+    return None if end == float("inf") else max(0.0, end - time.monotonic())

@@ -12,13 +12,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import asyncpg
-
 from notifyq.config import WorkerSettings
 from notifyq.database import statements as sql
 from notifyq.database.pool import Database
 from notifyq.database.retry import Patience
-from notifyq.errors import ConfigurationError, NotifyqError
+from notifyq.errors import ConfigurationError
 from notifyq.execution.capture import Capture, capturing
 from notifyq.execution.processes import Processes
 from notifyq.execution.runtime import Runtime, Threads, Transactions
@@ -325,20 +323,23 @@ class Worker:
         await asyncio.gather(self._poller.close(), self._runner.drain(grace), *drains)
 
     async def _end(self, services: list[asyncio.Task[None]]) -> None:
-        await self._runner.abandon()
+        await self._close(self._runner.abandon())
         for service in services:
             service.cancel()
         await asyncio.wait(services)
-        for consumer in self._consumers:
-            await consumer.close()
-        await self._claims.close()
-        try:
-            await self._fetcher.close()
-        except (NotifyqError, asyncpg.PostgresError) as error:
-            self._fail(error)
+        consumers = [consumer.close for consumer in self._consumers]
+        for close in (*consumers, self._claims.close, self._fetcher.close):
+            await self._close(close())
         released = self.counts["released"]
         handled = self.counts.total() - released
         self._telemetry(WorkerStopped(worker=self.name, handled=handled, released=released))
+
+    async def _close(self, closing: Awaitable[None]) -> None:
+        """Wait until one part is closed; its error leaves no other part open."""
+        try:
+            await closing
+        except Exception as error:  # noqa: BLE001  run() raises it
+            self._fail(error)
 
     def _count_events(self, event: TelemetryEvent) -> None:
         if isinstance(event, BatchFinished) and (handled := event.events + event.failed):

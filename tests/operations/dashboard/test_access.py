@@ -286,6 +286,13 @@ async def test_live_values_end_when_the_surrounding_application_refuses_the_user
                 pass
 
 
+async def test_a_head_request_listens_to_no_live_values(open_dashboard: Open) -> None:
+    browser = await open_dashboard()
+    async with asyncio.timeout(10):
+        answer = await browser.client.head("/live")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+
+
 @asynccontextmanager
 async def stream(app: Any, path: str, headers: dict[str, str]) -> AsyncIterator[asyncio.Queue[Any]]:
     """The pieces of a long response, and None at its end."""

@@ -12,6 +12,17 @@ from support.database import Connect, Connection, Notices, one_row, until_blocke
 RETRY = "select array_agg(r) from messages.dead_retry(variadic $1::bigint[]) as r"
 
 
+async def test_a_message_that_a_stream_has_refused_cannot_be_retried(
+    connection: Connection,
+) -> None:
+    await connection.execute("select messages.create_stream('news')")
+    id_ = await connection.fetchval(
+        "select notifyq.receive_dead('s', '1', 'news', '1', null, '{}', null, 'too large')"
+    )
+    with pytest.raises(InvalidArgumentError, match=f"stream 'news' has refused message {id_}:"):
+        await connection.fetchval(RETRY, [id_])
+
+
 async def kill(connection: Connection, count: int = 1, queue: str = "default") -> list[int]:
     """Publish messages and let them fail; return their ids."""
     published = await connection.fetch(

@@ -238,6 +238,21 @@ async def test_an_end_beside_the_wait_for_it_is_not_missed(
     assert (await end_of(connection, resumed, child[0]))[0]["status"] == "success"
 
 
+async def test_a_signal_beside_the_end_of_its_message_is_refused(
+    connection: Connection, connect: Connect
+) -> None:
+    sender, observer = await connect(), await connect()
+    held = await lock(connection)
+    async with connection.transaction():
+        await connection.execute("select messages.finish($1, $2)", *held)
+        sending = asyncio.ensure_future(
+            sender.fetchval("select messages.signal('go', 'null', $1)", held[0])
+        )
+        await until_blocked(observer, sender)
+    with pytest.raises(MessageNotFoundError, match="no live message"):
+        await sending
+
+
 async def waiting_parent(connection: Connection, queue: str = "child") -> tuple[int, list[Lock]]:
     """A parent that is parked until its two children have ended, which are locked."""
     await connection.execute("select messages.create_queue($1)", queue)

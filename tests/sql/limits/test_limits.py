@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from support.database import (
+    Connect,
     Connection,
     Notifications,
     archived,
@@ -525,6 +526,24 @@ async def test_the_oldest_make_room_for_new_ones(connection: Connection) -> None
     await value(connection, "alter_queue", name="q", capacity=2)
     await put(connection, None)
     assert len(await waiting(connection)) == 2
+
+
+async def test_what_others_hold_is_passed_over_level_by_level(
+    connection: Connection, connect: Connect
+) -> None:
+    await limited(connection, capacity=4, overflow="drop_oldest")
+    (scheduled,) = await put(connection, None, delay=HOUR)
+    low = await put(connection, None, priority=-2) + await put(connection, None, priority=-1)
+    oldest, newest = await put(connection, None, None)
+    other = await connect()
+    async with other.transaction():
+        await other.execute(
+            "select from messages.message where id = any ($1) order by id for update", low
+        )
+        (new,) = await put(connection, None)
+    assert set(await waiting(connection)) == {*low, newest, new}
+    assert await archived(connection, scheduled) == []
+    assert len(await archived(connection, oldest)) == 1
 
 
 async def test_a_capacity_costs_other_queues_no_call(connection: Connection) -> None:

@@ -1,5 +1,6 @@
 """Logs: the records of each call, beside its end, kept and erased as its attempts are."""
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,7 +9,16 @@ import pytest
 
 from notifyq.errors import MessageLimitError
 from sql.archive.test_partitions import maintain
-from support.database import Connection, claim_one, lock_of, publish, rows, value
+from support.database import (
+    Connect,
+    Connection,
+    claim_one,
+    lock_of,
+    publish,
+    rows,
+    until_blocked,
+    value,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -29,6 +39,20 @@ async def keep(
 async def texts(connection: Connection, id_: int) -> list[tuple[int, int, str]]:
     found = await rows(connection, "logs", id=id_)
     return [(row["lock_token"], row["attempt"], row["text"]) for row in found]
+
+
+async def test_of_two_calls_for_a_lock_at_once_the_first_one_counts(
+    connection: Connection, connect: Connect
+) -> None:
+    again, observer = await connect(), await connect()
+    await publish(connection, 1)
+    lock = lock_of(await claim_one(connection))
+    async with connection.transaction():
+        assert await keep(connection, lock, line("first")) == 1
+        keeping = asyncio.ensure_future(keep(again, lock, line("second")))
+        await until_blocked(observer, again)
+    assert await keeping == 0
+    assert await texts(connection, lock["id"]) == [(lock["lock_token"], 1, "first")]
 
 
 async def test_records_are_kept_by_the_lock_of_their_call(connection: Connection) -> None:

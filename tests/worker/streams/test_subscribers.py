@@ -4,7 +4,8 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -178,6 +179,54 @@ async def test_ordered_an_event_that_fails_holds_up_its_key_only(app: App, event
     assert [it[1:] for it in order if it[0] == "a"] == [(0, 1), (0, 2), (0, 3), (1, 1)]
     assert [it[1:] for it in order if it[0] == "b"] == [(2, 1), (3, 1), (3, 2), (3, 3), (4, 1)]
     assert await app.archive.dead_count() == 1
+
+
+Outcome = Callable[[Event], Exception | None]
+
+
+def one_by_one(outcome_of: Outcome) -> Any:
+    async def handle(event: Event) -> None:
+        if outcome := outcome_of(event):
+            raise outcome
+
+    return handle
+
+
+def together(outcome_of: Outcome) -> Any:
+    async def handle(events: list[Event]) -> list[Exception | None]:
+        return [outcome_of(event) for event in events]
+
+    return handle
+
+
+@pytest.mark.parametrize(("function", "options"), [(one_by_one, {}), (together, {"batch": 5})])
+async def test_ordered_a_key_that_waits_long_does_not_hold_up_other_keys(
+    app: App, events: Events, function: Callable[[Outcome], Any], options: dict[str, Any]
+) -> None:
+    tries = Counter[int]()
+    done: set[int] = set()
+    others_are_done = asyncio.Event()
+
+    def outcome_of(event: Event) -> Exception | None:
+        n = event.payload()["n"]
+        tries[n] += 1
+        if n == 0:
+            return Retry("much later", after=3600)
+        if n == 1 and event.attempts < 3:
+            return ValueError()
+        done.add(n)
+        if done == {1, 2}:
+            others_are_done.set()
+        return None
+
+    app.subscriber("s", "o", ordered=True, backoff=0, **options)(function(outcome_of))
+    await app.create_subscriptions()
+    for n, key in enumerate("abb"):
+        await app.publish("s", {"n": n}, key=key)
+    async with subscribed(app, events, grace=0):
+        async with asyncio.timeout(20):
+            await others_are_done.wait()
+    assert tries == {0: 1, 1: 3, 2: 1}
 
 
 async def test_concurrency_and_a_timeout(app: App, events: Events) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -321,6 +322,6 @@ class StreamConsumer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1)
-        await self._members.close()
-        await self._runtime.close()
-        await self._connections.close()
+        async with AsyncExitStack() as stack:  # each closes, whatever another one raises
+            for part in (self._connections, self._runtime, self._members):
+                stack.push_async_callback(part.close)

@@ -149,12 +149,21 @@ class Delivery:
     async def _at_once(self, batch: Batch) -> _Result | None:
         result = _Result()
         todo = batch.events
+        resting: dict[str | None, float] = {}  # keys, and when their failed events are due
         while todo:
-            outcomes = await self._round(batch, todo, None)
+            outcomes = await self._round(batch, [it for it in todo if it.key not in resting], None)
             result.again.clear()
             self._apply(outcomes, result)
-            if result.is_released or not await self._pause(result.again):
+            now = time.monotonic()
+            for event, _ in outcomes:
+                if event.id in result.again:
+                    due = now + result.again[event.id][0].total_seconds()
+                    resting[event.key] = max(due, resting.get(event.key, 0))
+            first = min(resting.values(), default=now)
+            if result.is_released or not await self._pause(first - now):
                 return None
+            now = max(first, time.monotonic())
+            resting = {key: due for key, due in resting.items() if due > now}
             ended = {event.id for event, _ in outcomes} - result.again.keys()
             todo = [result.next(event) for event in todo if event.id not in ended]
         return result if await self._settle(batch, result) else None
@@ -178,7 +187,8 @@ class Delivery:
                 )
                 if not result.again:
                     return result if await self._settle(batch, result) else None
-            if result.is_released or not await self._pause(result.again):
+            longest = max((delay.total_seconds() for delay, _ in result.again.values()), default=0)
+            if result.is_released or not await self._pause(longest):
                 return None
             # All events again: the writes of those that succeeded are rolled back.
             todo = [result.next(event) for event in todo]
@@ -370,11 +380,10 @@ class Delivery:
             and event.attempts < self._subscriber.max_attempts
         )
 
-    async def _pause(self, again: _Again) -> bool:
+    async def _pause(self, seconds: float) -> bool:
         """Wait before the next call for events that failed. False: it was cancelled."""
-        if again:
-            delay = max(delay for delay, _ in again.values()).total_seconds()
-            await at_most(delay, self.cancelled.wait())
+        if seconds > 0:
+            await at_most(seconds, self.cancelled.wait())
         return not self.cancelled.is_set()
 
     async def _settle(self, batch: Batch, result: _Result) -> bool:

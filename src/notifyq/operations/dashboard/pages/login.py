@@ -82,6 +82,8 @@ async def theme(view: View) -> Response:
 @section.page("/live", "live")
 async def live(view: View) -> Response:
     """The live values as server-sent events."""
+    if view.request.method == "HEAD":
+        return Response(media_type="text/event-stream")
     if view.dashboard.live.listeners >= MOST_CLIENTS:
         return PlainTextResponse("too many pages are open\n", 503)
     return StreamingResponse(
