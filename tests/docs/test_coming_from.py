@@ -56,6 +56,8 @@ def test_a_page_has_the_four_sections(page: Path) -> None:
 
 # A waiting row of each system whose rows a page moves.
 WAITING = {
+    "awa": "insert into awa.jobs (id, kind, queue, args, state, priority, attempt, max_attempts, "
+    "run_at) values (1, 'mail', 'mail', '{}', 'available', 2, 0, 25, now())",
     "chancy": "insert into chancy_jobs (kwargs, func, priority, state, queue, scheduled_at, "
     "created_at, max_attempts, attempts) "
     "values ('{}', 'f', 0, 'pending', 'mail', now(), now(), 3, 0)",
@@ -82,6 +84,11 @@ USED_UP = {
 # What a row keeps: changes of a waiting row, and the dedup key, the key and the attempts left of
 # its message, or nothing if it stays.
 KEPT = {
+    "awa": [
+        ("state = 'scheduled'", (None, None, 25)),
+        ("id = 2, state = 'retryable', attempt = 4", (None, None, 21)),
+        ("state = 'waiting_external', attempt = 1", None),
+    ],
     "pg-boss": [
         ("singleton_key = 'a'", (None, None, 3)),
         ("singleton_key = 'a'", (None, None, 3)),
