@@ -83,7 +83,7 @@ USED_UP = {
 
 # What a row keeps: changes of a waiting row, and the dedup key, the key and the attempts left of
 # its message, or nothing if it stays.
-KEPT = {
+KEPT: dict[str, list[tuple[str, tuple[str | None, str | None, int] | None]]] = {
     "awa": [
         ("state = 'scheduled'", (None, None, 25)),
         ("id = 2, state = 'retryable', attempt = 4", (None, None, 21)),
