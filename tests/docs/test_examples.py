@@ -46,7 +46,8 @@ create table cron.job_run_details
 # The tables of other systems whose rows a page moves.
 THERE = {
     "awa": "create schema awa; create table awa.jobs (id bigint, kind text, queue text, "
-    "args jsonb, state text, priority smallint, attempt smallint, max_attempts smallint, run_at timestamptz)",
+    "args jsonb, state text, priority smallint, attempt smallint, max_attempts smallint, "
+    "run_at timestamptz)",
     "chancy": "create table chancy_jobs (kwargs json, func text, priority int, "
     "scheduled_at timestamptz, unique_key text, state text, queue text, created_at timestamptz, "
     "max_attempts int, attempts int, meta json default '{}')",
