@@ -45,8 +45,12 @@ create table cron.job_run_details
 
 # The tables of other systems whose rows a page moves.
 THERE = {
+    "awa": "create schema awa; create table awa.jobs (id bigint, kind text, queue text, "
+    "args jsonb, state text, priority smallint, attempt smallint, max_attempts smallint, "
+    "run_at timestamptz)",
     "chancy": "create table chancy_jobs (kwargs json, func text, priority int, "
-    "scheduled_at timestamptz, unique_key text, state text, queue text, created_at timestamptz)",
+    "scheduled_at timestamptz, unique_key text, state text, queue text, created_at timestamptz, "
+    "max_attempts int, attempts int, meta json default '{}')",
     "river": "create table river_job (id bigint, args jsonb, kind text, priority smallint, "
     "scheduled_at timestamptz, max_attempts int, attempt int, metadata jsonb, state text)",
     "oban": "create table oban_jobs (id bigint, args jsonb, worker text, priority int, "
@@ -55,10 +59,12 @@ THERE = {
     "create table graphile_worker._private_tasks (id int, identifier text); "
     "create table graphile_worker._private_jobs (id bigint, task_id int, payload json, "
     "priority smallint, run_at timestamptz, key text, max_attempts smallint, attempts smallint, "
-    "locked_at timestamptz)",
+    "locked_at timestamptz, job_queue_id int); "
+    "create table graphile_worker._private_job_queues (id int, queue_name text)",
     "pg-boss": "create schema pgboss; create table pgboss.job (name text, data jsonb, "
     "priority int, start_after timestamptz, singleton_key text, retry_limit int, "
-    "retry_count int, state text, created_on timestamptz)",
+    "retry_count int, state text, created_on timestamptz, started_on timestamptz, policy text, "
+    "group_id text, blocked boolean, blocking boolean)",
     "good-job": "create table good_jobs (serialized_params jsonb, job_class text, priority int, "
     "scheduled_at timestamp, created_at timestamp, finished_at timestamp, performed_at timestamp, "
     "queue_name text)",
