@@ -263,6 +263,14 @@ CASES = [
         {'notifyq_relay_messages_total{source="q",outcome="new"}': "0+1x30"},
     ),
     Case(
+        # The first batch of a source is refused: its counter begins above zero.
+        "NotifyqRelayRefused",
+        {'notifyq_relay_messages_total{source="q",outcome="refused"}': "_x3 3+0x30"},
+        "5m",
+        {"source": "q", "severity": "warning"},
+        {'notifyq_relay_messages_total{source="q",outcome="refused"}': "_x3 0+0x30"},
+    ),
+    Case(
         "NotifyqBrokerGone",
         {'notifyq_brokers{instance="b"}': "1+0x3 0+0x30"},
         "10m",

@@ -58,6 +58,9 @@ async def test_messages_are_counted(app: App, connection: Connection, events: Ev
         with start_server(metrics, port=0) as server:
             before = await asyncio.to_thread(scrape, server.url)
             assert before("notifyq_finished_total", queue="good", status="success") == 0
+            # An alert on the first increase needs a zero before it.
+            for name in ("claimed", "locks_lost", "handlers_stuck"):
+                assert before(f"notifyq_{name}_total", queue="good") == 0
             await good.publish(1)
             await bad.publish(1)
             await events.wait(MessageFinished, queue="bad")

@@ -209,7 +209,7 @@ async def check_owner(context: Context) -> Finding:
         return warn(
             f"the owner {owner} is a superuser",
             "let a role with fewer rights own the schema, because its functions have the rights of "
-            "the owner: see the page on operations, section Install",
+            "the owner: see the page Install",
         )
     if row["may_login"]:
         return warn(f"the owner {owner} can log in", "let a role without login own the schema")

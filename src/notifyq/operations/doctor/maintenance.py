@@ -111,7 +111,7 @@ def _ran(version: str, entry: monitor.CronEntry, entries: Container[str]) -> Fin
     if entry.last_status == "failed":
         return fail(
             f"the last run of pg_cron failed: {message}",
-            "see the page on operations, section pg_cron: how it connects, and as which user",
+            "see the page Install, section pg_cron: how it connects, and as which user",
         )
     age = timedelta(0)
     if entry.last_started_at is not None:

@@ -100,7 +100,8 @@ class WorkerMetrics(EventMetrics):
         for queue in worker.queues:  # rate() needs a first zero
             for status in ("success", "rejected", "failed", "lock_expired", "released"):
                 self._count("finished", self._queues[queue], status, by=0)
-            self._count("claimed", self._queues[queue], by=0)
+            for name in ("claimed", "locks_lost", "handlers_stuck"):
+                self._count(name, self._queues[queue], by=0)
 
     def _make_counters(self) -> None:
         by_cause = "Claims that returned messages, by what triggered them."
