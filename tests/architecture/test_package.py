@@ -41,7 +41,7 @@ def run(*command: str | Path, cwd: Path, code: int = 0, **variables: str) -> str
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a Python that has the build back end: this one, or one made for it."""
-    if importlib.util.find_spec("hatchling"):
+    if all(map(importlib.util.find_spec, ("hatchling", "hatch_fancy_pypi_readme"))):
         return Path(sys.executable)
     folder = tmp_path_factory.mktemp("builder")
     venv.create(folder, with_pip=True)
@@ -78,6 +78,17 @@ def test_the_wheel_has_the_sql_files_and_only_the_package(built: Path) -> None:
     assert all(name.startswith(("notifyq/", "pyspark_notifyq.py", info)) for name in wheel)
     assert f"{info}licenses/LICENSE" in wheel
     assert not [name for name in wheel if "__pycache__" in name or "bench/" in name]
+
+
+@pytest.mark.timeout(120)
+def test_an_index_shows_no_link_into_the_repository(built: Path) -> None:
+    with zipfile.ZipFile(only(built, "*.whl")) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        shown = archive.read(name).decode()
+    assert "\nDescription-Content-Type: text/markdown\n" in shown
+    assert "\nnotifyq worker billing:app " in shown
+    assert "The tutorial builds an application" in shown
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", shown) == []
 
 
 @pytest.mark.timeout(120)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NotifyqSource(DataSource):
-    """Reads and writes messages and events. docs/integrations/spark-source.md lists its options."""
+    """Reads and writes messages and events. docs/reference/options.md lists its options."""
 
     @classmethod
     def name(cls) -> str:
