@@ -20,6 +20,7 @@ from notifyq.spark.analysis import rollup as module
 from notifyq.spark.analysis.counts import count, merge
 from notifyq.spark.analysis.fingerprints import fingerprint
 from notifyq.spark.analysis.rollup import ROLLUP, rollup
+from notifyq.spark.connection import connect
 from notifyq.spark.engine import LocalEngine, SparkEngine
 from notifyq.spark.lake import storage
 from notifyq.spark.lake.lake import Lake
@@ -154,6 +155,23 @@ async def test_a_roll_up_that_comes_after_the_files_were_deleted_is_an_error(
     assert await counted(filled) == before
     assert rollup(database, tmp_path / "lake", rebuild=True).messages == 6000
     assert await agrees(filled)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.usefixtures("filled")
+def test_a_rebuild_leaves_no_counts_of_days_without_messages(
+    database: str, tmp_path: Path, kept: int
+) -> None:
+    grow(database, tmp_path / "lake")
+    rollup(database, tmp_path / "lake")
+    lake = Lake(database, tmp_path / "lake")
+    days = sorted({file.day for file in lake.files() if file.day})
+    assert len(days) > 1
+    gone = [file.id for file in lake.files() if file.day not in days[:kept]]
+    with connect(database, name="test") as connection:
+        lake.commit(connection, [], removed=gone)
+    rollup(database, tmp_path / "lake", rebuild=True)
+    assert [file.day for file in lake.files(ROLLUP)] == days[:kept]
 
 
 async def test_the_lake_has_the_same_counts(

@@ -239,6 +239,7 @@ def _commit(
         if row is None or not row[0]:
             return None
         if found is None:
+            _publish(session, lake, [], after)
             return 0
         rows = rollup_table(found)
         for chunk in _chunks(rows):
@@ -248,7 +249,7 @@ def _commit(
             session.execute(statements.ADD_ROLLUP, (lake.id, "[]", chunk, "[]"))
         for chunk in _chunks(found.workers.sort_by(_order("bucket_at", "queue")), 10 * _CHUNK):
             session.execute(statements.ADD_ROLLUP, (lake.id, "[]", "[]", chunk))
-        _publish(session, lake, found.days)
+        _publish(session, lake, found.days, after)
         return len(rows)
 
 
@@ -261,8 +262,11 @@ def _chunks(table: Any, size: int = _CHUNK) -> Iterator[str]:
         yield json.dumps(records(table.slice(start, size)), separators=(",", ":"))
 
 
-def _publish(session: Session, lake: Lake, days: Sequence[date]) -> None:
-    """Write the changed days to the lake; their new files replace the old ones."""
+def _publish(session: Session, lake: Lake, days: Sequence[date], after: int) -> None:
+    """Write the changed days to the lake; their new files replace the old ones.
+
+    Where nothing was counted before, as with `rebuild`, the files of other days are old, too.
+    """
     files: list[WrittenFile] = []
     for day in days:
         with session.cursor(row_factory=dict_row) as cursor:
@@ -278,5 +282,6 @@ def _publish(session: Session, lake: Lake, days: Sequence[date]) -> None:
             raise
     with session.cursor(row_factory=class_row(LakeFile)) as cursor:
         old = cursor.execute(statements.LAKE_FILES, (lake.id, ROLLUP)).fetchall()
-    replaced = [it.id for it in old if it.day in set(days)]
-    lake.commit(session, files, dataset=ROLLUP, removed=replaced)
+    replaced = [it.id for it in old if not after or it.day in set(days)]
+    if files or replaced:
+        lake.commit(session, files, dataset=ROLLUP, removed=replaced)
