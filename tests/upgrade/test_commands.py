@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -13,13 +15,14 @@ from typing import TypeVar
 
 import pytest
 import typer
+import yaml
 
 from notifyq import schema as migrate
 from notifyq.cli import schema
 from notifyq.database.statements import SCHEMA_VERSION
 from notifyq.errors import SchemaMissingError
 from notifyq.server import debian_binaries
-from support.database import Connection, catalog_lines, session
+from support.database import ROOT, Connection, catalog_lines, session
 from upgrade.second import NEXT
 
 T = TypeVar("T")
@@ -164,3 +167,30 @@ def test_a_script_is_not_json() -> None:
     ):
         with pytest.raises(typer.BadParameter):
             command(sql=True)
+
+
+def test_the_files_for_kubernetes_install_and_upgrade(
+    empty_database: str, filled: str, second: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "notifyq"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "from pathlib import Path\n"
+        "from notifyq.cli.main import main\n"
+        "from notifyq.schema import files\n"
+        f"files.sql_root = lambda: Path({str(second)!r})\n"
+        "main()\n"
+    )
+    program.chmod(0o755)
+    migration = yaml.safe_load((ROOT / "deploy/kubernetes/migrate.yaml").read_text())
+    spec = migration["spec"]["template"]["spec"]
+    for dsn in (empty_database, filled):
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            command = [*container.get("command", ["notifyq"]), *container.get("args", ())]
+            path = f"{tmp_path}:{os.environ['PATH']}"
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True,
+                env={**os.environ, "PATH": path, "NOTIFYQ_DSN": dsn},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        assert within(dsn, lambda it: it.fetchval("select messages.version()")) == NEXT
