@@ -119,9 +119,10 @@ begin
   ), unserved as materialized (
     select notifyq.unserved_queues(v_queues, array(select l.name from locks as l)) as names
   ), dead as materialized (
-    select d.name, count(*) as dead
+    select d.name, count(*) as dead,
+      count(*) filter (where d.archived_at > v_now - interval '10 minutes') as recently
     from (
-      select a.queue as name, a.id
+      select a.queue as name, a.id, a.archived_at
       from messages.message_archive as a
       where notifyq.is_dead(a.status, a.cancelled_by)
         and a.archived_at > v_now - interval '1 day'
@@ -185,7 +186,7 @@ begin
     coalesce(l.locked, 0), coalesce(l.expired, 0), coalesce(d.dead, 0),
     c.waiting < v_most and c.scheduled < v_most,
     notifyq.waits_since(q.name), l.oldest_at, c.next_at,
-    q.name = any (u.names), c.parked
+    q.name = any (u.names), c.parked, coalesce(d.recently, 0)
   from counted as c
   join messages.queue as q on q.name = c.name
   cross join unserved as u
@@ -198,8 +199,8 @@ end;
 $$;
 comment on function messages.backlog is
   'For each queue: how many messages wait, are scheduled, are locked, and are locked past the end '
-  'of their lock (expired); how many failed permanently within a day and were not redriven (among '
-  'the latest 2000 of all queues); since when the oldest message waits and the oldest lock is '
+  'of their lock (expired); how many failed permanently within a day, or 10 minutes (dead_recently), '
+  'and were not retried, among the latest 2000 of all queues; since when the oldest message waits and the oldest lock is '
   'expired, when the next scheduled message is due, and whether messages have waited for a minute '
   'and no worker serves the queue; how many are parked, which are not in scheduled. Cheap enough '
   'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; '

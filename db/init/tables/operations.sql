@@ -111,7 +111,8 @@ begin
       oldest_expired_at timestamptz,
       next_due_at timestamptz,
       is_unserved boolean,
-      parked bigint
+      parked bigint,
+      dead_recently bigint
     );
   end if;
   if to_regtype('messages.grant_report') is null then

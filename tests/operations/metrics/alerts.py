@@ -44,10 +44,10 @@ CASES = [
     ),
     Case(
         "NotifyqMessagesDead",
-        {'notifyq_queue_dead{queue="q"}': "7+0x10 9+0x5"},
+        {'notifyq_queue_dead_recently{queue="q"}': "0+0x10 2+0x5"},
         "12m",
         {"queue": "q", "severity": "warning"},
-        {'notifyq_queue_dead{queue="q"}': "7+0x30"},
+        {'notifyq_queue_dead_recently{queue="q"}': "0+0x30"},
     ),
     Case(
         "NotifyqAttemptsFail",

@@ -59,6 +59,7 @@ async def test_the_values_are_those_of_the_database(database: str, connection: C
     assert seen("notifyq_maintenance_failures_total", duty="fail") == 1
     assert seen("notifyq_maintenance_failing", duty="fail") == 1
     assert seen("notifyq_queue_dead", queue="q") == 1
+    assert seen("notifyq_queue_dead_recently", queue="q") == 1
     assert seen("notifyq_subscription_pending", stream="s", subscriber="u") == 1
     assert seen("notifyq_subscription_lag_seconds", stream="s", subscriber="u") > 0
     assert seen("notifyq_table_bytes", table="message") > 0

@@ -131,9 +131,13 @@ async def test_dead_messages_of_a_day_are_counted_until_they_are_redriven(
     await archive(connection, now - timedelta(hours=30), status="failed")
     await archive(connection, now)
     assert (await backlog(connection))["default"]["dead"] == 3
+    assert (await backlog(connection))["default"]["dead_recently"] == 0
+    await archive(connection, now, status="failed")
+    assert (await backlog(connection))["default"]["dead_recently"] == 1
     await connection.execute("select messages.redrive(quantity => 2)")
     # The latest are taken last, and the one of the day before counts no more.
-    assert (await backlog(connection))["default"]["dead"] == 2
+    found = (await backlog(connection))["default"]
+    assert (found["dead"], found["dead_recently"]) == (3, 1)
 
 
 async def test_a_number_beyond_the_limit_is_estimated_and_marked(connection: Connection) -> None:

@@ -82,6 +82,7 @@ _BY_QUEUE = {
     "paused": "1 if the queue is paused.",
     "expired": "Messages whose lock has expired.",
     "dead": "Messages that failed permanently within 24 hours and were not retried.",
+    "dead_recently": "Messages that failed permanently within 10 minutes and were not retried.",
     "oldest_waiting_seconds": "How long the next message has waited.",
     "oldest_expired_seconds": "How long the oldest expired lock has not been reaped.",
     "overdue_seconds": "How long the oldest due message has not been staged.",
@@ -111,7 +112,7 @@ def _of_queues(backlog: list[Backlog], names: Names) -> Iterator[_Family]:
         queue = names[row.queue]
         for state in ("waiting", "scheduled", "locked", "parked"):
             states[queue, state] += getattr(row, state)
-        for what in ("paused", "expired", "dead"):
+        for what in ("paused", "expired", "dead", "dead_recently"):
             values[what, queue] += getattr(row, what)
         for what, instant in (
             ("oldest_waiting_seconds", row.oldest_waiting_at),

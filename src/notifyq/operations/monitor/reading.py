@@ -42,6 +42,8 @@ class Backlog:
     """Messages have waited for a minute, and no worker serves the queue."""
     parked: int
     """Messages that wait in a step for a time, a signal or other messages; not in `scheduled`."""
+    dead_recently: int
+    """Messages that failed permanently within 10 minutes and were not retried."""
 
 
 @dataclass(frozen=True, slots=True)
