@@ -9,8 +9,10 @@ from typing import Any
 import asyncpg
 import procrastinate
 from pgmq.install import get_embedded_install_sql
+from pgqueuer.adapters.persistence.qb import QueryBuilderEnvironment
 from pgqueuer.adapters.persistence.queries import Queries
 from pgqueuer.db import AsyncpgDriver
+from pgqueuer.domain.settings import DBSettings
 
 from support.database import Connection, session
 
@@ -23,10 +25,11 @@ async def install_procrastinate(dsn: str) -> procrastinate.App:
     return app
 
 
-async def install_pgqueuer(dsn: str) -> None:
-    """Install its schema."""
+async def install_pgqueuer(dsn: str, **settings: Any) -> None:
+    """Install its schema, under other names as its settings say."""
+    environment = QueryBuilderEnvironment(DBSettings(**settings))
     async with session(dsn) as connection:
-        await Queries(AsyncpgDriver(connection)).install()
+        await Queries(AsyncpgDriver(connection), qbe=environment).install()
 
 
 async def enqueue(

@@ -60,6 +60,10 @@ async def live(connection: Connection) -> list[asyncpg.Record]:
     return await connection.fetch("select * from messages.message order by id")
 
 
+ENDED = "succeeded", "failed", "cancelled", "aborting", "aborted"
+"""The statuses of procrastinate beside `todo` and `doing`, in the order of its type."""
+
+
 async def defer(app: procrastinate.App, task: str, *, queue: str = "mail", **options: Any) -> None:
     args = options.pop("args", {})
     await app.configure_task(task, queue=queue, **options).defer_async(**args)
@@ -84,9 +88,13 @@ async def test_procrastinate_from_another_database(
         await defer(app, "sum", queue="math", args={"big": 10**40})
         await defer(app, "send", args={"n": 3})
     async with session(empty_database) as source:
-        await source.execute(
-            "update procrastinate_jobs set status = 'doing', attempts = 1 where id = 4"
-        )
+        await source.execute("""
+            update procrastinate_jobs set status = 'doing', attempts = 1 where id = 4;
+            insert into procrastinate_jobs (queue_name, task_name, status)
+            select 'mail', 'send', s
+            from unnest(enum_range(null::procrastinate_job_status)) as s
+            where s not in ('todo', 'doing')
+        """)
     assert (await imported("procrastinate", empty_database, database)).published == 3
 
     first, second, third = await live(connection)
@@ -106,8 +114,11 @@ async def test_procrastinate_from_another_database(
     assert third["queue"] == "math"
     assert third["message"] == {"big": 10**40}
     async with session(empty_database) as source:
-        left = await source.fetch("select status::text, args from procrastinate_jobs")
-        assert [(row["status"], row["args"]) for row in left] == [("doing", {"n": 3})]
+        left = await source.fetch("select status::text, args from procrastinate_jobs order by id")
+        assert [(row["status"], row["args"]) for row in left] == [
+            ("doing", {"n": 3}),
+            *((status, {}) for status in ENDED),
+        ]
     assert await imported("procrastinate", empty_database, database) == Summary()
 
 
@@ -123,9 +134,13 @@ async def test_pgqueuer_from_the_same_database(database: str, connection: Connec
         headers=[{"trace": "x"}, *[None] * 5],
     )
     await enqueue(database, "later", [b"1"], execute_after=timedelta(hours=1))
-    await connection.execute(
-        "insert into pgqueuer (priority, status, entrypoint) values (0, 'picked', 'fetch')"
-    )
+    # Of all statuses only `queued` waits; from 2.0 on a cancelled one holds its key for a while.
+    await connection.execute("""
+        insert into pgqueuer (priority, status, entrypoint, dedupe_key)
+        select 0, s, 'fetch', s::text
+        from unnest(enum_range(null::pgqueuer_status)) as s
+        where s <> 'queued'
+    """)
     async with Database(database) as own:
         reader = await connect(database)
         transfer = Transfer(reader, own, await SYSTEMS["pgqueuer"](reader, None))
@@ -154,7 +169,21 @@ async def test_pgqueuer_from_the_same_database(database: str, connection: Connec
     assert later["state"] == "scheduled"
     assert timedelta(minutes=50) < later["available_at"] - datetime.now(UTC) < timedelta(hours=1)
     left = await connection.fetch("select status::text from pgqueuer")
-    assert [row["status"] for row in left] == ["picked"]
+    assert {row["status"] for row in left} == {
+        "picked", "successful", "exception", "canceled", "deleted", "failed",
+    }  # fmt: skip
+
+
+async def test_pgqueuer_with_a_prefix_in_another_schema(
+    database: str, connection: Connection
+) -> None:
+    await install_pgqueuer(database, prefix="shop_", db_schema="jobs")
+    await connection.execute(
+        "insert into jobs.shop_pgqueuer (priority, status, entrypoint) values (0, 'queued', 'a')"
+    )
+    found = await imported("pgqueuer", database, database, table="jobs.shop_pgqueuer")
+    assert found.published == 1
+    assert not await connection.fetchval("select count(*) from jobs.shop_pgqueuer")
 
 
 async def test_pgmq_has_a_table_for_each_queue(database: str, connection: Connection) -> None:
