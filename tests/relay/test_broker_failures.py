@@ -32,9 +32,10 @@ from relay.arrivals import (
     read_stream,
 )
 from relay.relaying import command
-from support.brokers import Server, free_port, nats_server, rabbitmq_server
+from support.brokers import Server, nats_server, rabbitmq_server
 from support.database import Connection, until
 from support.dying import dying
+from support.ports import free_port
 from support.running import Events
 
 NUMBERS = 5000

@@ -8,7 +8,6 @@ import os
 import pwd
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 
 from notifyq.server import debian_binaries
 from support.database import ROOT
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -44,8 +44,7 @@ class Container:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self.port = taken.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
 

@@ -16,13 +16,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from support.ports import free_port
+
 _RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
 
 
 def program(path: str, package: str) -> str:

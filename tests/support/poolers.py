@@ -16,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from support.ports import free_port
+
 _PROGRAM = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
 
 
@@ -24,8 +26,7 @@ class Pooler:
 
     def __init__(self, folder: Path, dsn: str, **settings: str) -> None:
         server = urlsplit(dsn)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            self._port = taken.getsockname()[1]
+        self._port = free_port()
         self._name = server.path[1:]
         self._config = folder / "pgbouncer.ini"
         password = unquote(server.password or "")

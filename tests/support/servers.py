@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from notifyq.server import Server, debian_binaries, wheel_binaries
+from support.ports import free_port
 
 
 @functools.cache
@@ -39,13 +39,11 @@ def kept_server(binaries: Path | None = None, /, **settings: str) -> Iterator[Se
     binaries = binaries or next(filter(None, candidates), None)
     if binaries is None:
         pytest.skip("no PostgreSQL is installed")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="notifyq-test-") as folder:
         # Run by root, the server is another user's and must be able to enter.
         Path(folder).chmod(0o711)
         subprocess.run(["cp", "-a", _initialised(binaries), folder], check=True)
-        kept = {"port": str(port), "fsync": "off", "synchronous_commit": "on"}
+        kept = {"port": str(free_port()), "fsync": "off", "synchronous_commit": "on"}
         server = Server(Path(folder) / "server", binaries=binaries, settings=kept | settings)
         try:
             yield server

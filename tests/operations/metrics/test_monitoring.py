@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from notifyq.operations.metrics import (
 from operations.metrics.alerts import CASES
 from operations.metrics.scrapes import Scrape, get, scrape
 from support.database import ROOT, until
+from support.ports import free_port
 from support.running import Events, working
 
 RULES = ROOT / "monitoring/rules.yml"
@@ -127,8 +127,7 @@ async def test_rules_and_panels_use_existing_metrics(database: str) -> None:
 @contextmanager
 def prometheus(folder: Path, *targets: str) -> Iterator[str]:
     """Run a Prometheus that scrapes these, with our rules; give its address."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = {
         "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
         "rule_files": [str(RULES)],

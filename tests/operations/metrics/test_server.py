@@ -17,6 +17,7 @@ from notifyq.operations.metrics import WorkerMetrics, server, start_server
 from notifyq.telemetry import MaintenanceFailing, WorkerStopping
 from operations.metrics.scrapes import get, scrape
 from support.database import Connection
+from support.ports import free_port
 from support.refusing import refusing
 from support.running import Events, working
 
@@ -132,12 +133,12 @@ def test_idle_clients_do_not_block_scrapes() -> None:
 
 
 def test_a_port_that_is_in_use_is_refused() -> None:
-    with start_server(WorkerMetrics(), port=0) as pages:
-        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{pages.port}: address alr"):
-            start_server(WorkerMetrics(), port=pages.port)
-        port = pages.port
-    with start_server(WorkerMetrics(), port=port):
-        pass
+    with (
+        start_server(WorkerMetrics(), port=0) as pages,
+        pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{pages.port}: address alr"),
+    ):
+        start_server(WorkerMetrics(), port=pages.port)
+    assert pages._server.socket.fileno() == -1  # another process may have the port by now
     with start_server(WorkerMetrics(), port=0, host="::1") as pages:
         assert get(f"{pages.url}/readyz") == (503, "starting\n")
 
@@ -166,8 +167,7 @@ async def test_the_command_serves_metrics_and_prints_the_address(
 
 async def test_each_process_has_its_own_port(database: str, tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(APP)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(2)
     env = {"NOTIFYQ_METRICS_PORT": str(port)}
     args = ("worker", "good:app", "--processes", "2")
     with Running(database, *args, cwd=tmp_path, env=env) as workers:
