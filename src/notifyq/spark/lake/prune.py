@@ -27,7 +27,7 @@ _HASHED = [*ARCHIVE_SCHEMA.names, "queue"]
 """The columns in the order of notifyq.archive_hashes()."""
 _SEPARATOR = "\x1f"
 _ROWS = 65_536
-_HELD = 500_000
+_HELD = 200_000
 """Rows of PostgreSQL that are held at once where they are compared one by one."""
 
 
