@@ -13,14 +13,18 @@ import tempfile
 import uuid
 from contextlib import closing
 from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from notifyq.spark.pipelines import Engine
 
 
-def measure(dsn: str, lake: str) -> tuple[int, float]:
+def measure(dsn: str, lake: str, engine: Engine | None = None) -> tuple[int, float]:
     """Return messages and seconds of an export into a new lake, which is then forgotten."""
     from notifyq.spark.connection import connect
     from notifyq.spark.pipelines import Lake, export
 
-    summary = export(dsn, lake)
+    summary = export(dsn, lake, engine=engine)
     with closing(connect(dsn)) as session:
         session.execute("select messages.forget_lake(%s)", (Lake(dsn, lake).id,))
     return summary.rows, summary.seconds

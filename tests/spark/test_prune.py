@@ -12,6 +12,7 @@ import pytest
 
 from notifyq.errors import LakeError
 from notifyq.spark.connection import connect
+from notifyq.spark.lake import prune as pruning
 from notifyq.spark.lake.export import export
 from notifyq.spark.lake.lake import Lake
 from notifyq.spark.lake.prune import prune, verify
@@ -105,9 +106,14 @@ def test_a_day_stays_until_every_lake_has_it(
     assert len(prune(database, folder).dropped) == 1
 
 
+@pytest.mark.parametrize("held", [7, 200_000])
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (
+            lambda table: table.slice(0, 60),
+            "does not have 40 messages of 2026-03-01 as they are in PostgreSQL, the first is",
+        ),
         (
             lambda table: table.slice(1),
             "does not have 1 messages of 2026-03-01 as they are in PostgreSQL",
@@ -119,8 +125,15 @@ def test_a_day_stays_until_every_lake_has_it(
     ],
 )
 def test_a_lake_that_lacks_a_row_or_has_one_twice_is_an_error(
-    database: str, session: Connection[Any], folder: Path, change: Any, reason: str
+    database: str,
+    session: Connection[Any],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    held: int,
+    change: Any,
+    reason: str,
 ) -> None:
+    monkeypatch.setattr("notifyq.spark.lake.prune._HELD", held)
     damage(database, folder, change)
     with pytest.raises(LakeError, match=reason):
         prune(database, folder)
@@ -150,6 +163,25 @@ def test_deleted_dead_messages_do_not_prevent_a_prune(
     assert deleted
     assert verify(database, folder) == 2
     assert [it.rows for it in prune(database, folder).dropped] == [199]
+
+
+def test_a_comparison_of_rows_holds_few_of_a_day(
+    database: str, session: Connection[Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.execute("select messages.dead_delete(7)")
+    # All rows between two that stay: the lake has more in that range than PostgreSQL.
+    session.execute("delete from messages.message_archive where id between 90 and 150")
+    lacking = pruning._lacking
+    held: list[int] = []
+
+    def counted(*given: Any) -> list[int]:
+        held.append(len(given[-1]))
+        return lacking(*given)
+
+    monkeypatch.setattr(pruning, "_HELD", 16)
+    monkeypatch.setattr(pruning, "_lacking", counted)
+    assert [it.rows for it in prune(database, folder).dropped] == [138]
+    assert (sum(held), max(held)) == (138, 16)
 
 
 def test_a_day_in_use_is_kept_and_blocks_no_finish(

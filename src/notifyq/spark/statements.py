@@ -236,7 +236,7 @@ ARCHIVE_PARTS: Final = """
 """
 
 ARCHIVE_DAYS: Final = "select notifyq.archive_days()"
-ARCHIVE_HASHES: Final = "select id, hash from notifyq.archive_hashes(%s)"
+ARCHIVE_HASHES: Final = "select id, hash from notifyq.archive_hashes(%s) order by id"
 PRUNE_OBSTACLE: Final = "select notifyq.prune_obstacle(%s, %s)"
 PRUNE_DAY: Final = "select notifyq.prune_day(%s, %s, %s, %s)"
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,8 @@ _HASHED = [*ARCHIVE_SCHEMA.names, "queue"]
 """The columns in the order of notifyq.archive_hashes()."""
 _SEPARATOR = "\x1f"
 _ROWS = 65_536
+_HELD = 200_000
+"""Rows of PostgreSQL that are held at once where they are compared one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +106,8 @@ def _prune_day(lake: Lake, session: Session, day: date, summary: PruneSummary) -
         why = _drop(session, lake, day, rows, checksum)
         if why is not None:
             # The lake still has dead messages that were deleted since: only the rows show that.
-            found = _compared(lake, session, day, files)
-            rows = len(found)
-            why = _drop(session, lake, day, rows, sum(found.values()))
+            rows, checksum = _compared(lake, session, day, files)
+            why = _drop(session, lake, day, rows, checksum)
         if why is None:
             summary.dropped.append(DroppedDay(day=day, rows=rows))
             return
@@ -119,30 +121,51 @@ def _drop(session: Session, lake: Lake, day: date, rows: int, checksum: int) -> 
     return None if why is None else str(why)
 
 
-def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) -> dict[int, int]:
-    """Return the hashes of the day's rows in PostgreSQL; the lake must have each exactly once."""
-    with translated():
-        here: dict[int, int] = dict(session.execute(statements.ARCHIVE_HASHES, (day,)).fetchall())
-    there: dict[int, int] = {}
-    for hashes in _hashes(lake, files):
-        for id_, hash_ in hashes:
-            if id_ in there:
-                raise LakeError(f"{lake.location} has message {id_} of {day} twice: {day} was kept")
-            there[id_] = hash_
-    if wrong := sorted(id_ for id_, hash_ in here.items() if there.get(id_) != hash_):
+def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) -> tuple[int, int]:
+    """Return number and sum of the hashes in PostgreSQL; the lake must have each row exactly once.
+
+    Rows are held for a range of ids at a time: a day may have more than fit into memory.
+    """
+    rows = checksum = wrong = 0
+    first = None
+    with translated(), session.transaction(), session.cursor(name="hashes") as cursor:
+        cursor.itersize = _ROWS
+        hashes = iter(cursor.execute(statements.ARCHIVE_HASHES, (day,)))
+        while here := dict(itertools.islice(hashes, _HELD)):
+            rows += len(here)
+            checksum += sum(here.values())
+            if lacking := _lacking(lake, day, files, here):
+                wrong += len(lacking)
+                first = lacking[0] if first is None else first
+    if wrong:
         raise LakeError(
-            f"{lake.location} does not have {len(wrong)} messages of {day} as they are in "
-            f"PostgreSQL, the first is message {wrong[0]}: {day} was kept"
+            f"{lake.location} does not have {wrong} messages of {day} as they are in "
+            f"PostgreSQL, the first is message {first}: {day} was kept"
         )
-    return here
+    return rows, checksum
 
 
-def _hashes(lake: Lake, files: Iterable[LakeFile]) -> Iterator[list[tuple[int, int]]]:
-    """Give id and hash of each row, a list for each batch of a file."""
+def _lacking(lake: Lake, day: date, files: list[LakeFile], here: dict[int, int]) -> list[int]:
+    """Return the ids, in their order, whose hash the lake does not have."""
+    is_right: dict[int, bool] = {}
+    ids = pc.field("id")
+    for hashes in _hashes(lake, files, (ids >= min(here)) & (ids <= max(here))):
+        for id_, hash_ in hashes:
+            if id_ in is_right:
+                raise LakeError(f"{lake.location} has message {id_} of {day} twice: {day} was kept")
+            if id_ in here:  # else it was deleted: there may be many
+                is_right[id_] = hash_ == here[id_]
+    return [id_ for id_ in here if not is_right.get(id_)]
+
+
+def _hashes(
+    lake: Lake, files: Iterable[LakeFile], condition: Any = None
+) -> Iterator[list[tuple[int, int]]]:
+    """Give id and hash of each row that meets a condition, a list for each batch of a file."""
     for file in files:
         with lake.storage.reading(file.path):
             scanner = lake.dataset(files=[file]).scanner(
-                columns=_HASHED, batch_size=_ROWS, use_threads=False
+                columns=_HASHED, filter=condition, batch_size=_ROWS, use_threads=False
             )
             yield from map(_hashed, scanner.to_batches())
 
