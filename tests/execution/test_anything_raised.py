@@ -158,6 +158,59 @@ async def test_an_event_that_makes_its_subscriber_raise_anything(
     assert {message.payload() for message in dead} == set(raised)
 
 
+async def cancel_itself(what: str) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    if what != "fine":
+        task.cancel()
+    if what == "and waits":
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 1}, {"transactional": True}])
+async def test_a_handler_that_cancels_its_own_task(
+    app: App, events: Events, options: dict[str, Any]
+) -> None:
+    async def handle(what: str) -> None:
+        await cancel_itself(what)
+
+    async def handle_all(all_of: list[str]) -> None:
+        await cancel_itself(all_of[0])
+
+    async def in_transaction(what: str, _connection: Transaction) -> None:
+        await cancel_itself(what)
+
+    function: Any = handle
+    if options:
+        function = handle_all if "batch" in options else in_transaction
+    app.handler("q", **options)(function)
+    async with working(app, events, concurrency=2):
+        await app.publish_many("q", ["and waits", "and returns", "fine"])
+        await events.wait(MessageFinished, 3)
+    [dead] = await app.archive.dead("q")
+    assert (dead.payload(), dead.status) == ("and waits", "failed")
+    assert "CancelledError" in str((await app.archive.attempts(dead.id))[0].traceback)
+
+
+@pytest.mark.parametrize("options", [{}, {"transactional": True}, {"concurrency": 3}])
+async def test_a_subscriber_that_cancels_its_own_task(
+    app: App, events: Events, options: dict[str, Any]
+) -> None:
+    async def act_on(event: Event) -> None:
+        await cancel_itself(event.payload())
+
+    async def in_transaction(event: Event, _connection: Transaction) -> None:
+        await act_on(event)
+
+    function: Any = in_transaction if "transactional" in options else act_on
+    app.subscriber("s", "r", max_attempts=1, position="start", **options)(function)
+    await app.create_subscriptions()
+    await app.publish_many("s", ["and waits", "and returns", "fine"])
+    async with working(app, events):
+        await events.wait(BatchFinished, failed=1)
+    assert [message.payload() for message in await app.archive.dead("s")] == ["and waits"]
+
+
 async def test_a_sink_that_raises_anything_costs_no_message(app: App, events: Events) -> None:
     app.handler("q")(lambda: None)
 

@@ -144,3 +144,19 @@ async def test_what_is_locked_is_read_once_for_all_queues_without_a_worker(
     await connection.execute("select from messages.claim('{default}', 2000)")
     once = await pages(connection, "select queue from messages.message where state = 'locked'")
     assert [await read() for _ in range(3)][-1] < nothing + 5 * once
+
+
+async def test_a_statement_into_many_queues_reads_its_messages_once(connection: Connection) -> None:
+    await connection.execute(
+        "select messages.create_queue('q' || n) from generate_series(1, 50) as n"
+    )
+    async with connection.transaction():
+        await connection.execute(
+            "insert into messages.message (queue, message) "
+            "select 'q' || 1 + n % 50, '1' from generate_series(1, 1000) as n"
+        )
+        fetched = await connection.fetchval(
+            "select idx_tup_fetch from pg_stat_xact_all_tables "
+            "where relid = 'messages.message'::regclass"
+        )
+    assert 1000 <= fetched < 2000

@@ -333,6 +333,17 @@ async def test_a_new_session_makes_good_plans_over_a_backlog_never_analysed(
         assert await faults(explained, "filled before") == []
 
 
+MANY_QUEUES = "select messages.create_queue('q' || n) from generate_series(1, 300) as n"
+
+
+async def test_a_backlog_of_many_queues_does_not_compare_each_with_each(
+    filled: Filled, analysed: str
+) -> None:
+    async with filled.explained(MANY_QUEUES, analysed) as explained:
+        for plan in await explained.plans(CALLS["backlog"]):
+            assert sum(plan.removed("Join Filter")) < 3000, plan.text
+
+
 @pytest.mark.parametrize(
     "call",
     ["claim", "claim of a queue", "full_scan claim", "claim of many queues", "take", "renotify"],

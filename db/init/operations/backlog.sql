@@ -188,7 +188,10 @@ begin
     notifyq.waits_since(q.name), l.oldest_at, c.next_at,
     q.name = any (u.names), c.parked, coalesce(d.recently, 0)
   from counted as c
-  join messages.queue as q on q.name = c.name
+  -- A join would compare each with each, as sorting is off.
+  cross join lateral (
+    select o.* from messages.queue as o where o.name = c.name offset 0
+  ) as q
   cross join unserved as u
   left join beyond as w on w.state = 'waiting' and w.name = c.name
   left join beyond as s on s.state = 'scheduled' and s.name = c.name

@@ -63,6 +63,7 @@ declare
   v_last bigint;
   v_soon timestamptz := now() + interval '1 minute';
   v_soon_count bigint;
+  v_soon_ids bigint[];
   v_end bigint;
   v_announced bigint;
 begin
@@ -71,12 +72,13 @@ begin
   ) then
     return false;
   end if;
-  for v_name, v_soon_count, v_first, v_last, v_end in
+  for v_name, v_soon_count, v_first, v_last, v_end, v_soon_ids in
     select m.queue,
       count(*) filter (where m.available_at < v_soon),
       min(m.id) filter (where m.available_at < v_soon),
       max(m.id) filter (where m.available_at < v_soon),
-      max(m.id)
+      max(m.id),
+      array_agg(m.id) filter (where m.available_at < v_soon)
     from messages.message as m
     where m.id >= first_id
       and m.xmin = v_insertion
@@ -93,16 +95,7 @@ begin
       perform notifyq.notify_queue(v_queue, format('%s-%s', v_first, v_last));
     elsif v_soon_count > 0 then
       -- Other sessions published in between. 1000 ids are as good as a million.
-      perform notifyq.notify_queue(v_queue, notifyq.compact_ids(array(
-        select m.id
-        from messages.message as m
-        where m.id >= first_id
-          and m.xmin = v_insertion
-          and m.queue = v_name
-          and m.available_at < v_soon
-        order by m.id
-        limit 1000
-      )));
+      perform notifyq.notify_queue(v_queue, notifyq.compact_ids(v_soon_ids[1:1000]));
     end if;
     v_announced := greatest(v_announced, v_end);
   end loop;

@@ -168,7 +168,7 @@ class HandlerCall:
                 ended = await self._called(payloads, runtime, connection)
                 await _finish(connection, ended, runtime)
         except asyncio.CancelledError as cancelled:
-            return self._all_stopped(payloads, cancelled)
+            return self._all_stopped(payloads, cancelled, runtime)
         except RollBackError:
             return ended
         except Exception as error:  # noqa: BLE001  the server may answer anything
@@ -183,8 +183,10 @@ class HandlerCall:
     ) -> dict[M, Outcome]:
         try:
             returned = await self._call(payloads, runtime, transaction)
+            if self.task is not None and self.task.cancelling():
+                await runtime.let_go()
         except asyncio.CancelledError as cancelled:
-            return self._all_stopped(payloads, cancelled)
+            return self._all_stopped(payloads, cancelled, runtime)
         except BaseException as error:
             if is_closing(error, self.task):
                 raise
@@ -209,11 +211,11 @@ class HandlerCall:
         }
 
     def _all_stopped(
-        self, members: Collection[M], cancelled: asyncio.CancelledError
+        self, members: Collection[M], cancelled: asyncio.CancelledError, runtime: Runtime
     ) -> dict[M, Outcome]:
         for member in members:
             member.cause = self.cause
-        return {member: member.stopped(cancelled) for member in members}
+        return {member: member.stopped(cancelled, runtime) for member in members}
 
     async def _in_process(self, where: tuple[str, str], runtime: Runtime) -> Outcome:
         if runtime.processes is None:
@@ -234,7 +236,7 @@ class HandlerCall:
             call = _around(partial(_result_of, run), self.message, self.handler.middleware)
             return self.success(await self._interruptible(call()))
         except asyncio.CancelledError as cancelled:
-            return self.stopped(cancelled)
+            return self.stopped(cancelled, runtime)
         except EndedError as ended:
             return ended.outcome
         except BaseException as error:
@@ -319,10 +321,9 @@ class HandlerCall:
             case _:
                 return self._failed(error, describe(error))
 
-    def stopped(self, cancelled: asyncio.CancelledError) -> Outcome:
+    def stopped(self, cancelled: asyncio.CancelledError, runtime: Runtime) -> Outcome:
         """The outcome of a cancelled attempt; raises where the worker itself is cancelled."""
-        task = asyncio.current_task()
-        if self.cause is None and task is not None and task.cancelling():
+        if self.cause is None and runtime.is_cancelled():
             raise cancelled
         if self.steps is not None and isinstance(self.steps.ended, Parked):
             return Suspended()  # the lock was given back, which the heartbeat takes for a loss

@@ -211,6 +211,10 @@ class Runtime:
     """Whether a call ends after each new step, as by a crash: for tests."""
     transactions: Transactions | None = None
     processes: HandlerProcesses | None = None
+    owner: asyncio.Task[Any] | None = None
+    """The task that serves; None: whoever cancels the task of a handler ends it."""
+    is_abandoned: bool = False
+    """Whether what still runs is ended from outside."""
     recording: Recording | None = field(init=False)
     """Records steps."""
 
@@ -226,6 +230,28 @@ class Runtime:
     def stuck(self) -> int:
         """How many slots are taken by functions that run on after they were abandoned."""
         return self.threads.stuck
+
+    def is_cancelled(self) -> bool:
+        """Whether the current task is cancelled from outside.
+
+        A handler may cancel its own task, or a library may do it for a timeout: that is forgotten.
+        """
+        task, owner = asyncio.current_task(), self.owner
+        if task is None or not task.cancelling():
+            return False
+        if self.is_abandoned or owner is None or owner.done() or owner.cancelling():
+            return True
+        while task.uncancel():
+            pass
+        return False
+
+    async def let_go(self) -> None:
+        """Take the cancellation that a handler has left for what follows it."""
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self.is_cancelled():
+                raise
 
     async def close(self) -> None:
         """End what is idle; threads that run end by themselves."""

@@ -247,6 +247,7 @@ class Runner:
 
     async def abandon(self) -> None:
         """End what still runs; the reaper takes the messages that are not settled by now."""
+        self._runtime.is_abandoned = True
         tasks = {call.task for call in self.calls if call.task}
         for task in tasks:
             task.cancel()

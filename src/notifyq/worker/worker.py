@@ -232,6 +232,7 @@ class Worker:
             stack.push_async_exit(opened.pop_all())
 
     async def _work(self) -> None:
+        self._runtime.owner = asyncio.current_task()
         self._telemetry(
             WorkerStarted(worker=self.name, queues=self.queues, streams=tuple(self.streams))
         )

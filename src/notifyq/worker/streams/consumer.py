@@ -123,6 +123,7 @@ class StreamConsumer:
         """Serve until `stop`; `subscribers` by subscription are ready to be called."""
         for member in self._members:
             member.subscriber = subscribers[member.subscriber.subscription]
+        self._runtime.owner = asyncio.current_task()
         try:
             await self._serve_until_stopped()
         finally:
@@ -311,12 +312,14 @@ class StreamConsumer:
             await asyncio.wait(tasks, timeout=grace)
             self.cancel()
             _, left = await asyncio.wait(tasks, timeout=_SETTLE)
+            self._runtime.is_abandoned = True
             for task in left:
                 task.cancel()
         await closing
 
     async def close(self) -> None:
         """End what still runs, and close the connections."""
+        self._runtime.is_abandoned = True
         tasks = {member.task for member in self._members if member.task is not None}
         for task in tasks:
             task.cancel()
