@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,11 @@ from notifyq.errors import ConfigurationError
 def hints(function: Callable[..., Any]) -> dict[str, Any]:
     """The resolved annotations of a function."""
     try:
+        # Of these Python 3.14 gives none, older ones raise an error.
+        if isinstance(function, partial) or not (
+            inspect.isroutine(function) or hasattr(function, "__annotations__")
+        ):
+            raise TypeError(f"{function!r} has none")
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise ConfigurationError(
