@@ -11,6 +11,8 @@
 # refuses containers; a package that does not install or an engine that does not start is a failure.
 # shellcheck disable=SC2317  # the trap's functions look unreachable behind the last exit
 set -euo pipefail
+# shellcheck source=scripts/debian.sh
+source "$(dirname "${BASH_SOURCE[0]}")/debian.sh"
 
 suite=trixie
 # Short, because the path of a unix socket is limited to 107 bytes.
@@ -68,16 +70,6 @@ install_missing() {
   fi
   note "apt-get install $*"
   apt_quietly update && apt_quietly install -y --no-install-recommends "$@"
-}
-
-# The mirror of this machine, from apt: no script names a host.
-find_mirror() {
-  apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Label: Debian' |
-    awk 'NR == 1 {print} END {exit !NR}'
-}
-
-mirror() {
-  find_mirror || { apt_quietly update && find_mirror; }
 }
 
 kernel_allows_containers() {
@@ -138,29 +130,11 @@ start_engine() {
   note "engine: private dockerd $(docker version --format '{{.Server.Version}}')"
 }
 
-# Debian 12 has only compose v1. The plug-in of the next release runs on Debian 12, and an apt with
-# folders of its own fetches it without a change to the machine's sources.
+# Debian 12 has only compose v1. The plug-in of the next release runs on Debian 12.
 fetch_compose() {
-  local apt=$work/apt plugins=$work/config/cli-plugins
-  mkdir -p "$plugins" "$apt"/{parts,lists/partial,cache/archives/partial}
-  printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \
-    "$(mirror)" "$suite" >"$apt/sources"
-  cat >"$apt/config" <<CONF
-Dir::Etc::main "/dev/null";
-Dir::Etc::parts "$apt/parts";
-Dir::Etc::preferencesparts "/dev/null";
-Dir::Etc::sourcelist "$apt/sources";
-Dir::Etc::sourceparts "/dev/null";
-Dir::State::lists "$apt/lists";
-Dir::Cache "$apt/cache";
-Acquire::Languages "none";
-APT::Sandbox::User "root";
-CONF
-  (
-    cd "$apt"
-    export APT_CONFIG=$apt/config
-    apt_quietly update && apt_quietly download docker-compose
-  ) && dpkg-deb -x "$apt"/docker-compose_*.deb "$work/compose" &&
+  local plugins=$work/config/cli-plugins
+  unpack_release "$suite" "$work/compose" docker-compose &&
+    mkdir -p "$plugins" &&
     cp "$work/compose/usr/libexec/docker/cli-plugins/docker-compose" "$plugins/"
 }
 

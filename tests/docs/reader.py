@@ -18,6 +18,13 @@ from notifyq.server import debian_binaries
 # Another interpreter whose environment has notifyq and what the pages import.
 PYTHON = Path(os.environ.get("NOTIFYQ_EXAMPLES_PYTHON", sys.executable))
 _END = "the page ends"
+# From Python 3.13 on, the session refuses statements of several lines where it has no terminal
+# (CPython issue 140013). Older ones do not read this.
+_STARTUP = """
+import code, _pyrepl.console
+_pyrepl.console.InteractiveColoredConsole.runsource = code.InteractiveConsole.runsource
+del code, _pyrepl
+"""
 # A session prints its errors and goes on.
 _FAILED = re.compile(r'Traceback \(most recent call last\)|File "<(?:console|stdin|python-input)')
 
@@ -54,6 +61,9 @@ class Reader:
                 code = f"compile(open({str(file)!r}).read(), {str(block.page)!r}, 'exec')"
                 # In a thread: calls that block refuse to where a loop runs.
                 lines.append(f"await asyncio.to_thread(exec, {code}, globals())")
+        startup = self.folder / "startup.txt"
+        startup.write_text(_STARTUP, encoding="utf-8")
+        self.environment["PYTHONSTARTUP"] = str(startup)
         text = "\n\n".join([*lines, f"print({_END!r})\n"])
         printed, end, _ = self._ended([str(PYTHON), "-m", "asyncio"], text).rpartition(_END)
         assert end, printed

@@ -88,7 +88,7 @@ async def test_a_handler_gets_payload_and_message_by_position_and_by_name() -> N
     assert await run(name, "7", id=3) == Success("[3,7,5]")
 
 
-@pytest.mark.parametrize("payload", ["[" * 5000 + "]" * 5000, "1" + "0" * 5000, "[" * 200_000])
+@pytest.mark.parametrize("payload", ["[" * 200_000 + "]" * 200_000, "1" + "0" * 5000, "[" * 5000])
 @pytest.mark.parametrize("annotation", [Any, Order, int, list[Any]])
 async def test_a_payload_that_python_cannot_hold_is_rejected(annotation: Any, payload: str) -> None:
     def handle(value: Any) -> None:

@@ -167,8 +167,12 @@ def test_an_annotation_unknown_to_pydantic_is_refused() -> None:
 
 
 def test_a_callable_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be resolved"):
-        register(functools.partial(print, sep=""))
+    class Handle:
+        def __call__(self, payload: int) -> None: ...
+
+    for function in (functools.partial(print, sep=""), Handle()):
+        with pytest.raises(ConfigurationError, match="cannot be resolved"):
+            register(function)
 
 
 def test_a_second_handler_of_a_queue_is_refused_and_both_are_named() -> None:
