@@ -97,7 +97,8 @@ def main() -> None:
     parser.add_argument("--step", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.step:
-        sys.stderr.write(f"{_do(*given.step, given.dsn)}\n")
+        step, lake = given.step
+        sys.stderr.write(f"{_do(step, lake, given.dsn)}\n")
         return
     import psycopg
 

@@ -127,7 +127,8 @@ def _compared(lake: Lake, session: Session, day: date, files: list[LakeFile]) ->
     Rows are held for a range of ids at a time: a day may have more than fit into memory.
     """
     rows = checksum = wrong = 0
-    first = None
+    first: int | None = None
+    here: dict[int, int]
     with translated(), session.transaction(), session.cursor(name="hashes") as cursor:
         cursor.itersize = _ROWS
         hashes = iter(cursor.execute(statements.ARCHIVE_HASHES, (day,)))
