@@ -137,7 +137,7 @@ class Transactions:
             connection = await self._borrow(stack)
             await stack.enter_async_context(begun(connection, self._connections.dsn))
             with explaining(self._connections.dsn):
-                await connection.fetch(sql.TRANSACTION)
+                await connection.execute(sql.TRANSACTION)  # not prepared: see Database.connection
             yield connection
 
     async def finish(self, connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
