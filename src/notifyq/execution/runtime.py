@@ -212,7 +212,7 @@ class Runtime:
     transactions: Transactions | None = None
     processes: HandlerProcesses | None = None
     owner: asyncio.Task[Any] | None = None
-    """The task that serves; None: whoever cancels the task of a handler ends it."""
+    """The task that serves; None: a handler whose task is cancelled has ended."""
     is_abandoned: bool = False
     """Whether what still runs is ended from outside."""
     recording: Recording | None = field(init=False)
