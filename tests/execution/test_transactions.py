@@ -60,6 +60,31 @@ async def test_effect_and_end_are_one_commit(
     assert await accounts.fetchval("select count(*) from messages.message where queue = 'default'")
 
 
+@pytest.mark.parametrize("left", ["set role pg_read_all_data", "deallocate all"])
+async def test_what_a_handler_leaves_in_its_session_harms_no_other(
+    app: App, accounts: Connection, events: Events, left: str
+) -> None:
+    await accounts.execute("grant notifyq_worker to pg_read_all_data")
+    seen: list[bool] = []
+
+    @app.handler("accounts", transactional=True, max_attempts=1)
+    async def enter(number: int, connection: Transaction) -> None:
+        seen.append(await connection.fetchval("select current_user = session_user"))
+        if number == 1:
+            await connection.execute(left)
+
+    try:
+        async with working(app, events, concurrency=1):
+            for number in range(4):
+                await app.publish("accounts", number)
+            await events.wait(MessageFinished, 4)
+    finally:
+        await accounts.execute("revoke notifyq_worker from pg_read_all_data")
+    assert seen == [True] * 4
+    failed = [event.message_id for event in events.of(MessageFinished, status="failed")]
+    assert len(failed) <= (left == "deallocate all")  # its own
+
+
 async def test_a_timeout_of_the_database_does_not_end_a_handler(
     app: App, accounts: Connection, events: Events
 ) -> None:

@@ -247,7 +247,8 @@ class _Pooled(asyncpg.Connection):
             self.is_lent = False
 
     def get_reset_query(self) -> str:
-        return "" if self.is_shared else str(super().get_reset_query())
+        role = "reset session authorization; reset role; "  # which `reset all` leaves
+        return "" if self.is_shared else f"{role}{super().get_reset_query()}"
 
 
 class _LoopPool:
@@ -393,13 +394,9 @@ class Database:
         """
         settings = self.settings.model_copy(update={"pool_size": size})
         pool = Database(
-            self.dsn,
-            listen_dsn=self.listen_dsn,
-            settings=settings,
-            name=self.name,
-            keys=self.keys,
+            self.dsn, listen_dsn=self.listen_dsn, settings=settings, name=self.name, keys=self.keys,
             schema=self.schema,
-        )
+        )  # fmt: skip
         pool._route.features = self._route.features
         self._dedicated.add(pool)
         return pool
@@ -422,6 +419,9 @@ class Database:
         cast("_Pooled", connection).lend()
         try:
             yield connection
+        except asyncpg.InvalidSQLStatementNameError:
+            connection.terminate()  # its user has deallocated what we prepared
+            raise
         finally:
             with explaining(self.dsn):
                 await pool.release(connection)

@@ -137,7 +137,7 @@ class Transactions:
             connection = await self._borrow(stack)
             await stack.enter_async_context(begun(connection, self._connections.dsn))
             with explaining(self._connections.dsn):
-                await connection.fetch(sql.TRANSACTION)
+                await connection.execute(sql.TRANSACTION)  # not prepared: see Database.connection
             yield connection
 
     async def finish(self, connection: AnyConnection, finishes: Sequence[Finish]) -> set[int]:
@@ -212,7 +212,7 @@ class Runtime:
     transactions: Transactions | None = None
     processes: HandlerProcesses | None = None
     owner: asyncio.Task[Any] | None = None
-    """The task that serves; None: whoever cancels the task of a handler ends it."""
+    """The task that serves; None: a handler whose task is cancelled has ended."""
     is_abandoned: bool = False
     """Whether what still runs is ended from outside."""
     recording: Recording | None = field(init=False)
