@@ -194,8 +194,7 @@ class HandlerCall:
         if self.handler.batch is None:
             [member] = payloads
             return {member: member.success(returned)}
-        if returned is None:
-            returned = [None] * len(payloads)
+        returned = [None] * len(payloads) if returned is None else returned
         if not isinstance(returned, Sequence) or len(returned) != len(payloads):
             count = f"{len(returned)} of them" if isinstance(returned, Sequence) else "no list"
             wrong = Failed(
