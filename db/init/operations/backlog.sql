@@ -202,13 +202,14 @@ end;
 $$;
 comment on function messages.backlog is
   'For each queue: how many messages wait, are scheduled, are locked, and are locked past the end '
-  'of their lock (expired); how many failed permanently within a day, or 10 minutes (dead_recently), '
-  'and were not retried, among the latest 2000 of all queues; since when the oldest message waits and the oldest lock is '
-  'expired, when the next scheduled message is due, and whether messages have waited for a minute '
-  'and no worker serves the queue; how many are parked, which are not in scheduled. Cheap enough '
-  'for frequent calls: up to most are counted in each queue, fewer with more than 20 queues; '
-  'beyond that is_exact is false and the number is the larger of the count and an estimate of the '
-  'server, which a viewer does not get. Raises NQ003.';
+  'of their lock (expired); how many failed permanently within a day, or 10 minutes '
+  '(dead_recently), and were not retried, among the latest 2000 of all queues; since when the '
+  'oldest message waits and the oldest lock is expired, when the next scheduled message is due, '
+  'and whether messages have waited for a minute and no worker serves the queue; how many are '
+  'parked, which are not in scheduled. Cheap enough for frequent calls: up to most are counted in '
+  'each queue, fewer with more than 20 queues; beyond that is_exact is false and the number is '
+  'the larger of the count and an estimate of the server, which a viewer does not get. Raises '
+  'NQ003.';
 
 -- Until when the roll-up of a lake has all that was archived. No row: there is none, or more than
 -- one.
