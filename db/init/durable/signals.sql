@@ -115,7 +115,12 @@ begin
       return 0::bigint;
     end if;
   else
-    -- First: it waits for an end that is under way.
+    if exists (select from messages.queue_grant) then
+      perform notifyq.check_access(m.queue, 'publish into')
+      from messages.message as m
+      where m.id = signal.id;
+    end if;
+    -- Before the message is read: this waits for an end that is under way.
     perform notifyq.mark_durable(array[signal.id]);
     select m.queue, m.tableoid = 'messages.message'::regclass into v_queue, v_is_logged
     from messages.message as m
@@ -125,9 +130,6 @@ begin
         errcode = 'NQ002',
         message = format('there is no live message %s', signal.id),
         hint = 'it is finished, its id is wrong, or it is not committed yet';
-    end if;
-    if exists (select from messages.queue_grant) then
-      perform notifyq.check_access(v_queue, 'publish into');
     end if;
     if not v_is_logged then
       perform notifyq.raise_invalid(

@@ -158,19 +158,25 @@ async def test_a_deadline_is_fixed_by_the_first_call_and_a_late_signal_counts(
     assert (await wait(connection, other, "never", timeout="0"))["state"] == "timed_out"
 
 
-async def test_signals_to_all_do_not_enter_queues_with_grants(connection: Connection) -> None:
+async def test_signals_to_all_do_not_enter_queues_with_grants(
+    connection: Connection, connect: Connect
+) -> None:
+    holder = await connect()
     await connection.execute("select messages.create_queue('vault')")
     held = await lock(connection, "vault")
     await connection.execute("select messages.grant_queue('vault', 'pg_monitor', true, true)")
     await connection.execute("select messages.signal('go')")
     assert (await wait(connection, held))["state"] == "parked"
-    await connection.execute("set role notifyq_publisher")
+    call = "select messages.signal('go', '1', $1)"
+    await connection.execute("set role notifyq_publisher; set lock_timeout = '10s'")
     try:
-        with pytest.raises(QueueDeniedError):
-            await connection.execute("select messages.signal('go', '1', $1)", held[0])
+        async with holder.transaction():
+            locked = "select from messages.message where id = $1 for update"
+            await holder.execute(locked, held[0])
+            with pytest.raises(QueueDeniedError):  # without a look at its lock
+                await connection.execute(call, held[0])
     finally:
         await connection.execute("reset role")
-    call = "select messages.signal('go', '1', $1)"
     assert await connection.fetchval(call, held[0]) == 1
 
 
