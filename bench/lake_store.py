@@ -30,6 +30,17 @@ def measure(dsn: str, lake: str, engine: Engine | None = None) -> tuple[int, flo
     return summary.rows, summary.seconds
 
 
+def compare(rates: dict[str, list[float]]) -> None:
+    """Print messages in a second of two ways, and how the second is relative to the first."""
+    for name, found in rates.items():
+        spread = f"{min(found):,.0f} to {max(found):,.0f}"
+        sys.stdout.write(f"{name}: {median(found):,.0f} messages a second, {spread}\n")
+    (first, base), (second, other) = rates.items()
+    ratios = [a / b for a, b in zip(other, base, strict=True)]
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    sys.stdout.write(f"{second} relative to {first}: {median(ratios):.2f}, {spread}\n")
+
+
 def main() -> None:
     """Print messages in a second of each, and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m bench.lake_store", description=__doc__)
@@ -44,12 +55,7 @@ def main() -> None:
                 rows, seconds = measure(given.dsn, f"{root}/{uuid.uuid4()}")
                 if number:  # the first one imports libraries
                     rates[name].append(rows / seconds)
-    for name, found in rates.items():
-        spread = f"{min(found):,.0f} to {max(found):,.0f}"
-        sys.stdout.write(f"{name}: {median(found):,.0f} messages a second, {spread}\n")
-    ratios = [a / b for a, b in zip(rates["store"], rates["folder"], strict=True)]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    sys.stdout.write(f"store relative to folder: {median(ratios):.2f}, {spread}\n")
+    compare(rates)
 
 
 if __name__ == "__main__":

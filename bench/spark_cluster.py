@@ -15,8 +15,9 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
+
+from bench.lake_store import compare, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,6 @@ _STARTED = "Starting Spark master at "
 
 def drive(dsn: str, master: str) -> None:
     """Export once for each line of the input; print messages a second."""
-    from bench.lake_store import measure
     from notifyq.spark.pipelines import SparkEngine, session
 
     conf = {"spark.executor.memory": "1g", "spark.executor.extraJavaOptions": "-XX:+UseSerialGC"}
@@ -104,12 +104,7 @@ def main() -> None:
                     rates[name].append(rate)
         for driver in drivers.values():
             driver.communicate()
-    for name, found in rates.items():
-        spread = f"{min(found):,.0f} to {max(found):,.0f}"
-        sys.stdout.write(f"{name}: {median(found):,.0f} messages a second, {spread}\n")
-    ratios = [a / b for a, b in zip(rates["cluster"], rates["local[2]"], strict=True)]
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    sys.stdout.write(f"cluster relative to local[2]: {median(ratios):.2f}, {spread}\n")
+    compare(rates)
 
 
 if __name__ == "__main__":
